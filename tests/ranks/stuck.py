@@ -12,6 +12,7 @@ import torch.distributed as dist
 import triton
 
 from dist_tune import contextual_autotune
+from dist_tune.testing import Outcome
 from tests.ranks.kernels import autotuned, best, launch
 
 BLOCKS = (16, 32, 64, 128)
@@ -22,6 +23,12 @@ free = threading.Event()
 def threads_left() -> list[str]:
     """Names of the watchdog's threads in this process."""
     return [each.name for each in threading.enumerate() if "watchdog" in each.name]
+
+
+def left_with(outcome: Outcome, code: int) -> None:
+    """Assert that the rank ended its own process with this exit code."""
+    assert outcome.error == "Died", f"{outcome.error} {outcome.value}: {outcome.message}\n{outcome.notes}"
+    assert f"exit code {code}" in outcome.message, outcome.message
 
 
 def hang(how: str) -> None:

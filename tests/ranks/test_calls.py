@@ -1,172 +1,293 @@
-"""Who calls a tuned closure, and how: subgroups, one process, nesting, threads, methods, reset, random numbers."""
+"""Who calls a tuned closure, and how: groups, nesting, threads, methods, captures; and what a tuning leaves behind."""
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import triton
 
-from dist_tune import NestedTuningError, contextual_autotune
-from dist_tune.testing import values
-from tests.ranks.kernels import autotuned, best, launch
-from tests.ranks.worlds import on_ranks
-
-pytestmark = pytest.mark.once
-
-QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
+from dist_tune import CaptureError, DistTuneError, NestedTuningError, NoValidConfigError, contextual_autotune
+from tests.programs import run_python
+from tests.ranks.kernels import autotuned, best, is_unpatched, launch, tuned
+from tests.ranks.stuck import threads_left
+from tests.ranks.world import ROOT
+from tests.shared_worlds import log, on_each_rank
 
 
-def _late_key(rank: int) -> Any:
-    kernel = autotuned(blocks=(16, 32))
-    n = 64
-    runs = []
+@pytest.mark.once
+@on_each_rank()
+def test_a_new_key_in_a_later_call_is_tuned(rank: int):
+    """A closure without arguments gives no warning that its shapes changed; the miss itself starts the tuning."""
+    kernel, n = autotuned(blocks=(16, 32)), 64
 
-    @contextual_autotune(is_dist=True, **QUICK)
     def step() -> float:
-        runs.append(torch.rand(()).item())
         y = launch(kernel, torch.zeros(n))
         dist.all_reduce(y)
         return float(y[0])
 
-    step()
-    step()
-    n, before = 128, len(runs)
-    value = step()
-    return len(kernel.cache), best(kernel), value, len(runs) - before
+    call = tuned(kernel, step)
+    assert (call(), call(), len(kernel.cache)) == (2.0, 2.0, 1)
+    n = 128
+    assert (call(), len(kernel.cache)) == (2.0, 2)
+    return best(kernel)
 
 
-def test_a_new_key_in_a_later_call_is_tuned():
-    """A closure without arguments gives no warning that its shapes changed; the miss itself starts the tuning."""
-    got = values(on_ranks(2, _late_key))
-    assert got[0] == got[1]
-    assert got[0][0] == 2
-    assert got[0][2] == 2.0
-
-
-def _subgroup(rank: int) -> Any:
+@pytest.mark.once
+@on_each_rank(4)
+def test_a_subgroup_of_the_world_tunes_without_the_others(rank: int):
+    """Ranks 0 and 1 tune while 2 and 3 wait in a barrier of the world; a group one is not in is refused."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    kernel = autotuned(blocks=(16, 32))
-    mine = groups[rank // 2]
+    kernel, mine = autotuned(blocks=(16, 32)), groups[rank // 2]
 
-    @contextual_autotune(is_dist=True, group=mine, **QUICK)
     def step(x: torch.Tensor) -> torch.Tensor:
         y = launch(kernel, x)
         dist.all_reduce(y, group=mine)
         return y
 
-    if rank < 2:
-        step(torch.zeros(64))
-        alone = best(kernel)
-    dist.barrier()
-    if rank >= 2:
-        step(torch.zeros(128))
+    call = tuned(kernel, step, group=mine)
+    for pair in (0, 1):
+        if rank // 2 == pair:
+            call(torch.zeros(64))
+        dist.barrier()
     with pytest.raises(ValueError, match="not in the group"):
-        contextual_autotune(is_dist=True, group=groups[1 - rank // 2])(lambda: None)()
-    return alone if rank < 2 else best(kernel)
+        tuned(kernel, group=groups[1 - rank // 2])(torch.zeros(64))
+    chosen: list[Any] = [None] * 4
+    dist.all_gather_object(chosen, best(kernel))
+    assert (chosen[0], chosen[2]) == (chosen[1], chosen[3])
 
 
-def test_a_subgroup_of_the_world_tunes_without_the_others():
-    """Ranks 0 and 1 tune while 2 and 3 wait in a barrier of the world; a group one is not in is refused."""
-    got = values(on_ranks(4, _subgroup))
-    assert got[0] == got[1]
-    assert got[2] == got[3]
-
-
-def _nested(rank: int) -> Any:
-    outer_kernel, inner_kernel = autotuned(blocks=(16, 32)), autotuned(blocks=(32, 64))
-    pair = dist.new_group([0, 1])
-    inner = contextual_autotune(is_dist=True, group=pair, **QUICK)(lambda x: launch(inner_kernel, x))
-    outer = contextual_autotune(is_dist=True, **QUICK)(lambda x: inner(launch(outer_kernel, x)))
-    y = outer(torch.zeros(64))
-    steady = outer(torch.zeros(64))
-    alone = contextual_autotune(**QUICK)(lambda x: inner(x))
-    with pytest.raises(NestedTuningError, match=r"ranks \[0, 1\]"):
-        alone(torch.zeros(64))
-    return best(outer_kernel), best(inner_kernel), y[0].item(), steady[0].item(), len(inner.records), len(outer.records)
-
-
-def test_a_nested_closure_is_tuned_by_the_outer_one():
+@pytest.mark.once
+@on_each_rank()
+def test_a_nested_closure_is_tuned_by_the_outer_one(rank: int):
     """The inner closure joins the outer tuning; inside one that does not ask its ranks it is refused."""
-    got = values(on_ranks(2, _nested))
-    assert got[0] == got[1]
-    assert got[0][2:] == (2.0, 2.0, 0, 2)
+    outer_kernel, inner_kernel = autotuned(blocks=(16, 32)), autotuned(blocks=(32, 64))
+    inner = tuned(inner_kernel, group=dist.new_group([0, 1]))
+    outer = tuned(outer_kernel, lambda x: inner(launch(outer_kernel, x)))
+    assert [outer(torch.zeros(64))[0].item() for _ in range(2)] == [2.0, 2.0]
+    assert (len(inner.records), len(outer.records)) == (0, 2)
+    with pytest.raises(NestedTuningError, match=r"ranks \[0, 1\]"):
+        tuned(None, lambda x: inner(x), is_dist=False)(torch.zeros(64))
+    return best(outer_kernel), best(inner_kernel)
 
 
-def _threads(rank: int) -> Any:
-    tuned, other = autotuned(blocks=(16, 32)), autotuned(blocks=(16, 32), do_bench=lambda call, quantiles: (call(), [1.0] * 3)[1])
+@pytest.mark.once
+@on_each_rank()
+def test_other_threads_are_left_to_triton(rank: int):
+    """A kernel launched by another thread while a closure is tuned is tuned by Triton's own benchmark."""
+    kernel, other = autotuned(blocks=(16, 32)), autotuned(blocks=(16, 32), do_bench=lambda call, quantiles: (call(), [1.0] * 3)[1])
     ready, go = threading.Event(), threading.Event()
 
-    @contextual_autotune(**QUICK)
     def step(x: torch.Tensor) -> torch.Tensor:
         ready.set()
         go.wait(10)
-        return launch(tuned, x)
+        return launch(kernel, x)
 
     def vanilla() -> None:
         ready.wait(10)
-        launch(other, torch.zeros(64))  # in another thread: left to Triton, also while a closure runs
+        launch(other, torch.zeros(64))
         go.set()
 
     thread = threading.Thread(target=vanilla)
     thread.start()
-    step(torch.zeros(64))
+    call = tuned(kernel, step, is_dist=False)
+    call(torch.zeros(64))
     thread.join()
-    return len(best(tuned)), len(best(other)), len(other.configs_timings), len(step.records)
-
-
-def test_other_threads_are_left_to_triton():
-    """A kernel launched by another thread while a closure is tuned is tuned by Triton's own benchmark."""
-    assert values(on_ranks(1, _threads, is_dist=False)) == [(1, 1, 2, 1)]
+    assert (len(best(kernel)), len(best(other)), len(other.configs_timings), len(call.records)) == (1, 1, 2, 1)
 
 
 class _Layer:
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
+    def __init__(self) -> None:
+        self.kernel = autotuned(blocks=(16, 32))
 
-    @contextual_autotune(is_dist=True, **QUICK)
+    @contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)
     def forward(self, x: torch.Tensor, *, twice: bool = False) -> torch.Tensor:
         """Adds one."""
         y = launch(self.kernel, x)
         return launch(self.kernel, y) if twice else y
 
 
-def _method(rank: int) -> Any:
-    layer = _Layer(autotuned(blocks=(16, 32)))
-    y = layer.forward(torch.zeros(64), twice=True)
-    return y[0].item(), len(best(layer.kernel)), _Layer.forward.__name__, _Layer.forward.__doc__, hasattr(_Layer.forward, "__wrapped__")
-
-
-def test_methods_keep_their_name_and_documentation():
+@pytest.mark.once
+@on_each_rank()
+def test_methods_keep_their_name_and_documentation(rank: int):
     """A decorated method is bound as any other, and takes keywords."""
-    assert values(on_ranks(2, _method)) == [(2.0, 1, "forward", "Adds one.", True)] * 2
+    layer: Any = _Layer()
+    assert layer.forward(torch.zeros(64), twice=True)[0] == 2.0
+    assert (_Layer.forward.__name__, _Layer.forward.__doc__) == ("forward", "Adds one.")
+    return best(layer.kernel)
 
 
-def _reset(rank: int) -> Any:
-    kernel = autotuned(blocks=(16, 32, 64))
-    total = torch.zeros(64)
-    resets: list[int] = []
+@pytest.mark.once
+@on_each_rank()
+def test_reset_is_called_before_every_replay_but_the_first(rank: int):
+    """The caller's state is left to the first run; afterwards the closure has acted once."""
+    kernel, total, resets = autotuned(), torch.zeros(64), list[int]()
 
     def reset() -> None:
         resets.append(1)
         total.zero_()
 
-    @contextual_autotune(is_dist=True, n_repeat=1, n_warmup=1, reset=reset, search="exhaustive")
     def step() -> float:
         total.add_(launch(kernel, torch.zeros(64)))
         return float(total[0])
 
-    return step(), total[0].item(), len(resets), step(), len(resets)
+    call = tuned(kernel, step, n_warmup=1, reset=reset, search="exhaustive")
+    assert (call(), float(total[0]), len(resets), call(), len(resets)) == (1.0, 1.0, 1 + 3 * 2 + 1, 2.0, 8)
 
 
-def test_reset_is_called_before_every_replay_but_the_first():
-    """The caller's state is left to the first run; afterwards the closure has acted once."""
-    assert values(on_ranks(2, _reset)) == [(1.0, 1.0, 1 + 3 * 2 + 1, 2.0, 8)] * 2
+class _Shaped:
+    shape, dtype = [1, 2], "float"  # unhashable, as some libraries have it
 
 
+@on_each_rank()
+def test_any_arguments_will_do(rank: int):
+    """Unhashable ones, None, keywords."""
+    kernel = autotuned(blocks=(16, 32))
+    step = tuned(kernel, lambda *args, **kwargs: launch(kernel, torch.zeros(64))[0].item())
+    assert [step(_Shaped()), step([1], {2: 3}), step(torch.zeros(1), None, flag=True), step(_Shaped())] == [1.0] * 4
+
+
+@on_each_rank()
+def test_graph_capture_uses_known_winners_and_tunes_nothing(rank: int):
+    """Under capture a known key runs, also at new shapes of other arguments; an unknown one is a clear error, also in the first call."""
+    kernel, other, captures = autotuned(blocks=(16, 32)), autotuned(blocks=(16, 32)), [True]
+    step = tuned(kernel)
+
+    def closure() -> None:
+        captures[0] = True
+        try:
+            launch(other, torch.zeros(64))
+        finally:
+            captures[0] = False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures[0])
+        with pytest.raises(CaptureError, match="captured"):
+            step(torch.zeros(64))
+        captures[0] = False
+        step(torch.zeros(64))
+        captures[0] = True
+        assert step(torch.zeros(64))[0] == 1.0
+        with pytest.raises(CaptureError, match="before the capture"):
+            step(torch.zeros(128))
+        captures[0] = False
+        with pytest.raises(CaptureError, match="before the capture"):
+            tuned(other, closure)()
+    assert (len(kernel.cache), len(other.cache), is_unpatched()) == (1, 0, True)
+
+
+@pytest.mark.once
+@on_each_rank()
+def test_a_site_first_met_in_the_final_run_gets_the_winner_of_the_others(rank: int):
+    """No rank is left without a config, so the next call is an ordinary one everywhere."""
+    always, late, runs = autotuned(blocks=(16, 32)), autotuned(blocks=(32, 64)), list[int]()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        y = launch(always, x)
+        return launch(late, y) if rank == 1 or len(runs) > 3 else y
+
+    call = tuned(always, step)
+    found = [call(torch.zeros(64))[0].item() for _ in range(2)]
+    assert len(best(late)) == 1
+    return best(always), best(late), found
+
+
+@pytest.mark.once
+@on_each_rank()
+def test_a_tuning_leaves_neither_tensors_nor_threads(rank: int):
+    """Neither arguments nor results, which on a GPU would be activations; one thread, which answers peers."""
+    kernel = autotuned(blocks=(16, 32))
+    step, x = tuned(kernel), torch.zeros(64)
+    alive = weakref.ref(x)
+    y = step(x)
+    output = weakref.ref(y)
+    del x, y
+    gc.collect()
+    assert (alive(), output(), kernel.nargs, threads_left()) == (None, None, None, [])
+    assert {each.name for each in threading.enumerate() if each is not threading.main_thread()} == {"dist_tune presence"}
+
+
+@pytest.mark.once
+@on_each_rank()
+def test_a_mistake_in_the_launch_is_the_cause_of_the_error(rank: int):
+    """The last exception is chained, with its traceback."""
+    kernel, x = autotuned(blocks=(16, 32)), torch.zeros(64)
+    with pytest.raises(NoValidConfigError, match="y_ptr") as told:
+        tuned(kernel, lambda: kernel[(4,)](x, n=64), is_dist=False)()
+    assert type(told.value.__cause__).__name__ in ("TypeError", "KeyError", "InterpreterError")
+
+
+@pytest.mark.once
+@on_each_rank(is_dist=False)
+def test_ranks_that_tune_alone_have_their_own_logs(rank: int):
+    """``rank-<i>.log`` is the log of rank i, also without a process group; with ``is_dist`` that is an error which says what to call."""
+    kernel = autotuned(blocks=(16, 32))
+    tuned(kernel, is_dist=False)(torch.zeros(64))
+    assert "winner=" in log()
+    with pytest.raises(DistTuneError, match="init_process_group"):
+        tuned(kernel)(torch.zeros(64))
+
+
+_WRAPPED = """
+import functools, sys, torch, triton, triton.language as tl
+from triton.runtime.autotuner import Autotuner
+calls, original = [], Autotuner.run
+@functools.wraps(original)
+def wrapper(self, *args, **kwargs):
+    calls.append(1)
+    return original(self, *args, **kwargs)
+Autotuner.run = wrapper
+code = original.__code__
+from dist_tune import contextual_autotune
+from tests.ranks.kernels import autotuned, launch
+assert original.__code__ is code, "importing changes nothing"
+many, one = autotuned(blocks=(16, 32)), autotuned(blocks=(16,))
+step = contextual_autotune(n_repeat=1)(lambda x: launch(one, launch(many, x)))
+assert step(torch.zeros(64))[0] == 2 and len(many.cache) == 1 and len(step.records) == 1
+before = len(calls)
+step(torch.zeros(64))
+assert len(calls) == before + 2, "the other package's wrapper is called as before"
+assert Autotuner.run is wrapper and original.__code__ is code
+print("fine")
+"""
+_ENDS = """
+import gc, weakref, torch, torch.distributed as dist
+from tests.ranks.kernels import autotuned, launch, tuned
+gc.disable()  # a collection may come too late as well
+dist.init_process_group("gloo")
+held = weakref.ref(dist.group.WORLD)
+tuned(autotuned(), cache=False)(torch.arange(64.0))
+dist.destroy_process_group()
+print("fine" if held() is None else "held")
+"""
+
+
+@pytest.mark.parametrize(("program", "n_ranks"), [(_WRAPPED, 0), pytest.param(_ENDS, 2, marks=pytest.mark.once)], ids=["wrapped", "ends"])
+def test_a_program_finds_what_is_its_own_as_it_was(tmp_path: Path, program: str, n_ranks: int):
+    """Another package's wrapper around the autotuner is called for every launch; nothing holds a process group that was destroyed.
+
+    Threads of gloo's have aborted programs that had done all their work: they asked for an interpreter that was gone.
+    """
+    env = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": str(ROOT),
+        "DIST_TUNE_LOG_DIR": str(tmp_path),
+        "DIST_TUNE_VERBOSITY": "quiet",
+    }
+    (tmp_path / "program.py").write_text(program)
+    done = run_python(tmp_path / "program.py", cwd=tmp_path, env=env, n_ranks=n_ranks)
+    assert (done.returncode, done.stdout.count("fine")) == (0, max(1, n_ranks)), done.stdout + done.stderr
+
+
+@pytest.mark.once
 def test_kernels_of_several_triton_versions_are_heard_the_same_way():
     """The copy of the tuning key agrees with the one Autotuner.run looks up."""
     from dist_tune.runtime.kernel import tuning_key
@@ -182,4 +303,3 @@ def test_kernels_of_several_triton_versions_are_heard_the_same_way():
         with pytest.raises(KeyError) as looked_up:
             kernel.run(*args, grid=(1,), warmup=False, **kwargs)
         assert looked_up.value.args[0] == tuning_key(kernel, args, {**kwargs, "grid": (1,), "warmup": False})
-    assert triton.Config({}).num_warps == 4

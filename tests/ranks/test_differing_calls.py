@@ -1,81 +1,73 @@
-"""Ranks whose calls differ: other lengths on each rank, calls new on one rank alone, ranks that come late."""
+"""Ranks whose calls differ: other lengths, closures and candidates on each rank, calls new on one rank alone, sends between two of them."""
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune import autotune, contextual_autotune
+from dist_tune import autotune
 from dist_tune.testing import values
 from tests.cases import further
-from tests.ranks.kernels import autotuned, launch
+from tests.ranks.kernels import autotuned, best, configs, is_unpatched, launch, tuned
+from tests.ranks.world import DEADLINE_S, same_error
 from tests.ranks.worlds import on_ranks
+from tests.shared_worlds import on_each_rank
 
 pytestmark = pytest.mark.once
 
-QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 LENGTHS = (64, 96, 128, 160, 192, 224)
 
 
-def _step(kernel: Any, has_collective: bool, decorate: Any) -> Any:
-    @decorate
-    def step(x: torch.Tensor) -> float:
+def summing(kernel: Any, has_collective: bool = True) -> Callable[..., float]:
+    """A step that adds one to each element, and adds them up, over ranks if there is a collective."""
+
+    def step(x: torch.Tensor, is_shared: bool = has_collective) -> float:
         y = launch(kernel, x).sum()
-        if has_collective:
+        if is_shared:
             dist.all_reduce(y)
         return float(y)
 
-    return step
+    call: Callable[..., float] = tuned(kernel, step)
+    return call
 
 
-def _crossed(rank: int, has_collective: bool) -> Any:
-    """Rank 1 has a new length in its second step, rank 0 in its third."""
+@on_each_rank(cases=[True, False])
+def test_a_meeting_is_about_one_call(rank: int, has_collective: bool):
+    """Rank 1 has a new length in its second step, rank 0 in its third: they do not replay together, and each step's sum is its own."""
     kernel = autotuned(blocks=(16, 32))
-    step = _step(kernel, has_collective, contextual_autotune(is_dist=True, **QUICK))
-    lengths = ((64, 64, 128, 128), (64, 128, 128, 64))[rank]
-    return [step(torch.full((n,), float(rank))) for n in lengths], len(kernel.cache)
+    step = summing(kernel, has_collective)
+    lengths = ((64, 64, 128, 128), (64, 128, 128, 64))
+    got = [step(torch.full((n,), float(rank))) for n in lengths[rank]]
+    own = [float(n * (rank + 1)) for n in lengths[rank]]
+    assert got == ([n + 2.0 * m for n, m in zip(*lengths, strict=True)] if has_collective else own)
+    assert rank == 1 or len(kernel.cache) == 2
 
 
-@pytest.mark.parametrize("has_collective", [True, False])
-def test_a_meeting_is_about_one_call(has_collective: bool):
-    """A rank in its second step and one in its third do not replay together: each step's sum is its own."""
-    first, second = values(on_ranks(2, _crossed, has_collective))
-    mine, theirs = [64.0, 64.0, 128.0, 128.0], [128.0, 256.0, 256.0, 128.0]
-    both = [a + b for a, b in zip(mine, theirs, strict=True)]
-    assert (first[0], second[0]) == ((both, both) if has_collective else (mine, theirs))
-    assert first[1] == 2
-
-
-def _meets_later(rank: int) -> Any:
+@on_each_rank()
+def test_a_site_met_alone_is_tuned_when_all_ranks_are_there(rank: int):
+    """It runs a known config until then, and is no error; the first call in which all ranks miss it tunes."""
     kernel = autotuned(blocks=(16, 32))
-    step = _step(kernel, True, contextual_autotune(is_dist=True, **QUICK))
+    step: Any = summing(kernel)
     step(torch.zeros(64))
     step(torch.zeros(64 if rank == 0 else 128))  # new on rank 1 alone
-    n_alone, seconds = len(kernel.cache), []
+    assert len(kernel.cache) == 1
     for n in (64, 128):
-        began = time.monotonic()
         step(torch.zeros(n))
-        seconds.append(time.monotonic() - began)
-    return n_alone, len(kernel.cache), seconds, [each.kernel_ms if hasattr(each, "kernel_ms") else each.key for each in step.records]
-
-
-def test_a_site_met_alone_is_tuned_when_all_ranks_are_there():
-    """It runs a known config until then, and is no error; the first call in which all ranks miss it tunes."""
-    for rank, (n_alone, n_known, _, records) in enumerate(values(on_ranks(2, _meets_later))):
-        assert (rank, n_alone, n_known) == (rank, 1, 2)
-        assert len(records) == 2
+    assert (len(kernel.cache), len(step.records)) == (2, 2)
 
 
 def _variable_lengths(rank: int, kind: str, face: str) -> Any:
     kernel = autotuned(blocks=(16, 32), key=("n",) if kind != "bucket" else ())
-    if face == "contextual":
-        step = _step(kernel, kind != "alone", contextual_autotune(is_dist=True, **QUICK))
-    else:
+    step = summing(kernel, kind != "alone")
+    if face == "function":
 
         @autotune([{"block": 1}, {"block": 2}], key_fn=lambda x: x.numel(), n_warmup=0, n_repeat=1)
         def step(x: torch.Tensor, block: int) -> float:
@@ -101,3 +93,158 @@ def test_fifty_steps_of_variable_lengths(kind: str, face: str):
     for rank, (_, got, seconds) in enumerate(results):
         assert got == (each[rank] if kind == "alone" else both)
         assert seconds < 15
+
+
+def _counts(rank: int, news: tuple[tuple[int, ...], tuple[int, ...]]) -> Any:
+    """Rank 0 makes two calls more, without a collective; ``news``: lengths of each rank from then on."""
+    kernel = autotuned(blocks=(16, 32))
+    step = summing(kernel)
+    step(torch.zeros(64), True)
+    for _ in range(2 if rank == 0 else 0):
+        step(torch.zeros(64), False)
+    began = time.monotonic()
+    got = [step(torch.zeros(n), True) for n in news[rank]]
+    seconds = time.monotonic() - began
+    dist.barrier()  # a rank that ends without its interpreter's end does not answer the other
+    return got, len(kernel.cache), seconds
+
+
+@pytest.mark.parametrize(
+    ("news", "n_known"),
+    [
+        (((128, 64), (128, 64)), 2),  # new on both: tuned
+        (((128, 64, 64), (64, 64, 64)), 1),  # on the rank that is ahead in its count
+        (((64, 64, 64), (128, 64, 64)), 1),  # on the other
+        (((128, 96, 64, 128), (64, 128, 96, 128)), 2),
+    ],
+)
+def test_counts_that_differ_strand_no_rank(news: Any, n_known: int):
+    """No rank waits for a deadline, and what is new on all at once is tuned."""
+    both = [float(a + b) for a, b in zip(*news, strict=True)]
+    for got, n, seconds in values(on_ranks(2, _counts, news, env={"DIST_TUNE_DEADLINE_S": "10"})):
+        assert got == both
+        assert n >= n_known
+        assert seconds < 8
+
+
+def _alone(rank: int, kind: str) -> Any:
+    """Rank 1 alone misses, has new shapes without a miss, or makes more calls."""
+    kernel = autotuned(blocks=(16, 32), key=() if kind == "shapes" else ("n",))
+    step = tuned(kernel)
+    sizes = {"misses": (64, 128), "shapes": (64, 65, 66), "calls": (64, 65, 66, 67), "leaves": (64, 128)}[kind]
+    own = sizes if rank == 1 else [64] * (2 if kind == "calls" else len(sizes))
+    seconds = []
+    for n in own:
+        began = time.monotonic()
+        assert step(torch.zeros(n))[0] == 1.0
+        seconds.append(time.monotonic() - began)
+    if kind != "leaves":
+        dist.barrier()
+    if kind == "shapes":
+        kernel.cache.clear()
+        step(torch.zeros(128))
+    return max(seconds[1:]), len(step.records), is_unpatched()
+
+
+@pytest.mark.parametrize("kind", ["misses", "shapes", "calls", "leaves"])
+def test_a_rank_that_calls_alone_goes_on_alone(kind: str):
+    """The other makes an ordinary call and does not know. It learns that at once, or after the deadline if the other is gone."""
+    for seconds, n_records, unpatched in values(on_ranks(2, _alone, kind)):
+        assert seconds < (DEADLINE_S / 2 if kind != "leaves" else 3 * DEADLINE_S)
+        assert (n_records if kind != "calls" else 1, unpatched) == (1 + (kind == "shapes"), True)
+
+
+@on_each_rank()
+def test_a_call_that_is_new_on_one_rank_and_misses_on_both(rank: int):
+    """One rank hears the call from its beginning and the other from the miss on: they replay the same number of times."""
+    kernel, n = autotuned(blocks=(16, 32)), [64]
+
+    def closure(x: torch.Tensor) -> float:
+        y = launch(kernel, torch.zeros(n[0]))
+        dist.all_reduce(y)
+        return float(y[0])
+
+    step = tuned(kernel, closure)
+    step(torch.zeros(1))
+    n[0] = 128
+    assert step(torch.zeros(1 + rank)) == 2.0
+    return best(kernel)
+
+
+def _different_closures(rank: int) -> None:
+    kernel = autotuned(blocks=(16, 32))
+
+    def one(x: torch.Tensor) -> None:
+        launch(kernel, x)
+
+    def other(x: torch.Tensor) -> None:
+        launch(kernel, x)
+
+    tuned(kernel, [one, other][rank])(torch.zeros(64))
+
+
+def test_ranks_in_different_closures_go_on_untuned():
+    """Each waits for the other: no error, and the line names both closures."""
+    for outcome in on_ranks(2, _different_closures):
+        assert not outcome.error, outcome.message
+        assert re.search(r"rank 0 waits in \S*one, call 1 and rank 1 waits in \S*other, call 1", outcome.log)
+
+
+def _different_lists(rank: int) -> None:
+    kernel = autotuned(configs=configs(16, 32, num_warps=4 + 4 * rank))
+    tuned(kernel)(torch.zeros(64))
+
+
+def test_different_candidate_lists_are_named_with_their_first_difference():
+    """All ranks raise the same error, which says the site and where the lists part."""
+    same_error(on_ranks(2, _different_lists), "RankMismatchError", "add_kernel[64", "first difference at index 0")
+
+
+def _sends(rank: int, kind: str) -> Any:
+    """Gloo counts what two ranks exchange among the group's collectives, so counts differ by right."""
+    kernel = autotuned(blocks=(16, 32))
+    last = 1 if kind == "two of three" else 2
+
+    def exchange(x: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        if 0 < rank <= last:
+            dist.recv(x, rank - 1)
+        y = compute(x)
+        if rank < last:
+            dist.send(y, rank + 1)
+        return y
+
+    for _ in range(2 * (kind == "warm")):
+        exchange(torch.zeros(4), lambda x: x)
+    step = tuned(kernel, lambda x: exchange(x, lambda x: launch(kernel, x)))
+    began = time.monotonic()
+    for n in (64, 128, 256, 64, 128, 256):
+        step(torch.zeros(n))
+    seconds = time.monotonic() - began
+    dist.barrier()
+    return best(kernel), len(step.records), seconds < 20
+
+
+@pytest.mark.parametrize("kind", ["cold", "warm", "two of three"])
+def test_a_pipeline_is_tuned_by_the_numbers_of_its_calls(kind: str):
+    """The middle rank issues twice as many as the others: they see that where they meet, and go by numbers from then on.
+
+    After a warm-up they may go on alone, each with a config that it has, and so may two of three ranks; no rank is stranded.
+    """
+    first, *others = values(on_ranks(3, _sends, kind, timeout_s=60))
+    assert all(each[2] for each in (first, *others))
+    if kind == "cold":
+        assert others == [first, first]
+        assert first[1] == 3
+
+
+def _exits(rank: int) -> None:
+    kernel = autotuned(blocks=(16, 32))
+    tuned(kernel, lambda x: os._exit(3) if rank == 1 else launch(kernel, x))(torch.ones(64))
+
+
+def test_a_process_that_ends_before_the_first_meeting_leaves_the_call_untuned():
+    """The step itself says whether it needs that rank; the line says what has become of it."""
+    first, _ = on_ranks(2, _exits, env={"DIST_TUNE_DEADLINE_S": "20"}, timeout_s=60)
+    assert first.error in ("", "AbsentRanksError"), first.message
+    assert "its process has ended" in first.log
+    assert first.seconds < 10

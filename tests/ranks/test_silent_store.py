@@ -15,7 +15,7 @@ import torch.distributed as dist
 from dist_tune import autotune, contextual_autotune
 from tests.cases import further
 from tests.ranks.kernels import autotuned, launch
-from tests.ranks.test_watchdog import left_with
+from tests.ranks.stuck import left_with
 from tests.ranks.world import DEADLINE_S, caught
 from tests.ranks.worlds import on_ranks
 

@@ -16,19 +16,13 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import contextual_autotune
-from dist_tune.testing import Outcome, values
+from dist_tune.testing import values
 from tests.ranks.kernels import autotuned, launch, tuned
-from tests.ranks.stuck import stuck_kernel, stuck_step, threads_left
+from tests.ranks.stuck import left_with, stuck_kernel, stuck_step, threads_left
 from tests.ranks.world import DEADLINE_S
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
-
-
-def left_with(outcome: Outcome, code: int) -> None:
-    """Assert that the rank ended its own process with this exit code."""
-    assert outcome.error == "Died", f"{outcome.error} {outcome.value}: {outcome.message}\n{outcome.notes}"
-    assert f"exit code {code}" in outcome.message, outcome.message
 
 
 def test_a_lone_process_leaves_a_config_that_never_returns():

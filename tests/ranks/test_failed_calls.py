@@ -1,0 +1,408 @@
+"""Calls that fail on one rank, and calls made again: all ranks hear of it or go on together, and later calls are tuned as always."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import triton
+
+from dist_tune import PeerFailedError, autotune
+from dist_tune.distributed import Ranks
+from dist_tune.distributed.meetings import Meetings
+from dist_tune.testing import values
+from tests.cases import further
+from tests.ranks.kernels import autotuned, best, launch, tuned
+from tests.ranks.stuck import left_with, stuck_kernel
+from tests.ranks.world import DEADLINE_S
+from tests.ranks.worlds import on_ranks
+
+pytestmark = pytest.mark.once
+
+
+def until_it_works(call: Callable[[], object]) -> list[str]:
+    """Make the call again after each error; what the errors said."""
+    told = []
+    for _ in range(4):
+        try:
+            call()
+            break
+        except (ValueError, PeerFailedError) as error:
+            told.append(str(error))
+    return told
+
+
+# -- an error in a tuning ----------------------------------------------------------------------------------------------
+
+
+def _speaks_of_collectives(rank: int) -> None:
+    kernel, runs = autotuned(blocks=(16, 32)), []
+
+    def step(x: torch.Tensor) -> None:
+        runs.append(1)
+        y = launch(kernel, x)
+        if rank == 1 and len(runs) == 3:
+            raise RuntimeError("block size must be a multiple of the NCCL channel count")
+        dist.all_reduce(y)
+
+    tuned(kernel, step)(torch.zeros(64))
+
+
+def _without_collective(rank: int) -> None:
+    kernel, runs = autotuned(blocks=(16, 32)), []
+
+    def step(x: torch.Tensor) -> None:
+        runs.append(1)
+        launch(kernel, x)
+        time.sleep(0.1)
+        if rank == 1 and len(runs) == 4:
+            raise RuntimeError("mine")
+
+    tuned(kernel, step, n_repeat=50)(torch.zeros(64))
+
+
+def _interrupted(rank: int, n_verdicts: int = 1) -> None:
+    read, count = Meetings._read_verdict, [0]
+
+    def interrupt(self: Meetings) -> Any:
+        count[0] += 1
+        if rank == 1 and count[0] == n_verdicts:
+            raise KeyboardInterrupt("between a verdict and its reading")
+        return read(self)
+
+    Meetings._read_verdict = interrupt  # type: ignore[method-assign]
+    tuned(autotuned())(torch.ones(64))
+
+
+ERRORS = [
+    (_speaks_of_collectives, "RuntimeError", "block size must be a multiple of the NCCL channel count"),
+    (_without_collective, "RuntimeError", "mine"),
+    (_interrupted, "KeyboardInterrupt", "between a verdict and its reading"),
+]
+
+
+@pytest.mark.parametrize(("function", "kind", "text"), ERRORS)
+def test_an_error_in_a_tuning_is_the_rank_s_own_and_names_it_on_the_others(function: Callable[..., None], kind: str, text: str):
+    """Also one whose words are those of a broken collective; where no collective tells of it, the others hear before the batch's end."""
+    peer, culprit = on_ranks(2, function)
+    assert (culprit.error, culprit.message) == (kind, text)
+    assert peer.error == "PeerFailedError", f"{peer.error}: {peer.message}"
+    assert f"rank 1 raised {kind}: {text}" in peer.message
+    assert peer.seconds < 3
+
+
+@pytest.mark.parametrize("n_verdicts", [further(2), further(4)])
+def test_an_interrupt_after_later_meetings_is_told_as_well(n_verdicts: int):
+    assert [each.error for each in on_ranks(2, _interrupted, n_verdicts)] == ["PeerFailedError", "KeyboardInterrupt"]
+
+
+def _interrupted_after_a_failure(rank: int) -> None:
+    runs: list[int] = []
+
+    @autotune([{"block": 16}, {"block": 32}], None, n_warmup=1, n_repeat=2)
+    def step(x: torch.Tensor, block: int) -> torch.Tensor:
+        dist.all_reduce(x + 1)
+        runs.append(block)
+        if len(runs) == 1:
+            raise ValueError("after the collective of the first run")
+        raise KeyboardInterrupt
+
+    step(torch.zeros(4))
+
+
+def test_an_interrupt_after_a_first_run_that_failed_is_raised_as_it_is():
+    """Not the error of that run in its place."""
+    (only,) = on_ranks(1, _interrupted_after_a_failure)
+    assert only.error == "KeyboardInterrupt", f"{only.error}: {only.message}\n{only.notes}"
+
+
+def _slow_store(rank: int) -> int:
+    own = Ranks.beat
+
+    def beat(self: Ranks, *args: Any, **options: Any) -> None:
+        time.sleep(0.2)
+        own(self, *args, **options)
+
+    Ranks.beat = beat  # type: ignore[method-assign,assignment]
+    step = tuned(autotuned(blocks=(16, 32, 64, 128)), n_repeat=2, search="exhaustive", cache=False)
+    step(torch.ones(64))
+    return int(step.records[0].n_replays)
+
+
+def test_a_slow_store_costs_no_meeting_for_every_replay():
+    """Its answers between replays are no time of theirs."""
+    outcomes = on_ranks(2, _slow_store, timeout_s=60)
+    for n_replays, outcome in zip(values(outcomes), outcomes, strict=True):
+        assert outcome.log.count("meeting='report'") < n_replays / 2, outcome.log
+
+
+# -- calls made again --------------------------------------------------------------------------------------------------
+
+
+def _retried(rank: int, where: str) -> Any:
+    """Rank 1 fails once, and calls again; ``where``: the other comes late to that call, or is in another closure before."""
+    kernel, other, runs = autotuned(), autotuned(), []
+
+    def before(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(1.0 if x.numel() == 32 else 0.0)
+        return launch(kernel, x)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        if rank == 1 and len(runs) == 1:
+            raise ValueError("once")
+        if where == "late" and rank == 0 and len(runs) == 1:
+            time.sleep(1.0)  # rank 1 waits in its second call by then
+        return launch(other, x)
+
+    one, two = tuned(kernel, before), tuned(other, step)
+    if where == "before":
+        one(torch.ones(64))
+        one(torch.ones(64 if rank == 1 else 32))
+    return until_it_works(lambda: two(torch.ones(64))), len(two.records)
+
+
+@pytest.mark.parametrize("where", ["late", "before"])
+def test_the_end_of_a_call_that_a_rank_has_yet_to_make_is_not_lost(where: str):
+    """It hears of it in the call that has failed, also when the one that raised has called again, and waits there."""
+    (told, n_records), second = values(on_ranks(2, _retried, where))
+    assert second == (["once"], 1)
+    assert (len(told), n_records) == (1, 1)
+    assert "rank 1 raised ValueError: once" in told[0]
+
+
+def _matched(rank: int, slow: int) -> Any:
+    kernel, runs, found = autotuned(), [], []
+
+    def step(x: torch.Tensor, talks: bool) -> torch.Tensor:
+        runs.append(1)
+        if rank == 1 and len(runs) == 1:
+            raise ValueError("before the collective")
+        y = launch(kernel, x)
+        if talks:
+            dist.all_reduce(y)
+        if rank == slow and len(runs) <= 2:
+            time.sleep(0.5)
+        return y
+
+    call = tuned(kernel, step)
+    for n, talks in ((64, True), (128, False), (256, True)):
+        told = until_it_works(lambda: call(torch.ones(n), talks))  # noqa: B023  # called within this round
+        found.append((told, len(call.records)))
+    return found, best(kernel)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_call_made_again_meets_the_one_that_waits_in_its_collective(slow: int):
+    """The waiting rank goes on with it, also if it comes to the meeting first; later calls are tuned where collectives show the call."""
+    (first, first_best), (second, second_best) = values(on_ranks(2, _matched, slow))
+    assert first == [([], 1), ([], 1), ([], 2)]
+    assert second == [(["before the collective"], 1), ([], 1), ([], 2)]
+    assert first_best == second_best
+    assert len(first_best) == 2
+
+
+def _recalled(rank: int) -> Any:
+    kernel = autotuned()
+
+    def function(x: torch.Tensor, n: int) -> torch.Tensor:
+        y = x * n
+        if "WITH_KERNEL" in os.environ:
+            y = launch(kernel, x)
+            dist.all_reduce(y)
+            if rank == 1 and os.environ.pop("SLOW", ""):
+                time.sleep(0.5)
+        return y
+
+    def decorated() -> Any:
+        return autotune([{"n": 1}, {"n": 2}], key_fn=lambda x: x.numel(), n_warmup=0, n_repeat=1)(function)
+
+    dist.barrier()  # a collective before the call, so that collectives are compared
+    decorated()(torch.ones(64))
+    os.environ.update({"WITH_KERNEL": "1", "SLOW": "1"})
+    again = decorated()
+    again(torch.ones(64))
+    return [each.is_recalled for each in again.records], best(kernel)
+
+
+def test_a_rank_that_is_slow_after_a_collective_of_a_recalled_function_is_waited_for():
+    """It has not gone on: it has issued what the others have, and kernels inside the function are tuned."""
+    first, second = values(on_ranks(2, _recalled))
+    assert first == second
+    assert first[0] == [False, True]
+    assert len(first[1]) == 1
+
+
+def _hangs(rank: int, where: str, n_failures: int) -> Any:
+    """Rank 1 fails before it has issued a collective, and calls again; rank 0 waits in its first call meanwhile."""
+    kernel, stuck, runs = autotuned(), stuck_kernel("sleep", 0, 1 if rank == 1 else 0), []
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        if rank == 1 and len(runs) <= n_failures:
+            raise ValueError("once")
+        y = launch(kernel, x)
+        if where == "before":
+            y = launch(stuck, y)
+        dist.all_reduce(y)
+        if where == "killed" and rank == 1:
+            time.sleep(1.0)  # it tells where it is
+            os.kill(os.getpid(), signal.SIGKILL)
+        return y if where in ("before", "killed") else launch(stuck, y)
+
+    call = tuned(kernel, step)
+    for _ in range(n_failures if rank == 1 else 0):
+        with pytest.raises(ValueError, match="once"):
+            call(torch.ones(64))
+    call(torch.ones(64))
+
+
+@pytest.mark.parametrize(("where", "n_failures"), [("after", 1), ("before", 2)])
+def test_a_config_that_hangs_in_a_call_made_again_is_named(where: str, n_failures: int):
+    """Before the collective that the other rank waits in, and after it: that rank is in its first call, and the one that hangs is not."""
+    first, second = on_ranks(2, _hangs, where, n_failures, timeout_s=25)
+    left_with(second, 86)
+    assert first.error == "StuckConfigError", f"{first.error}: {first.message}\n{first.notes}"
+    assert all(word in first.message for word in ("rank 1", "candidate 0", "BLOCK=16", "discovery")), first.message
+    assert first.seconds < 2 * DEADLINE_S + 3  # on a busy machine
+
+
+def test_a_rank_that_dies_in_a_call_made_again_is_told_as_dead():
+    """And not by the error of its call before, after which it had gone on."""
+    first, second = on_ranks(2, _hangs, "killed", 1, timeout_s=25)
+    assert (first.error, second.error) == ("AbsentRanksError", "Died"), f"{first.error}: {first.message}\n{first.notes}"
+    assert "ranks [1]" in first.message
+
+
+# -- calls with nothing to tune ----------------------------------------------------------------------------------------
+
+
+class _Steps:
+    """Two tuned functions, the first of which raises when it is told to."""
+
+    def __init__(self, face: str) -> None:
+        self.n_failures = 0
+        kernel, other = autotuned(), autotuned()
+
+        def first(x: torch.Tensor, config: int = 0) -> torch.Tensor:
+            if self.n_failures:
+                self.n_failures -= 1
+                raise ValueError("once")
+            return launch(kernel, x) if face == "contextual" else x + config
+
+        def second(x: torch.Tensor, config: int = 0) -> torch.Tensor:
+            return launch(other, x) if face == "contextual" else x + config
+
+        if face == "contextual":
+            self.first, self.second = tuned(kernel, first), tuned(other, second)
+        else:
+            decorate = autotune([{"config": 1}, {"config": 2}], key_fn=lambda x, **_: x.numel(), n_warmup=0, n_repeat=1)
+            self.first, self.second = decorate(first), decorate(second)
+
+    def run(self, *sizes: int) -> list[tuple[int, int]]:
+        """Call both at each size; records of both after each."""
+        found = []
+        for n in sizes:
+            self.first(torch.ones(n))
+            self.second(torch.ones(n))
+            found.append((len(self.first.records), len(self.second.records)))
+        return found
+
+
+def _raises(rank: int, face: str, how: str) -> Any:
+    """Rank 1 raises in a call that is known, and goes on in one of these ways."""
+    steps = _Steps(face)
+    steps.run(64)
+    steps.n_failures = {"thrice": 3}.get(how, 1) * (rank == 1)
+    if how == "passes":
+        for _ in range(2):
+            with suppress(ValueError):
+                steps.first(torch.ones(64))
+            dist.all_reduce(torch.ones(1))
+        return steps.run(128)
+    while True:
+        try:
+            steps.run(64)
+            break
+        except ValueError:
+            if how == "in parts":
+                steps.first(torch.ones(64))
+                steps.first(torch.ones(64))
+                break
+    return steps.run(128, 256)
+
+
+@pytest.mark.parametrize("face", ["contextual", "function"])
+@pytest.mark.parametrize("how", ["once", "thrice", "in parts", "passes"])
+def test_a_call_that_raised_on_one_rank_ends_in_no_error(how: str, face: str):
+    """Without collectives nothing says which calls belong together: ranks go on alone, each with a config that it has.
+
+    Where a collective follows, what the ranks call after it is one call, and tuned.
+    """
+    outcomes = on_ranks(2, _raises, face, how)
+    found = values(outcomes)
+    assert how != "passes" or found == [[(2, 2)]] * 2
+    assert how != "in parts" or all(" is alone in " in each.log for each in outcomes)
+
+
+def _old_news(rank: int, late: int) -> Any:
+    kernel, is_bad = autotuned(blocks=(16, 32), key=()), False
+
+    def step(x: torch.Tensor) -> float:
+        if is_bad:
+            raise ValueError("out of memory")
+        return float(launch(kernel, x)[0])
+
+    call = tuned(kernel, step)
+    call(torch.zeros(64))
+    is_bad = rank == 1
+    with suppress(ValueError):
+        call(torch.zeros(65 if rank == 1 else 64))
+    is_bad = False
+    dist.barrier()
+    time.sleep(0.5 if rank == late else 0.0)
+    return call(torch.zeros(66))
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_an_error_of_an_earlier_call_is_not_raised_in_a_healthy_one(late: int):
+    """One rank raised and caught it while the other made an ordinary call; whoever comes first, both go on."""
+    assert values(on_ranks(2, _old_news, late)) == [1.0, 1.0]
+
+
+def _falls_back(rank: int, where: tuple[int, ...]) -> Any:
+    def hook(args: Any) -> None:
+        if rank in where:
+            raise triton.OutOfResources(300_000, 232_448, "shared memory")
+
+    kernel = autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=hook) for block in (16, 32)])
+    fallbacks: list[int] = []
+
+    def step(x: torch.Tensor) -> float:
+        try:
+            y = launch(kernel, x)
+        except triton.OutOfResources:
+            y = x + 1
+            fallbacks.append(1)
+        dist.all_reduce(y)
+        return float(y[0])
+
+    call = tuned(kernel, step)
+    got = [call(torch.zeros(64))]
+    n_first = len(fallbacks)
+    got += [call(torch.zeros(64)), call(torch.zeros(128))]
+    return got, n_first > 0, len(fallbacks) - n_first > 1, len(call.records)
+
+
+@pytest.mark.parametrize(("where", "n_records"), [((1,), 2), ((0, 1), 0)])
+def test_a_fallback_of_the_step_is_its_own_affair(where: tuple[int, ...], n_records: int):
+    """Rank 1 falls back in every run and call, and rank 0 tunes the kernel for itself; where no config runs anywhere, nothing is tuned."""
+    for rank, got in enumerate(values(on_ranks(2, _falls_back, where))):
+        assert got == ([2.0, 2.0, 2.0], rank in where, rank in where, n_records)
