@@ -36,7 +36,7 @@ if any(argument.endswith("host") for argument in sys.argv[1:]):
 import torch
 import torch.distributed as dist
 
-from kernels.ag_gemm import Shape, config_space, key_fn  # before triton: without a GPU it chooses the interpreter
+from kernels.ag_gemm import config_space  # before triton: without a GPU it chooses the interpreter
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -48,6 +48,7 @@ from dist_tune import TuningRecord, autotune
 from dist_tune.cache import Cache
 from dist_tune.configs import describe
 from kernels.harness import command_line, console_of, join_ranks, parsed, versions, without_hook
+from kernels.operands import Shape, key_fn
 from kernels.shard_gemm import ag_gemm_kernel
 
 N_HITS = 20

@@ -78,7 +78,7 @@ def wall_ms(run: Callable[[], object], quantiles: object = None) -> list[float]:
 class Bench:
     """All runs at one shape."""
 
-    def __init__(self, shape: ag_gemm.Shape, configs: list[triton.Config], jit: Any, device: torch.device, console: Console) -> None:
+    def __init__(self, shape: harness.Shape, configs: list[triton.Config], jit: Any, device: torch.device, console: Console) -> None:
         self.shape = shape
         self.configs = configs
         self.device = device
@@ -166,11 +166,12 @@ class Bench:
         dist.barrier()
 
 
-def bench(shape: ag_gemm.Shape, options: argparse.Namespace, device: torch.device, console: Console) -> dict[str, Any]:
+def bench(shape: harness.Shape, options: argparse.Namespace, device: torch.device, console: Console) -> dict[str, Any]:
     """All tuners at one shape, their table, and the same as plain values."""
     configs = notes_space() if device.type == "cuda" else shard_gemm.interpreter_configs()
-    kernel = shard_gemm.with_int_epoch() if options.epoch == "int" else shard_gemm.ag_gemm_kernel
-    bench, oracle = Bench(shape, configs, kernel.fn, device, console=console), None
+    kernel: Any = shard_gemm.ag_gemm_kernel
+    jit = triton.jit(kernel.base_fn, do_not_specialize=["rank"]) if options.epoch == "int" else kernel.fn
+    bench, oracle = Bench(shape, configs, jit, device, console=console), None
     if "vanilla" in options.tuners:
         for cache in ("cold", "memory"):
             bench.run("vanilla triton.autotune", cache, None)
@@ -192,7 +193,7 @@ def bench(shape: ag_gemm.Shape, options: argparse.Namespace, device: torch.devic
     return {"shape": shape, "runs": runs, "step_ms": closure_ms, "exhaustive": oracle_table, "last": example}
 
 
-def table(shape: ag_gemm.Shape, runs: list[Run]) -> Table:
+def table(shape: harness.Shape, runs: list[Run]) -> Table:
     """One line per tuner and state of the compile cache; medians over repeats, and the worst regret of them."""
     result = Table(title=f"M,N,K = {shape}: seconds, median over runs (slowest run); regret by the time of the whole step")
     for heading in ("tuner", "compile cache", "runs", "seconds", *PHASES, "meetings", "replays", "winners", "regret"):

@@ -17,13 +17,14 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from kernels.ag_gemm import AllGatherGemm, Shape, ag_gemm, config_space, key_fn, random_operands  # before triton
+from kernels.ag_gemm import AllGatherGemm, ag_gemm, config_space, random_operands  # before triton
 
 import triton  # isort: skip
 from triton.runtime import interpreter
 
 from dist_tune import TuningRecord, autotune, contextual_autotune, prune_by_shared_memory
 from kernels import harness
+from kernels.operands import Shape, key_fn
 from kernels.shard_gemm import ag_gemm_kernel
 
 Call = Callable[[], object]

@@ -17,17 +17,31 @@ import torch.distributed._symmetric_memory  # defines torch.ops.symm_mem
 import triton
 
 from dist_tune import TuningRecord, autotune, contextual_autotune, matches, prune_by_shared_memory
-from kernels import ag_gemm, ag_moe, cute_build, cute_gemm, gemm_allreduce, gemm_rs, grouped_gemm, guides, harness, moe_reduce_rs
+from kernels import (
+    ag_gemm,
+    ag_moe,
+    cute_build,
+    cute_gemm,
+    gemm_allreduce,
+    gemm_rs,
+    grouped_gemm,
+    guides,
+    harness,
+    moe_reduce_rs,
+    shard_gemm,
+)
 from kernels import gemm_a8w8_blockscale as a8w8
 from kernels import persistent_gemm as persistent
 from kernels.ag_gemm import AllGatherGemm
 from kernels.harness import PRODUCT, TUNED, Contenders, Kernel, Problem, Run, Shape, Step, config_text
+from kernels.operands import key_fn
 from kernels.partials import Exchange
 from kernels.push_gemm import gpu_configs, interpreter_configs, push_gemm_kernel
 from kernels.routing import ORDERS, RowSorter, route, skewed_logits
-from kernels.shard_gemm import make_config
 
 NCCL_TORCH = "NCCL and torch"
+QUICK: Any = {"n_warmup": 1, "n_repeat": 1, "cache": False}
+"""Of a tuning that is checked. Without a cache: a config found there would have been checked at another time."""
 Tunable = Callable[..., torch.Tensor]
 
 
@@ -38,36 +52,32 @@ def random(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0)
 
 
 def sums(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
-    """Both sums of vectors of `shape`, [n]."""
+    """The sum of vectors of `shape`, [n]."""
     a, b = random(*shape, dtype=dtype, device=device), random(*shape, dtype=dtype, device=device).flip(0)
-    running = a.clone()  # grows without end while it is timed, which takes no longer
-    n_bytes, limit = 3 * a.numel() * a.element_size(), torch.finfo(dtype).eps
-    add, accumulate, name = guides.vector_add, guides.accumulate, f"{list(shape)} {dtype}"
-
-    def total() -> torch.Tensor:
-        return a.float() + b.float()
-
-    configs, others = guides.add_kernel.configs, {"torch": lambda: a + b}
-    yield Problem(f"a + b {name}", lambda config: add(a, b, config), configs, total, limit, others, n_bytes)
-    configs, others = guides.accumulate_kernel.configs, {"torch": lambda: running.add_(b)}
-    run, timed = (lambda config: accumulate(a.clone(), b, config)), (lambda config: accumulate(running, b, config))
-    yield Problem(f"total += x {name}", run, configs, total, limit, others, n_bytes, timed=timed)
+    yield Problem(
+        f"a + b {list(shape)} {dtype}",
+        lambda config: guides.vector_add(a, b, config),
+        guides.add_kernel.configs,
+        lambda: a.float() + b.float(),
+        torch.finfo(dtype).eps,
+        {"torch": lambda: a + b},
+        3 * a.numel() * a.element_size(),
+    )
 
 
 def products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
-    """Both products at `shape`, [M, N, K]."""
+    """The product at `shape`, [M, N, K]."""
     m, n, k = shape
-    a, b, name = random(m, k, dtype=dtype, device=device), random(k, n, dtype=dtype, device=device), f"{list(shape)} {dtype}"
-    others = {"torch": lambda: a @ b}
-
-    def product() -> torch.Tensor:
-        return a.float() @ b.float()
-
-    # Sums are in float32: of C only the last rounding is seen; without one, the order of the sum and what tensor cores cut off.
-    eps, plain, split = torch.finfo(dtype).eps, guides.matmul_kernel.configs, guides.split_k_kernel.configs
-    yield Problem(f"A @ B {name}", lambda config: guides.matmul(a, b, config), plain, product, eps, others, n_flops=2 * m * n * k)
-    run = lambda config: guides.split_k_matmul(a, b, config)  # noqa: E731
-    yield Problem(f"A @ B, K split {name}", run, split, product, 1e-4, others, n_flops=2 * m * n * k)
+    a, b = random(m, k, dtype=dtype, device=device), random(k, n, dtype=dtype, device=device)
+    yield Problem(
+        f"A @ B {list(shape)} {dtype}",
+        lambda config: guides.matmul(a, b, config),
+        guides.matmul_kernel.configs,
+        lambda: a.float() @ b.float(),
+        torch.finfo(dtype).eps,  # the sum is in float32, so only the last rounding is seen
+        {"torch": lambda: a @ b},
+        n_flops=2 * m * n * k,
+    )
 
 
 def softmaxes(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
@@ -87,7 +97,7 @@ def softmaxes(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterato
         )
 
 
-def transposed_products(shape: Shape, dtype: torch.dtype, device: torch.device, space: Sequence[Any], gemm: Any, seed: int = 0) -> Problem:
+def transposed_products(gemm: Any, space: Sequence[Any], shape: Shape, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Problem:
     """A @ B.T at `shape`, [M, N, K], by a function that is tuned by `autotune`, beside cuBLAS."""
     m, n, k = shape
     a, b = random(m, k, dtype=dtype, device=device, seed=seed), random(n, k, dtype=dtype, device=device, seed=seed + 1)
@@ -108,7 +118,7 @@ def transposed_products(shape: Shape, dtype: torch.dtype, device: torch.device, 
 def persistent_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
     """The product with every config of its space."""
     m, n, k = shape
-    yield transposed_products(shape, dtype, device, persistent.search_space(m, n, k, dtype), persistent.persistent_gemm)
+    yield transposed_products(persistent.persistent_gemm, persistent.search_space(m, n, k, dtype), shape, dtype, device)
 
 
 def cute_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
@@ -116,14 +126,7 @@ def cute_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Ite
     space = cute_gemm.search_space(*shape)
     cute_gemm.compile_ahead(space, dtype)
     for seed in range(6):
-        yield transposed_products(shape, dtype, device, () if seed else space, cute_gemm.cute_gemm, seed)
-
-
-def why_no_cute() -> str:
-    """Why the kernel in CuTe DSL cannot run here; empty if it can."""
-    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-    reason = cute_build.reason_to_skip(cute_build.missing_packages(), capability)
-    return reason and f"kernels/cute_gemm.py cannot run here: {reason}"
+        yield transposed_products(cute_gemm.cute_gemm, () if seed else space, shape, dtype, device, seed)
 
 
 def scaled_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
@@ -147,8 +150,8 @@ def scaled_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> I
         lambda config: a8w8.gemm_a8w8_blockscale(*inputs, dtype=dtype, config=config),
         configs,
         lambda: a8w8.reference(*inputs),
-        # Relative to the norm: single elements also show that fp8 units keep fewer bits.
-        a8w8.LIMITS[dtype],
+        # The rounding of y, relative to the norm: sums are float32, and single elements show that fp8 units of Hopper keep fewer bits.
+        torch.finfo(dtype).eps,
         by_torch if k % 16 == n % 16 == 0 else {},
         n_flops=2 * m * n * k,
         error=harness.relative_error,
@@ -175,7 +178,7 @@ KERNELS = {
     ),
     "cute_gemm": Kernel(
         *("Persistent Hopper GEMM in CuTe DSL", "M,N,K", HALVES, ((1, 1, 1), (33, 17, 70), (200, 328, 136), (1000, 1000, 1000))),
-        *(LARGE, cute_products, why_no_cute),
+        *(LARGE, cute_products, cute_build.reason_to_skip),
     ),
     "gemm_a8w8_blockscale": Kernel(
         *("FP8 GEMM with block scales", "M,N,K", HALVES, ((64, 128, 256), (70, 200, 500), (1, 130, 129))),
@@ -213,34 +216,37 @@ def copies_of(shard: torch.Tensor) -> Callable[[], None]:
     return run
 
 
-def multiples(shape: Shape, axes: Sequence[int], names: str) -> int:
-    """The number of ranks.
+class GemmStep(Step):
+    """A product of shards, as an object `context` and as a `function` of it."""
 
-    Raises:
-        ValueError: they cannot share the sizes `axes` of a shape.
-    """
-    n_ranks = dist.get_world_size()
-    if any(shape[axis] % n_ranks for axis in axes):
-        raise ValueError(f"{names} must be multiples of the {n_ranks} ranks, got --shape {','.join(map(str, shape))}")
-    return n_ranks
+    context: Any
+    function: Any
+
+    def checked_function(self, *space: Any) -> Any:
+        """The function tuned in a space, its results checked meanwhile."""
+        check: Any = matches(lambda a, b, *_, **__: self.expected((a, b)).to(a.dtype))
+        return autotune(*space, check=check, **QUICK)(self.function.__wrapped__)
+
+    def tuned(self, tuner: str) -> tuple[Tunable, list[TuningRecord]]:
+        """All in one tuning of the function by `autotune`; or the product alone, in the step, by `contextual_autotune`."""
+        ctx = self.context()
+        if tuner == "function":
+            return lambda a, b: self.function(a, b, ctx), self.function.records
+        step: Any = contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5)(ctx.__call__)
+        return step, step.records
 
 
-class AllGather(Step):
+class AllGather(GemmStep):
     """kernels/ag_gemm.py."""
 
-    description, tuners = "AllGather-GEMM", ("contextual", "function")
+    description, tuners, shared = "AllGather-GEMM", ("contextual", "function"), (0, 1)
     perf_shapes = ((4096, 11008, 4096), (2048, 14336, 4096), (8192, 28672, 8192))
 
-    def check_shapes(self, n_ranks: int, *, is_gpu: bool) -> tuple[Shape, ...]:
-        """Rows, columns and depths that no block divides."""
-        w = n_ranks
-        if is_gpu:
-            return self.perf_shapes[0], (1037 * w, 1000 * w, 1000), (333 * w, 1003 * w, 1001), (w, 8 * w, 8)
-        return (37 * w, 40 * w, 72), (70 * w, 35 * w, 45), (w, 8 * w, 8)
+    def __init__(self) -> None:
+        self.context, self.function = AllGatherGemm, ag_gemm.ag_gemm
 
     def operands(self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any) -> tuple[Any, ...]:
         """Shards of A and B."""
-        multiples(shape, (0, 1), "M and N")
         return ag_gemm.random_operands(shape, dtype, device)
 
     def expected(self, operands: Any) -> torch.Tensor:
@@ -250,34 +256,13 @@ class AllGather(Step):
         return product
 
     def ways(self, device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, int, Run]]:
-        """The step and the function with fixed configs, and both tuned, the function with its results checked while it is tuned."""
-        ctx, function = AllGatherGemm(), ag_gemm.ag_gemm.__wrapped__
-        for config in self.check_configs(device):
+        """The step with fixed configs, and step and function tuned, the function with its results checked while it is tuned."""
+        ctx = AllGatherGemm()
+        for config in shard_gemm.interpreter_configs()[5::2] if device.type == "cpu" else shard_gemm.gpu_configs()[::3]:
             yield f"step {config_text(config)}", 1, AllGatherGemm(config=config)
-            yield f"function {config_text(config)}", 1, lambda a, b, out, c=config: function(a, b, ctx, c, out)
-        # Without a cache: a config found there would have been checked at another time.
-        yield "step, tuned", 1, contextual_autotune(is_dist=True, n_warmup=1, n_repeat=1, cache=False)(ctx.__call__)
-        check: Any = matches(lambda a, b, *_, **__: self.expected((a, b)).to(a.dtype))
-        how: Any = {"check": check, "n_warmup": 1, "n_repeat": 1, "cache": False}
-        tuned: Any = autotune(ag_gemm.config_space(), ag_gemm.key_fn, prune_by_shared_memory, **how)(function)
+        yield "step, tuned", 1, contextual_autotune(is_dist=True, **QUICK)(ctx.__call__)
+        tuned = self.checked_function(ag_gemm.config_space(), key_fn, prune_by_shared_memory)
         yield "function, tuned", 1, lambda a, b, out: tuned(a, b, ctx, out=out)
-
-    def check_configs(self, device: torch.device) -> list[triton.Config]:
-        """Configs that between them take every path of the kernel."""
-        if device.type == "cpu":
-            return [make_config(64, 64, 64, warps=4, stages=2), make_config(32, 64, 64, warps=4, stages=2, flatten=True, split=True)]
-        wide = [make_config(128, 256, 64, warps=8, stages=3, flatten=f, split=s) for f in (False, True) for s in (False, True)]
-        square = [make_config(128, 128, 64, warps=4, stages=6, flatten=True), make_config(64, 64, 64, warps=4, stages=4, flatten=True)]
-        return [*wide, make_config(256, 128, 64, warps=8, stages=3), *square]
-
-    def tuned(self, tuner: str) -> tuple[Tunable, list[TuningRecord]]:
-        """The step by `contextual_autotune`, or the function by `autotune`."""
-        ctx: Any = AllGatherGemm()
-        if tuner == "function":
-            function: Any = ag_gemm.ag_gemm
-            return lambda a, b: function(a, b, ctx), function.records
-        step: Any = contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5)(ctx.__call__)
-        return step, step.records
 
     def contenders(self, run: Tunable, operands: Any) -> Contenders:
         """NCCL with cuBLAS, and torch's fused operator, without the gathered A among its results: its faster form."""
@@ -299,33 +284,26 @@ class AllGather(Step):
             "torch fused": lambda: fused(a, [b.T], gather_dim=0, group_name=group_name, return_A=False),
         }
 
-    def work(self, shape: Shape, n_ranks: int) -> tuple[int, int, int]:
+    def work(self, shape: Shape, n_ranks: int) -> tuple[int, int]:
         """A rank sends its rows of A to each peer."""
-        m, own_n, k = shape[0], shape[1] // n_ranks, shape[2]
-        return 2 * m * own_n * k, 2 * (m * k + own_n * k + m * own_n), 2 * m * k * (n_ranks - 1) // n_ranks
+        m, n, k = shape
+        return 2 * m * n * k // n_ranks, 2 * m * k * (n_ranks - 1) // n_ranks
 
 
-class RowParallel(Step):
+class RowParallel(GemmStep):
     """kernels/gemm_rs.py and kernels/gemm_allreduce.py; `checked` are exchanges that between them take every path."""
 
     tuners, n_roundings = ("function", "contextual"), 2
 
     def __init__(self, module: ModuleType, context: Any, checked: list[dict[str, Any]], perf_shapes: tuple[Shape, ...]) -> None:
         self.description, self.context, self.checked, self.perf_shapes = context.__name__, context, checked, perf_shapes
-        self.is_scattered, self.key_fn = module is gemm_rs, module.key_fn
-        self.function: Any = getattr(module, module.__name__.rpartition(".")[2])
-
-    def check_shapes(self, n_ranks: int, *, is_gpu: bool) -> tuple[Shape, ...]:
-        """Rows, columns and depths that no block divides."""
-        w = n_ranks
-        if is_gpu:
-            return self.perf_shapes[0], (1037 * w, 1000, 1000 * w), (333 * w, 1003, 1001 * w), (w, 8, 8 * w)
-        return (37 * w, 40, 72 * w), (70 * w, 35, 45 * w), (w, 8, 8 * w)
+        self.is_scattered, self.shared = module is gemm_rs, (0, 2) if module is gemm_rs else (2,)
+        self.function = getattr(module, module.__name__.rpartition(".")[2])
 
     def operands(self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any) -> tuple[Any, ...]:
         """This rank's columns of A and B."""
-        (m, n, k), n_ranks = shape, multiples(shape, (2,), "K")
-        return torch.randn(m, k // n_ranks, device=device, dtype=dtype), torch.randn(n, k // n_ranks, device=device, dtype=dtype)
+        m, n, own_k = shape[0], shape[1], shape[2] // dist.get_world_size()
+        return torch.randn(m, own_k, device=device, dtype=dtype), torch.randn(n, own_k, device=device, dtype=dtype)
 
     def expected(self, operands: Any) -> torch.Tensor:
         """The sum over ranks, or this rank's rows of it."""
@@ -343,19 +321,8 @@ class RowParallel(Step):
                 context: Any = self.context(config=config, partial_dtype=partial_dtype)
                 run = lambda a, b, out, c=context, k=choices: c(a, b, out, **k)  # noqa: E731
                 yield f"step {choices} {partial_dtype or 'partials as operands'} {config_text(config)}", n_roundings, run
-        ctx = self.context()
-        check: Any = matches(lambda a, b, *_, **__: self.expected((a, b)).to(a.dtype))
-        # Without a cache: a config found there would have been checked at another time.
-        tuned: Any = autotune(self.checked, self.key_fn, check=check, n_warmup=1, n_repeat=1, cache=False)(self.function.__wrapped__)
+        ctx, tuned = self.context(), self.checked_function(self.checked, key_fn)
         yield "function, tuned", 2, lambda a, b, out: tuned(a, b, ctx, out=out)
-
-    def tuned(self, tuner: str) -> tuple[Tunable, list[TuningRecord]]:
-        """Exchange and product in one tuning by `autotune`, or the product alone, with the exchange of an untuned step."""
-        ctx: Any = self.context()
-        if tuner == "function":
-            return lambda a, b: self.function(a, b, ctx), self.function.records
-        step: Any = contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5)(ctx.__call__)
-        return step, step.records
 
     def contenders(self, run: Tunable, operands: Any) -> Contenders:
         """Untuned, with the product's config that wins without an exchange, cuBLAS with NCCL, and torch's operators."""
@@ -383,11 +350,10 @@ class RowParallel(Step):
         }
         return runs | torch_row_parallel(a, b, is_scattered=self.is_scattered)
 
-    def work(self, shape: Shape, n_ranks: int) -> tuple[int, int, int]:
+    def work(self, shape: Shape, n_ranks: int) -> tuple[int, int]:
         """A rank sends a partial result of each row that another rank sums; for all rows the sums, too."""
-        m, n, own_k = shape[0], shape[1], shape[2] // n_ranks
-        n_link_bytes = 2 * m * n * (n_ranks - 1) // n_ranks * (1 if self.is_scattered else 2)
-        return 2 * m * n * own_k, 2 * (m * own_k + n * own_k + m * n), n_link_bytes
+        m, n, k = shape
+        return 2 * m * n * k // n_ranks, 2 * m * n * (n_ranks - 1) // n_ranks * (1 if self.is_scattered else 2)
 
 
 def torch_row_parallel(a: torch.Tensor, b: torch.Tensor, *, is_scattered: bool) -> Contenders:
@@ -410,36 +376,20 @@ class Experts(Step):
     """kernels/ag_moe.py and kernels/moe_reduce_rs.py; `split` is the size that ranks share, besides M."""
 
     sizes = "M,N,K,experts,top_k"
+    small, large = ((37, 70, 40, 4, 2), (3, 35, 13, 3, 1)), ((1037, 1000, 1000, 8, 2), (333, 1003, 501, 5, 3), (3, 136, 8, 16, 1))
 
     def __init__(self, description: str, split: int, module: ModuleType, context: Any, perf_shapes: tuple[Shape, ...]) -> None:
-        self.description, self.split, self.module, self.context = description, split, module, context
-        self.function: Any = getattr(module, module.__name__.rpartition(".")[2])
+        self.description, self.shared, self.module, self.context = description, (0, split), module, context
+        self.function = getattr(module, module.__name__.rpartition(".")[2])
         self.perf_shapes, self.short_form, self.gathers = perf_shapes, perf_shapes[-1], split == 1
         self.n_roundings = 1 if self.gathers else 3  # a row's result, a rank's sum, the result
 
-    def check_shapes(self, n_ranks: int, *, is_gpu: bool) -> tuple[Shape, ...]:
-        """Sizes that no block divides, fewer tokens than quarters, and more experts than rows."""
-
-        def split(m: int, n: int, k: int, *others: int) -> Shape:
-            sizes = [m, n, k]
-            sizes[self.split] *= n_ranks
-            return (sizes[0] * n_ranks, *sizes[1:], *others)
-
-        if is_gpu:
-            return split(1037, 1000, 1000, 8, 2), split(333, 1003, 501, 5, 3), split(3, 136, 8, 16, 1), self.perf_shapes[-1]
-        return split(37, 70, 40, 4, 2), split(3, 35, 13, 3, 1)
-
-    def own_sizes(self, shape: Shape, n_ranks: int) -> tuple[int, int, int]:
-        """Of this rank's part of the product: rows of A, columns, depth."""
-        m, n, k, _, top_k = shape
-        return (m // n_ranks, n // n_ranks, k) if self.gathers else (m * top_k, n, k // n_ranks)
-
     def operands(self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any) -> tuple[Any, ...]:
         """Tokens, or rows of the hidden layer; weights [E, N, K]; the routing, which is the same on all ranks."""
-        n_ranks, (m, _, _, n_experts, top_k) = multiples(shape, (0, self.split), f"M and {'MNK'[self.split]}"), shape
+        (m, n, k, n_experts, top_k), n_ranks = shape, dist.get_world_size()
         if not 1 <= top_k <= n_experts:
             raise ValueError(f"need top_k from 1 to experts, got --shape {','.join(map(str, shape))}")
-        rows, n, k = self.own_sizes(shape, n_ranks)
+        rows, n, k = (m // n_ranks, n // n_ranks, k) if self.gathers else (m * top_k, n, k // n_ranks)
         a, b = torch.randn(rows, k, device=device, dtype=dtype), torch.randn(n_experts, n, k, device=device, dtype=dtype)
         logits = skewed_logits(m, n_experts, options.skew, device)
         dist.broadcast(logits, 0)
@@ -460,21 +410,15 @@ class Experts(Step):
         return sums.chunk(dist.get_world_size())[dist.get_rank()]
 
     def ways(self, device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, int, Run]]:
-        """Each order of tiles and way to gather, or number of chunks, with each path of the product; and the step tuned, if asked for."""
+        """Each order of tiles, or number of chunks, with each path of the product; and the step tuned, if asked for."""
         ctx = self.context()
-        ways = ag_moe.WAYS if device.type == "cuda" else ag_moe.WAYS[:1]
         chunks = [{"n_chunks": n_chunks, "n_push_sms": n_sms} for n_chunks, n_sms in ((1, 16), (4, 8), (2, 32))]
-        knobs: list[list[dict[str, Any]]] = (
-            [[{"order": order, "way": way} for order in ORDERS] for way in ways] if self.gathers else [chunks]
-        )
-        for group in knobs:
-            for choices, config in zip(group, grouped_gemm.check_configs(), strict=False):
-                run = lambda a, b, routing, out, k=choices, c=config: ctx(a, b, routing, **k, out=out, config=c)  # noqa: E731
-                yield f"{config_text(choices)} {config_text(config)}", self.n_roundings, run
+        knobs: list[dict[str, Any]] = [{"order": order} for order in ORDERS] if self.gathers else chunks
+        for choices, config in zip(knobs, grouped_gemm.check_configs(), strict=False):
+            run = lambda a, b, routing, out, k=choices, c=config: ctx(a, b, routing, **k, out=out, config=c)  # noqa: E731
+            yield f"{config_text(choices)} {config_text(config)}", self.n_roundings, run
         if options.autotune or not options.check:
-            # Without a cache: a config found there would have been checked at another time.
-            step = contextual_autotune(is_dist=True, n_warmup=1, n_repeat=1, cache=False)(self.step_of(ctx))
-            yield "tuned", self.n_roundings, step
+            yield "tuned", self.n_roundings, contextual_autotune(is_dist=True, **QUICK)(self.step_of(ctx))
 
     def step_of(self, ctx: Any) -> Tunable:
         """The step whose knobs and product are tuned."""
@@ -520,7 +464,7 @@ class Experts(Step):
 
         (order, ends), c, ctx = by_expert(), a.new_empty(len(experts), b.shape[1]), self.context()
         sorted_a = rows[order // top]
-        sorted_rows = RowSorter([(0, len(experts))], n_experts, "expert", a.device).sort(routing.experts)
+        sorted_rows = RowSorter([(0, len(experts))], n_experts, "arrival", a.device).sort(routing.experts)
         alone = fastest_alone(grouped_gemm.grouped_gemm_kernel, lambda: grouped_gemm.multiply_rows(rows, b, c, sorted_rows))
         first: Any = self.module.config_space()[0]
         return {
@@ -532,18 +476,10 @@ class Experts(Step):
             "product tuned alone": lambda: ctx(a, b, routing, **first, config=alone),
         }
 
-    def work(self, shape: Shape, n_ranks: int) -> tuple[int, int, int]:
-        """Rows and weights are read once; a rank sends its tokens, or the sums of its peers' tokens."""
-        m, _, _, n_experts, top_k = shape
-        _, n, k = self.own_sizes(shape, n_ranks)
-        a_elements, c_elements = (m * k, m * top_k * n) if self.gathers else (m * top_k * k, m // n_ranks * n)
-        n_link_bytes = 2 * m // n_ranks * (n_ranks - 1) * (k if self.gathers else n)
-        return 2 * m * top_k * n * k, 2 * (a_elements + n_experts * n * k + c_elements), n_link_bytes
-
-
-def copied(reduction: Any, sms: int, rows: int, **more: Any) -> dict[str, Any]:
-    """An exchange by copy engines."""
-    return {**more, "exchange": Exchange("copy", reduction, sms, rows)}
+    def work(self, shape: Shape, n_ranks: int) -> tuple[int, int]:
+        """A rank sends its tokens, or the sums of its peers' tokens."""
+        m, n, k, _, top_k = shape
+        return 2 * m * top_k * n * k // n_ranks, 2 * m // n_ranks * (n_ranks - 1) * (k if self.gathers else n)
 
 
 STEPS: dict[str, Step] = {
@@ -553,7 +489,7 @@ STEPS: dict[str, Step] = {
         gemm_rs.GemmReduceScatter,
         [
             *({"exchange": each} for each in (Exchange(), Exchange("pull"))),
-            *(copied("inside", 0, 64), copied("behind", 0, 64)),
+            *({"exchange": Exchange("copy", reduction, 0, 64)} for reduction in ("inside", "behind")),
             {"exchange": Exchange("push", "beside", 4, 128)},
         ],
         ((4096, 4096, 11008), (8192, 8192, 28672)),
@@ -564,7 +500,7 @@ STEPS: dict[str, Step] = {
         [
             *({"algorithm": "one_shot", "exchange": Exchange(move, "behind", 0, 8)} for move in ("push", "pull")),
             {"algorithm": "two_shot", "exchange": Exchange()},
-            *(copied("inside", 0, 64, algorithm="two_shot"), copied("beside", 8, 64, algorithm="two_shot")),
+            *({"algorithm": "two_shot", "exchange": Exchange("copy", reduction, 8, 64)} for reduction in ("inside", "beside")),
         ],
         ((16, 8192, 8192), (128, 8192, 8192), (2048, 8192, 8192)),
     ),
@@ -581,8 +517,6 @@ STEPS: dict[str, Step] = {
 
 def main(name: str, argv: Sequence[str] | None = None) -> int:
     """The command line of kernels/<name>.py; that of guides.py takes the kernel's name first."""
-    if name in STEPS:
-        return harness.main_of_step(STEPS[name], f"kernels/{name}.py", argv)
     argv = list(sys.argv[1:] if argv is None else argv)
     if name == "guides":
         if argv[:1] not in (["vector_add"], ["matmul"], ["softmax"]):
@@ -591,4 +525,4 @@ def main(name: str, argv: Sequence[str] | None = None) -> int:
             print(usage, file=sys.stdout if is_help else sys.stderr)
             return 0 if is_help else 2
         name = argv.pop(0)
-    return harness.main(KERNELS[name], argv)
+    return harness.main(STEPS[name] if name in STEPS else KERNELS[name], f"kernels/{name}.py", argv)

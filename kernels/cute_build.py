@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,8 @@ from typing import Any
 import torch
 import triton
 
-PACKAGES = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
-SKIP_CODE = 77
-"""Exit code of a program that has nothing to run on; test harnesses (automake, meson) take it for a skip."""
+PACKAGES = {"nvidia-cutlass-dsl": "cutlass", "apache-tvm-ffi": "tvm_ffi"}
+"""What has to be installed, and what is imported of it."""
 HOPPER = (9, 0)
 DTYPES = {torch.float16: "Float16", torch.bfloat16: "BFloat16"}
 """torch's types, and what CuTe DSL calls them."""
@@ -42,26 +41,17 @@ def kernel_key(dtype: torch.dtype, config: triton.Config) -> KernelKey:
     return dtype, (*config.kwargs.items(), ("num_stages", config.num_stages))
 
 
-def missing_packages() -> list[str]:
-    """Those of `PACKAGES` that are not installed."""
-    missing = []
-    for name in PACKAGES:
-        try:
-            version(name)
-        except PackageNotFoundError:
-            missing.append(name)
-    return missing
-
-
-def reason_to_skip(missing: list[str], capability: tuple[int, int] | None) -> str:
-    """Why the kernel cannot run here; empty if it can. `capability`: that of the GPU, None where there is no GPU."""
+def reason_to_skip() -> str:
+    """Why the kernel cannot run here; empty if it can."""
+    missing = [name for name, module in PACKAGES.items() if find_spec(module) is None]
+    capability, reason = torch.cuda.get_device_capability() if torch.cuda.is_available() else None, ""
     if missing:
-        return f"not installed: {', '.join(missing)}. Install the extra: pip install 'dist-tune[cute]'."
-    if capability is None:
-        return "no GPU was found: wgmma and TMA need a Hopper GPU (compute capability 9.0)."
-    if capability != HOPPER:
-        return f"the GPU has compute capability {capability[0]}.{capability[1]}: wgmma of sm_90a needs 9.0 (H100, H200)."
-    return ""
+        reason = f"not installed: {', '.join(missing)}. Install the extra: pip install 'dist-tune[cute]'."
+    elif capability is None:
+        reason = "no GPU was found: wgmma and TMA need a Hopper GPU (compute capability 9.0)."
+    elif capability != HOPPER:
+        reason = f"the GPU has compute capability {capability[0]}.{capability[1]}: wgmma of sm_90a needs 9.0 (H100, H200)."
+    return reason and f"kernels/cute_gemm.py cannot run here: {reason}"
 
 
 def library_path(key: KernelKey) -> Path:
@@ -95,13 +85,6 @@ def build(job: tuple[str, dict[str, Any], str]) -> str:
     return ""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Space:
-    """The search space of one problem. That of another problem may have the same kernels, but a choice of its own, so it is not equal."""
-
-    keys: tuple[KernelKey, ...]
-
-
 class Kernels:
     """Loaded kernels by kernel key, and the messages of those that do not compile."""
 
@@ -111,8 +94,8 @@ class Kernels:
         self.libraries: list[Any] = []
         """Those of the loaded kernels: unloaded when no longer referred to."""
         self.failures: dict[KernelKey, str] = {}
-        self._first: dict[Space, KernelKey] = {}
-        """Space -> the kernel that was asked for first."""
+        self._first: dict[Hashable, KernelKey] = {}
+        """Problem -> the kernel that was asked for first."""
 
     def build(self, keys: Iterable[KernelKey], n_workers: int = 0) -> int:
         """Compile what is neither on disk nor has failed, in `n_workers` processes (0: one for each core); returns the number compiled."""
@@ -127,17 +110,17 @@ class Kernels:
         self.failures |= {key: message for key, message in zip(jobs, messages, strict=True) if message}
         return len(jobs)
 
-    def get(self, key: KernelKey, space: Callable[[], Space] | None = None) -> Callable[..., Any]:
+    def get(self, key: KernelKey, problem: Hashable = None, space: Callable[[], Iterable[KernelKey]] = tuple) -> Callable[..., Any]:
         """The kernel of a key: `kernel(a, b, c, max_clusters)` on torch's current stream. Compiled now if it was not before.
 
-        A caller whose choice is known asks for one kernel of its `space`; one that asks for a second is searching, and waits once for all.
+        A caller whose choice is known asks for one kernel of a problem; one that asks for a second searches, and waits once for `space`.
 
         Raises:
             CuteBuildError: it does not compile.
         """
         if key not in self.loaded:
-            searched = None if space is None else space()
-            self.build(searched.keys if searched is not None and self._is_second(key, searched) else [key])
+            is_known = self._first.setdefault(problem, key) == key
+            self.build([key] if is_known else {key, *space()})
             if key in self.failures:
                 raise CuteBuildError(f"{DTYPES[key[0]]} {dict(key[1])} does not compile: {self.failures[key]}")
             from cutlass.cute.runtime import load_module
@@ -146,9 +129,6 @@ class Kernels:
             self.libraries.append(library)
             self.loaded[key] = library.gemm
         return self.loaded[key]
-
-    def _is_second(self, key: KernelKey, space: Space) -> bool:
-        return key in space.keys and self._first.setdefault(space, key) != key
 
 
 kernels = Kernels()

@@ -31,8 +31,9 @@ import torch
 import triton
 
 from dist_tune import autotune, matches, power_of_two
-from kernels.cute_build import Space, kernel_key, kernels
-from kernels.persistent_gemm import check_operands, config_key, loadable, padded_output
+from kernels.cute_build import kernel_key, kernels
+from kernels.operands import check_operands, loadable
+from kernels.persistent_gemm import config_key, padded_output
 
 SHARED_BYTES = 232448
 """Shared memory of a block on Hopper: 227 KiB."""
@@ -45,20 +46,19 @@ N_CONSUMERS = 2
 """Warpgroups that multiply. Cooperative ones halve a tile's rows; ping-pong ones take tiles in turn."""
 NUM_WARPS = 12
 """Three warpgroups: a loading one, and those that multiply."""
-TILES_M, TILES_N, TILES_K = (64, 128, 256), (128, 192, 256), (64, 128)
-CLUSTERS = ((1, 1), (2, 1), (1, 2))
+TILES_M, TILES_N, TILES_K = (128, 64, 256), (256, 128, 192), (64, 128)
+"""Of each axis the first value is that of the config of an untuned call."""
+CLUSTERS = ((2, 1), (1, 1), (1, 2))
 """Blocks along M and N that load for each other. No more than two: multiprocessors come in pairs, so that pairs leave none idle."""
-STAGES = (3, 4, 5, 6)
+STAGES = (4, 3, 5, 6)
 STORES = ((64, 2), (32, 4))
 """Columns that a warpgroup stores at once, and its buffers for them."""
-FIRST = {"TILE_M": 128, "TILE_N": 256, "TILE_K": 64, "CLUSTER_M": 2, "CLUSTER_N": 1, "PING_PONG": False, "STORE_N": 64, "STORE_BUFFERS": 2}
-"""The config of an untuned call, with 4 stages."""
 
 
 @functools.cache
 def all_configs() -> tuple[triton.Config, ...]:
     """Every combination, in one order, after the config of an untuned call."""
-    found = [
+    return tuple(
         triton.Config(
             {
                 "TILE_M": m, "TILE_N": n, "TILE_K": k, "CLUSTER_M": cluster[0], "CLUSTER_N": cluster[1],
@@ -70,8 +70,7 @@ def all_configs() -> tuple[triton.Config, ...]:
         for m, n, k, cluster, is_ping_pong, store, stages in itertools.product(
             TILES_M, TILES_N, TILES_K, CLUSTERS, (False, True), STORES, STAGES
         )
-    ]  # fmt: skip
-    return tuple(sorted(found, key=lambda config: (config.kwargs, config.num_stages) != (FIRST, 4)))
+    )  # fmt: skip
 
 
 def shared_bytes(config: triton.Config, n_stages: int | None = None, itemsize: int = 2) -> int:
@@ -94,14 +93,14 @@ def reason_to_drop(config: triton.Config, shape: tuple[int, ...]) -> str:
     needed = shared_bytes(config)
     if needed > SHARED_BYTES:
         return f"needs {needed} bytes of shared memory, there are {SHARED_BYTES}"
-    if config.num_stages + 2 <= STAGES[-1] and shared_bytes(config, config.num_stages + 2) <= SHARED_BYTES:
+    if config.num_stages + 2 <= max(STAGES) and shared_bytes(config, config.num_stages + 2) <= SHARED_BYTES:
         return f"has {config.num_stages} stages where {config.num_stages + 2} fit"
     pieces = rows // WGMMA_ROWS * (block["TILE_N"] // block["STORE_N"])
     if pieces % block["STORE_BUFFERS"]:
         return f"stores {pieces} pieces, which {block['STORE_BUFFERS']} buffers do not take in turn"
     for axis, size, tiles in zip("MNK", shape, (TILES_M, TILES_N, TILES_K), strict=True):
         # The bucket's limit, not the size: the same configs for all that share a result.
-        if block[f"TILE_{axis}"] > max(tiles[0], power_of_two(size)):
+        if block[f"TILE_{axis}"] > max(min(tiles), power_of_two(size)):
             return f"TILE_{axis}={block[f'TILE_{axis}']} is mostly padding for {axis}={size}"
     for axis, size in zip("MN", shape, strict=False):
         if block[f"CLUSTER_{axis}"] > 1 and power_of_two(size) <= block[f"TILE_{axis}"]:
@@ -124,18 +123,6 @@ def compile_ahead(configs: Iterable[triton.Config], dtype: torch.dtype) -> int:
     return kernels.build(kernel_key(dtype, config) for config in configs)
 
 
-@functools.cache
-def _space(dtype: torch.dtype, m: int, n: int, k: int) -> Space:
-    """The search space of all sizes of a bucket."""
-    return Space(tuple(kernel_key(dtype, config) for config in search_space(m, n, k)))
-
-
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    """Blocks that run at once: each takes the shared memory of a multiprocessor."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def by_torch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The product by cuBLAS."""
     return a @ b.T
@@ -155,9 +142,12 @@ def cute_gemm(a: torch.Tensor, b: torch.Tensor, config: triton.Config) -> torch.
         CuteBuildError: the config does not compile.
     """
     check_operands(a, b)
-    sizes = (len(a), len(b), a.shape[1])
+    bucket = tuple(map(power_of_two, (len(a), len(b), a.shape[1])))
     a, b = loadable(a.detach()), loadable(b.detach())
     c = padded_output(a, b)
-    n_clusters = multiprocessors(a.device) // (config.kwargs["CLUSTER_M"] * config.kwargs["CLUSTER_N"])
-    kernels.get(kernel_key(a.dtype, config), lambda: _space(a.dtype, *map(power_of_two, sizes)))(a, b, c, n_clusters)
+    n_clusters = torch.cuda.get_device_properties(a.device).multi_processor_count // (
+        config.kwargs["CLUSTER_M"] * config.kwargs["CLUSTER_N"]
+    )
+    key, dtype = kernel_key(a.dtype, config), a.dtype
+    kernels.get(key, (dtype, bucket), lambda: [kernel_key(dtype, each) for each in search_space(*bucket)])(a, b, c, n_clusters)
     return c

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -39,28 +37,18 @@ class Gathered:
     epoch: int
 
 
-class Gather(Protocol):
-    """How the shards of all ranks come together."""
-
-    def start(self, shard: torch.Tensor) -> Gathered:
-        """Queue the gather of this step; `shard` is [M / W, K], contiguous, and stays unchanged until after `finish`."""
-
-    def finish(self) -> None:
-        """Say that all readers of what `start` returned are queued on the current stream."""
-
-
 class CollectiveGather:
-    """`all_gather_into_tensor`, complete when what `start` queues is: for CPUs, where nothing overlaps anyway, and for few tokens."""
+    """`all_gather_into_tensor`, complete when `start` returns: for CPUs, where nothing overlaps anyway."""
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, group: dist.ProcessGroup, device: torch.device | None = None) -> None:
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, group: dist.ProcessGroup) -> None:
         n_ranks = dist.get_world_size(group)
         self._group = group
-        self._shards = torch.empty(n_ranks * shape[0], shape[1], dtype=dtype, device=device)
-        self._flags = torch.zeros(n_ranks, dtype=torch.int32, device=device)
+        self._shards = torch.empty(n_ranks * shape[0], shape[1], dtype=dtype)
+        self._flags = torch.zeros(n_ranks, dtype=torch.int32)
         self._epoch = 0
 
     def start(self, shard: torch.Tensor) -> Gathered:
-        """Gather now. Collective: every rank of the group calls this."""
+        """Gather now; `shard` is [M / W, K], contiguous. Collective: every rank of the group calls this."""
         self._epoch += 1
         dist.all_gather_into_tensor(self._shards, shard, group=self._group)
         self._flags.fill_(as_int32(self._epoch))
@@ -103,7 +91,10 @@ class PushGather:
         self._epoch = 0
 
     def start(self, shard: torch.Tensor) -> Gathered:
-        """Queue the pushes of this step on the copy stream. They depend on what the current stream holds so far."""
+        """Queue the pushes of this step on the copy stream, behind what the current stream holds so far.
+
+        `shard` is [M / W, K], contiguous, and stays unchanged until after `finish`.
+        """
         refuse_capture("an AllGather-GEMM step")
         self._epoch += 1
         slot = self._epoch % N_SLOTS
@@ -125,6 +116,9 @@ class PushGather:
         torch.cuda.current_stream().wait_event(self._pushed)
 
 
+Gather = CollectiveGather | PushGather
+
+
 class MemoryOp(ctypes.Structure):
     """CUstreamBatchMemOpParams of cuda.h: a write of a 32-bit word, or a wait for one, that takes its turn in a stream."""
 
@@ -141,17 +135,18 @@ class MemoryOps:
     """Writes of and waits for words, some of them a peer's: `(operation, tensor, index)` each, of one value times a weight, or times 1."""
 
     def __init__(self, ops: list[tuple[int, torch.Tensor, int]], weights: Sequence[int] | None = None) -> None:
+        if len(ops) > MOST_OPS:
+            raise ValueError(f"the driver takes at most {MOST_OPS} operations at once, got {len(ops)}: copy fewer rows at once")
         self._weights = [1] * len(ops) if weights is None else weights
         records = [MemoryOp(operation, words.data_ptr() + 4 * index) for operation, words, index in ops]
-        parts = [records[first : first + MOST_OPS] for first in range(0, len(records), MOST_OPS)]
-        self._batches = [(MemoryOp * len(part))(*part) for part in parts]
+        self._batch = (MemoryOp * len(records))(*records)
 
     def queue(self, stream: torch.cuda.Stream, value: int) -> None:
-        """Queue them, up to `MOST_OPS` in one submission: each submission takes a stream about 3 microseconds."""
-        for op, weight in zip(itertools.chain(*self._batches), self._weights, strict=True):
+        """Queue them in one submission: each takes a stream about 3 microseconds."""
+        for op, weight in zip(self._batch, self._weights, strict=True):
             op.value = value * weight & 0xFFFFFFFF
-        for batch in self._batches:
-            call_driver("cuStreamBatchMemOp_v2", stream.cuda_stream, len(batch), batch, 0)
+        if len(self._batch):
+            call_driver("cuStreamBatchMemOp_v2", stream.cuda_stream, len(self._batch), self._batch, 0)
 
 
 def copy(target: int, source: torch.Tensor, stream: torch.cuda.Stream) -> None:

@@ -12,7 +12,7 @@ rows, as in gemm_rs.py, and sends the sum to all; least bytes. The step is an ob
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,10 +25,9 @@ if __name__ == "__main__":  # first: the kernel is loaded once, under the module
 import torch
 import triton
 
-from dist_tune import autotune, to_hashable
-from kernels.ag_gemm import output_for
-from kernels.partials import Exchange, Plan
-from kernels.row_parallel import RowParallelGemm, checked_operands
+from dist_tune import autotune
+from kernels.operands import check_operands, key_fn, output_for
+from kernels.partials import ROW_PARALLEL, Exchange, Plan, RowParallelGemm
 
 Algorithm = Literal["one_shot", "two_shot"]
 ONE_SHOT_ROWS = 128
@@ -38,11 +37,9 @@ ONE_SHOT_MAX_ROWS = 512
 
 
 class GemmAllReduce(RowParallelGemm):
-    """One step of GEMM-AllReduce on a process group; calling it queues the step on the current stream and returns C.
+    """One step of GEMM-AllReduce, with the same algorithm and the same exchange on all ranks.
 
-    Collective: every rank of the group calls it, with the same shapes and dtype, the same algorithm and the same exchange. M, N and K / W
-    can be any number from 1. Products are accumulated and partial results summed in float32, by one rank or in the same order by all: all
-    ranks get the same bits.
+    Products are accumulated and partial results summed in float32, by one rank or in the same order by all: all ranks get the same bits.
     """
 
     def __call__(
@@ -58,7 +55,7 @@ class GemmAllReduce(RowParallelGemm):
 
         `algorithm`, `exchange` and `config`, if given, are used for this call; else the number of rows, and the object, say.
         """
-        checked_operands(a, b)
+        check_operands(a, b, ROW_PARALLEL)
         m, n = len(a), len(b)
         c = output_for(a, (m, n), out)
         algorithm = algorithm or ("one_shot" if m <= ONE_SHOT_ROWS else "two_shot")
@@ -81,11 +78,6 @@ def exchanges(algorithm: Algorithm) -> list[Exchange]:
 def config_space() -> list[dict[str, Any]]:
     """Algorithms and exchanges, as arguments of `gemm_allreduce`."""
     return [{"algorithm": algorithm, "exchange": each} for algorithm in ("one_shot", "two_shot") for each in exchanges(algorithm)]
-
-
-def key_fn(a: torch.Tensor, b: torch.Tensor, ctx: GemmAllReduce, *args: Any, **kwargs: Any) -> Hashable:
-    """Calls of `gemm_allreduce` that share a config: the same operands and travelling type, on as many ranks, spread alike."""
-    return to_hashable(a), to_hashable(b), str(ctx.partial_dtype), ctx.n_ranks, ctx.n_local_ranks
 
 
 def prune_fn(config: Mapping[str, Any], a: torch.Tensor, *args: Any, **kwargs: Any) -> bool:

@@ -12,9 +12,7 @@ The memory and the launches are in partials.py, the kernels in push_gemm.py and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -25,18 +23,16 @@ if __name__ == "__main__":  # first: the kernel is loaded once, under the module
 import torch
 import triton
 
-from dist_tune import autotune, to_hashable
-from kernels.ag_gemm import output_for
-from kernels.partials import Exchange, Plan
-from kernels.row_parallel import RowParallelGemm, checked_operands
+from dist_tune import autotune
+from kernels.operands import check_operands, key_fn, output_for
+from kernels.partials import MOVES, ROW_PARALLEL, Exchange, Plan, RowParallelGemm
 
 
 class GemmReduceScatter(RowParallelGemm):
-    """One step of GEMM-ReduceScatter on a process group; calling it queues the step on the current stream and returns C.
+    """One step of GEMM-ReduceScatter; M is a multiple of W.
 
-    Collective: every rank of the group calls it, with the same shapes and dtype. M is a multiple of W; M / W, N and K / W can be any
-    number from 1. Products are accumulated and partial results summed in float32; each partial result is rounded once, to the
-    type in which it travels (except the own one, where the product sums), and the sum once, to the operands' type.
+    Products are accumulated and partial results summed in float32; each partial result is rounded once, to the type in which it travels
+    (except the own one, where the product sums), and the sum once, to the operands' type.
     """
 
     def __call__(
@@ -51,7 +47,7 @@ class GemmReduceScatter(RowParallelGemm):
 
         `exchange` and `config`, if given, are used for this call in place of the object's.
         """
-        checked_operands(a, b)
+        check_operands(a, b, ROW_PARALLEL)
         m, n = len(a), len(b)
         if m % self.n_ranks:
             raise ValueError(f"M must be a multiple of the {self.n_ranks} ranks, got A {list(a.shape)}")
@@ -63,26 +59,17 @@ class GemmReduceScatter(RowParallelGemm):
 
 def exchanges() -> list[Exchange]:
     """What a tuner tries: each way to travel and to sum, with two or three amounts of what it takes."""
-    inside = [Exchange("push"), Exchange("pull"), *(Exchange("copy", "inside", 0, rows) for rows in (256, 1024))]
-    behind = [Exchange("push", "behind", 0, 128), Exchange("pull", "behind", 0, 128)]
-    copied = [Exchange("copy", "behind", 0, rows) for rows in (256, 1024)]
     return [
-        *inside,
-        *behind,
-        *copied,
-        *(Exchange("push", "beside", sms, 256) for sms in (4, 8, 16)),
-        *(Exchange("copy", "beside", sms, 256) for sms in (4, 8, 16)),
+        *(Exchange(move) for move in MOVES[:2]),
+        *(Exchange("copy", reduction, 0, rows) for reduction in ("inside", "behind") for rows in (256, 1024)),
+        *(Exchange(move, "behind", 0, 128) for move in MOVES[:2]),
+        *(Exchange(move, "beside", sms, 256) for move in ("push", "copy") for sms in (4, 8, 16)),
     ]
 
 
 def config_space() -> list[dict[str, Exchange]]:
     """The exchanges as arguments of `gemm_rs`."""
     return [{"exchange": exchange} for exchange in exchanges()]
-
-
-def key_fn(a: torch.Tensor, b: torch.Tensor, ctx: GemmReduceScatter, *args: Any, **kwargs: Any) -> Hashable:
-    """Calls of `gemm_rs` that share an exchange: the same operands and travelling type, on as many ranks, spread alike."""
-    return to_hashable(a), to_hashable(b), str(ctx.partial_dtype), ctx.n_ranks, ctx.n_local_ranks
 
 
 @autotune(config_space=config_space(), key_fn=key_fn, n_warmup=3, n_repeat=5)

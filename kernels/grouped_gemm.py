@@ -86,28 +86,12 @@ def check_configs() -> list[triton.Config]:
     """Configs of three shapes, the first of which stands for an untuned product."""
     if triton.knobs.runtime.interpret:
         return interpreter_configs()
-    middle, wide = make_config(128, 128, 64, 4, warps=4, stages=3, per_sm=2), make_config(64, 256, 64, 1, warps=4, stages=4)
-    return [middle, wide, make_config(16, 128, 128, 16, warps=4, stages=4)]
-
-
-def drop_hopeless(configs: list[triton.Config], nargs: dict[str, Any], **meta: Any) -> list[triton.Config]:
-    """Drop the configs that need more shared memory than a program can have."""
-    if triton.knobs.runtime.interpret:
-        return configs
-    limit_bytes, itemsize = device_properties()["max_shared_mem"], nargs["c"].element_size()
-
-    def shared_bytes(config: triton.Config) -> int:
-        block = config.kwargs
-        return int((block["BLOCK_M"] + block["BLOCK_N"]) * block["BLOCK_K"] * config.num_stages * itemsize)
-
-    # Where none fits, the compiler's own error says more than an empty list.
-    return [config for config in configs if shared_bytes(config) <= limit_bytes] or configs[:1]
+    return [make_config(*block, warps=4, stages=3) for block in ((128, 128, 64, 4), (64, 256, 64, 1), (16, 128, 128, 16))]
 
 
 @triton.autotune(
     configs=interpreter_configs() if triton.knobs.runtime.interpret else gpu_configs(),
     key=["n_rows", "N", "K", "n_experts", "TOP_K"],
-    prune_configs_by={"early_config_prune": drop_hopeless},
 )
 @triton.jit(do_not_specialize=["rank", "epoch", "most_tiles"])
 def grouped_gemm_kernel(

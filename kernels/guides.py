@@ -4,8 +4,8 @@ Each is launched by a function that is a step of `contextual_autotune`: that tun
 on disk, and works the same where the function is called inside a larger step. The kernel's own cache gets the winner, so a later call
 costs what a plain Triton launch does.
 
-- y = a + b, and total += x in place, whose output is its input.
-- C = A @ B tile by tile, and with K split over programs that add into one float32 C: that step zeroes C first, so its time counts, too.
+- y = a + b.
+- C = A @ B, tile by tile.
 - Softmax of rows, as the example of a reduction: a program goes through one row in blocks, of any width. The block is not the row:
   BLOCK_SIZE is free to be tuned, as long as a program keeps a running maximum and a running sum. `autotune` would fit where the choice were
   between algorithms (a row in one block, a row over several programs); here it would add nothing.
@@ -32,6 +32,8 @@ import triton
 import triton.language as tl
 
 from dist_tune import contextual_autotune
+from kernels.operands import check_operands
+from kernels.shard_gemm import tile_block
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -44,31 +46,15 @@ def vector_configs() -> list[triton.Config]:
     return [triton.Config({"BLOCK_SIZE": size}, num_warps=warps) for size, warps in sizes]
 
 
-@triton.jit
-def _offsets(n_elements, BLOCK_SIZE: tl.constexpr):
-    """What this program is to do, and which of that there is."""
-    # 64 bits: a 32-bit offset wraps around at 2**31 elements.
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-    return offsets, offsets < n_elements
-
-
 @triton.autotune(configs=vector_configs(), key=["n_elements"])
 @triton.jit
 def add_kernel(a, b, y, n_elements, BLOCK_SIZE: tl.constexpr):
     """Y = a + b, each [n_elements], contiguous; summed in float32."""
-    offsets, inside = _offsets(n_elements, BLOCK_SIZE)
+    # 64 bits: a 32-bit offset wraps around at 2**31 elements.
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    inside = offsets < n_elements
     total = tl.load(a + offsets, mask=inside).to(tl.float32) + tl.load(b + offsets, mask=inside).to(tl.float32)
     tl.store(y + offsets, total.to(y.dtype.element_ty), mask=inside)
-
-
-# Its output is its input: every trial launch would add x once more, so the tuner has to put `total` back.
-@triton.autotune(configs=vector_configs(), key=["n_elements"], restore_value=["total"])
-@triton.jit
-def accumulate_kernel(total, x, n_elements, BLOCK_SIZE: tl.constexpr):
-    """Total += x, each [n_elements], contiguous; summed in float32."""
-    offsets, inside = _offsets(n_elements, BLOCK_SIZE)
-    grown = tl.load(total + offsets, mask=inside).to(tl.float32) + tl.load(x + offsets, mask=inside).to(tl.float32)
-    tl.store(total + offsets, grown.to(total.dtype.element_ty), mask=inside)
 
 
 @contextual_autotune()
@@ -78,53 +64,30 @@ def vector_add(a: torch.Tensor, b: torch.Tensor, config: triton.Config | None = 
     Raises:
         ValueError: operands that do not go together.
     """
-    _check_alike(a, b)
-    y = torch.empty_like(a)
-    _launch_vector(add_kernel, (a, b, y), config)
+    is_alike = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+    if not is_alike or a.dtype not in DTYPES or not (a.is_contiguous() and b.is_contiguous()):
+        raise ValueError(
+            f"need two contiguous tensors of one shape, device and dtype (fp32, bf16, fp16); "
+            f"got {list(a.shape)} {a.dtype} {a.device} and {list(b.shape)} {b.dtype} {b.device}"
+        )
+    y, n_elements = torch.empty_like(a), a.numel()
+    if n_elements:  # a GPU takes no empty grid
+        _launch(add_kernel, lambda meta: (triton.cdiv(n_elements, meta["BLOCK_SIZE"]),), (a, b, y, n_elements), config)
     return y
 
 
-@contextual_autotune()
-def accumulate(total: torch.Tensor, x: torch.Tensor, config: triton.Config | None = None) -> torch.Tensor:
-    """Add `x` to `total` in place, and return that; operands and `config` as in `vector_add`.
-
-    Raises:
-        ValueError: operands that do not go together.
-    """
-    _check_alike(total, x)
-    _launch_vector(accumulate_kernel, (total, x), config)
-    return total
-
-
-def _launch_vector(kernel: Any, operands: tuple[torch.Tensor, ...], config: triton.Config | None) -> None:
-    n_elements = operands[0].numel()
-    if not n_elements:  # a GPU takes no empty grid
-        return
-
-    def grid(meta: dict[str, Any]) -> tuple[int]:
-        return (triton.cdiv(n_elements, meta["BLOCK_SIZE"]),)
-
+def _launch(kernel: Any, grid: Any, args: tuple[Any, ...], config: triton.Config | None, **fixed: Any) -> None:
+    """With a config, or with the one that the kernel's tuner chooses."""
     if config is None:
-        kernel[grid](*operands, n_elements)
+        kernel[grid](*args, **fixed)
     else:
-        kernel.fn[grid](*operands, n_elements, **config.all_kwargs())
+        kernel.fn[grid](*args, **fixed, **config.all_kwargs())
 
 
-def _check_alike(x: torch.Tensor, y: torch.Tensor) -> None:
-    is_alike = x.shape == y.shape and x.dtype == y.dtype and x.device == y.device
-    if not is_alike or x.dtype not in DTYPES or not (x.is_contiguous() and y.is_contiguous()):
-        raise ValueError(
-            f"need two contiguous tensors of one shape, device and dtype (fp32, bf16, fp16); "
-            f"got {list(x.shape)} {x.dtype} {x.device} and {list(y.shape)} {y.dtype} {y.device}"
-        )
-
-
-def make_config(
-    block_m: int, block_n: int, block_k: int, *, warps: int = 4, stages: int = 3, group: int = 8, split: int | None = None
-) -> triton.Config:
-    """A launch config; of `split_k_kernel`, if `split` is given."""
+def make_config(block_m: int, block_n: int, block_k: int, *, warps: int = 4, stages: int = 3, group: int = 8) -> triton.Config:
+    """A launch config of `matmul_kernel`."""
     blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP": group}
-    return triton.Config(blocks if split is None else blocks | {"SPLIT_K": split}, num_warps=warps, num_stages=stages)
+    return triton.Config(blocks, num_warps=warps, num_stages=stages)
 
 
 def matmul_configs() -> list[triton.Config]:
@@ -145,41 +108,6 @@ def matmul_configs() -> list[triton.Config]:
     return [make_config(m, n, k, warps=warps, stages=stages) for m, n, k, warps, stages in tiles]
 
 
-def split_configs() -> list[triton.Config]:
-    """Small tiles, for where C has few of them and K is long."""
-    if triton.knobs.runtime.interpret:
-        return [make_config(32, 32, 32, split=2), make_config(32, 32, 32, split=1), make_config(16, 32, 64, split=4)]
-    tiles = [(64, 64, 64, 4, 4), (64, 128, 64, 4, 4), (32, 64, 128, 4, 3), (16, 64, 128, 4, 4)]
-    return [make_config(m, n, k, warps=w, stages=s, split=split) for split in (4, 8, 16) for m, n, k, w, s in tiles]
-
-
-@triton.jit
-def tile_at(index, m_tiles, n_tiles, GROUP: tl.constexpr):
-    """Tile row and column: down columns of GROUP tiles, so that programs that run together share tiles of A and of B in L2."""
-    group = index // (GROUP * n_tiles)
-    rows = tl.minimum(m_tiles - group * GROUP, GROUP)
-    within = index % (GROUP * n_tiles)
-    return group * GROUP + within % rows, within // rows
-
-
-@triton.jit
-def _product(a, b, rows, cols, M, N, K, first, step, BLOCK_K: tl.constexpr, INTERPRETED: tl.constexpr):
-    """A[rows, :] @ B[:, cols] in float32, over blocks of K at `first`, `first + step`, ...; what is outside counts as zero."""
-    total = tl.zeros((rows.shape[0], cols.shape[0]), dtype=tl.float32)
-    # 64 bits: a matrix may have more than 2**31 elements.
-    a_rows = a + rows.to(tl.int64)[:, None] * K
-    for k in range(first, K, step):
-        depths = k + tl.arange(0, BLOCK_K)
-        is_deep = depths < K
-        a_block = tl.load(a_rows + depths[None, :], mask=(rows < M)[:, None] & is_deep[None, :], other=0.0)
-        b_rows = b + depths.to(tl.int64)[:, None] * N
-        b_block = tl.load(b_rows + cols[None, :], mask=is_deep[:, None] & (cols < N)[None, :], other=0.0)
-        if INTERPRETED:  # it multiplies the bits of bfloat16 as integers
-            a_block, b_block = a_block.to(tl.float32), b_block.to(tl.float32)
-        total = tl.dot(a_block, b_block, total)
-    return total
-
-
 @triton.autotune(configs=matmul_configs(), key=["M", "N", "K"])
 @triton.jit
 def matmul_kernel(
@@ -196,37 +124,22 @@ def matmul_kernel(
     GROUP: tl.constexpr,
 ):
     """One tile of C; all matrices contiguous, which is why strides need no place in the key."""
-    row, col = tile_at(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)
+    row, col = tile_block(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)
     rows, cols = row * BLOCK_M + tl.arange(0, BLOCK_M), col * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = _product(a, b, rows, cols, M, N, K, 0, BLOCK_K, BLOCK_K, INTERPRETED)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    # 64 bits: a matrix may have more than 2**31 elements.
+    a_rows = a + rows.to(tl.int64)[:, None] * K
+    for k in range(0, K, BLOCK_K):
+        depths = k + tl.arange(0, BLOCK_K)
+        is_deep = depths < K
+        a_block = tl.load(a_rows + depths[None, :], mask=(rows < M)[:, None] & is_deep[None, :], other=0.0)
+        b_rows = b + depths.to(tl.int64)[:, None] * N
+        b_block = tl.load(b_rows + cols[None, :], mask=is_deep[:, None] & (cols < N)[None, :], other=0.0)
+        if INTERPRETED:  # it multiplies the bits of bfloat16 as integers
+            a_block, b_block = a_block.to(tl.float32), b_block.to(tl.float32)
+        total = tl.dot(a_block, b_block, total)
     inside = (rows < M)[:, None] & (cols < N)[None, :]
     tl.store(c + rows.to(tl.int64)[:, None] * N + cols[None, :], total.to(c.dtype.element_ty), mask=inside)
-
-
-# It adds to what it finds: without a fresh zero for each trial launch C would hold the sum of all of them.
-@triton.autotune(configs=split_configs(), key=["M", "N", "K"], reset_to_zero=["c"])
-@triton.jit
-def split_k_kernel(
-    a,  # [M, K]
-    b,  # [K, N]
-    c,  # float32 [M, N], zero
-    M,
-    N,
-    K,
-    INTERPRETED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-    SPLIT_K: tl.constexpr,
-):
-    """Every SPLIT_K-th block of K of one tile, added to C; the order of the additions is not the same in each run."""
-    row, col = tile_at(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)
-    rows, cols = row * BLOCK_M + tl.arange(0, BLOCK_M), col * BLOCK_N + tl.arange(0, BLOCK_N)
-    first = tl.program_id(1) * BLOCK_K
-    total = _product(a, b, rows, cols, M, N, K, first, BLOCK_K * SPLIT_K, BLOCK_K, INTERPRETED)
-    inside = (rows < M)[:, None] & (cols < N)[None, :]
-    tl.atomic_add(c + rows.to(tl.int64)[:, None] * N + cols[None, :], total, mask=inside, sem="relaxed")
 
 
 @contextual_autotune()
@@ -236,52 +149,17 @@ def matmul(a: torch.Tensor, b: torch.Tensor, config: triton.Config | None = None
     Raises:
         ValueError: operands that do not go together.
     """
-    _check_operands(a, b)
-    c = a.new_empty(a.shape[0], b.shape[1])
-    _launch_product(matmul_kernel, a, b, c, config)
+    check_operands(a, b.T, "A as [M, K] and B as [K, N]")
+    if not (a.is_contiguous() and b.is_contiguous()):
+        raise ValueError(f"need A and B contiguous; got strides {a.stride()} and {b.stride()}")
+    (m, k), n = a.shape, b.shape[1]
+    c = a.new_empty(m, n)
+
+    def grid(meta: dict[str, Any]) -> tuple[int]:
+        return (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
+
+    _launch(matmul_kernel, grid, (a, b, c, m, n, k), config, INTERPRETED=triton.knobs.runtime.interpret)
     return c
-
-
-@contextual_autotune()
-def split_k_matmul(a: torch.Tensor, b: torch.Tensor, config: triton.Config | None = None) -> torch.Tensor:
-    """A @ B [M, N] in float32; the rest as for `matmul`.
-
-    Raises:
-        ValueError: operands that do not go together.
-    """
-    _check_operands(a, b)
-    c = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
-    add_product(a, b, c, config)
-    return c
-
-
-def add_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, config: triton.Config | None = None) -> None:
-    """Add A @ B to `c`, float32 [M, N], zeroed by the caller: a tuning zeroes it anyway, an ordinary call does not."""
-    _launch_product(split_k_kernel, a, b, c, config)
-
-
-def _launch_product(kernel: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, config: triton.Config | None) -> None:
-    (m, n), k = c.shape, a.shape[1]
-
-    def grid(meta: dict[str, Any]) -> tuple[int, int]:
-        return (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]), meta.get("SPLIT_K", 1))
-
-    args, fixed = (a, b, c, m, n, k), {"INTERPRETED": triton.knobs.runtime.interpret}
-    if config is None:
-        kernel[grid](*args, **fixed)
-    else:
-        kernel.fn[grid](*args, **fixed, **config.all_kwargs())
-
-
-def _check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
-    is_pair = a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0] and a.dtype == b.dtype and a.device == b.device
-    if not is_pair or a.dtype not in (torch.float16, torch.bfloat16) or not (a.is_contiguous() and b.is_contiguous()):
-        raise ValueError(
-            "need A [M, K] and B [K, N], contiguous, on one device, both float16 or both bfloat16; "
-            f"got {list(a.shape)} {a.dtype} and {list(b.shape)} {b.dtype}"
-        )
-    if not a.numel() or not b.numel():
-        raise ValueError(f"nothing to multiply in {list(a.shape)} @ {list(b.shape)}")
 
 
 def softmax_configs() -> list[triton.Config]:
@@ -340,12 +218,6 @@ def softmax(x: torch.Tensor, config: triton.Config | None = None) -> torch.Tenso
     if x.dim() != 2 or x.dtype not in DTYPES or not x.is_contiguous():
         raise ValueError(f"need a contiguous matrix (fp32, bf16, fp16); got {list(x.shape)} {x.dtype}, strides {x.stride()}")
     y = torch.empty_like(x)
-    n_rows, n_cols = x.shape
-    if not y.numel():
-        return y
-    kernel: Any = softmax_kernel
-    if config is None:
-        kernel[(n_rows,)](x, y, n_cols)
-    else:
-        kernel.fn[(n_rows,)](x, y, n_cols, **config.all_kwargs())
+    if y.numel():
+        _launch(softmax_kernel, (len(x),), (x, y, x.shape[1]), config)
     return y

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WIDTH = 190
 """Columns of a table where there is no terminal: tables in logs stay in one piece."""
 TUNED, PRODUCT = "tuned", "product"
-PEAK_FLOPS, PEAK_BYTES, LINK_BYTES = 989e12, 4.8e12, 367e9
-"""Of an H200, per second: dense bf16, memory, and what a copy engine moves from one peer to another (measured)."""
+LINK_BYTES = 367e9
+"""What a copy engine of an H200 moves from one peer to another in a second (measured)."""
 N_CHECK_INPUTS = 5
 STRAGGLER_S = 0.005
 """How late a straggler begins each step: longer than a step on a GPU, so that its peers run ahead as far as they may."""
@@ -81,8 +82,6 @@ class Problem:
     n_bytes: int = 0
     """Bytes to read and write at least; 0 where arithmetic is the limit."""
     n_flops: int = 0
-    timed: Callable[[Any], object] | None = None
-    """Timed in place of `run`."""
     error: Callable[[torch.Tensor, torch.Tensor], float] = largest_error
 
 
@@ -104,25 +103,24 @@ class Step:
     """A step of several ranks, as its command line needs it."""
 
     description: str
-    sizes = "M,N,K"
+    sizes, dtypes = "M,N,K", ("bf16", "fp16")
     tuners: tuple[str, ...] = ("function",)
     """The first one is the default."""
+    shared: tuple[int, ...]
+    """The sizes that ranks share, by their places."""
+    small: tuple[Shape, ...] = ((37, 40, 72), (70, 35, 45), (1, 8, 8))
+    """Sizes of one rank's share that no block divides, for a CPU, where the last ones are tuned."""
+    large: tuple[Shape, ...] = ((1037, 1000, 1000), (333, 1003, 1001), (1, 8, 8))
+    """The same for a GPU, where the first of `perf_shapes` is checked, too."""
     perf_shapes: tuple[Shape, ...]
     n_roundings = 1
     """How often a number is rounded on its way, at most."""
+    reason_to_skip = str
     short_form: Shape = ()
     """Sizes that --M completes; with them sizes may stand as they are, and the experts' shares be skewed."""
 
-    def check_shapes(self, n_ranks: int, *, is_gpu: bool) -> tuple[Shape, ...]:
-        """Shapes that no block divides, and on a GPU a large one first; on a CPU the last one is tuned."""
-        raise NotImplementedError
-
     def operands(self, shape: Shape, dtype: torch.dtype, device: torch.device, options: argparse.Namespace) -> tuple[Any, ...]:
-        """Those of this rank; the first one is overwritten between steps. Collective.
-
-        Raises:
-            ValueError: ranks cannot share the shape.
-        """
+        """Those of this rank; the first one is overwritten between steps. Collective."""
         raise NotImplementedError
 
     def expected(self, operands: Any) -> torch.Tensor:
@@ -141,9 +139,19 @@ class Step:
         """The tuned step first, the product alone, the exchange alone, and what computes the same. Collective."""
         raise NotImplementedError
 
-    def work(self, shape: Shape, n_ranks: int) -> tuple[int, int, int]:
-        """Of a rank: FLOP, bytes that the product reads and writes at least, bytes sent at least."""
+    def work(self, shape: Shape, n_ranks: int) -> tuple[int, int]:
+        """Of a rank: FLOP, and bytes sent at least."""
         raise NotImplementedError
+
+    def shapes(self, case: str, n_ranks: int, device: torch.device) -> tuple[Shape, ...]:
+        """Those of a case, where none is given."""
+        is_gpu = device.type == "cuda"
+        if case != "check" and is_gpu:
+            return self.perf_shapes
+        own = self.large if is_gpu else self.small
+        whole = (tuple(size * n_ranks if axis in self.shared else size for axis, size in enumerate(shape)) for shape in own)
+        found = (*(self.perf_shapes[:1] if is_gpu else ()), *whole)
+        return found if case == "check" else found[-1:]
 
 
 def parse_shape(text: str) -> Shape:
@@ -236,19 +244,6 @@ def config_text(config: Any) -> str:
     return " ".join(f"{name}={value}" for name, value in choices.items() if value is not None)
 
 
-def show_record(record: TuningRecord, console: Console) -> None:
-    """The candidates of a site, fastest first, and the winner; configs without their hook, which is the same for all."""
-    table = Table("", "agreed ms", "step ms", "failure", "config", title=f"{record.kernel} {record.key}")
-    for candidate in sorted(record.candidates, key=lambda each: float("inf") if each.latency_ms is None else each.latency_ms):
-        times = [f"{ms:.4f}" if ms is not None else "-" for ms in (candidate.latency_ms, candidate.closure_ms)]
-        table.add_row("*" if candidate.index == record.winner else "", *times, candidate.failure or "", without_hook(candidate.config))
-    console.print(table)
-    spent = f"{record.n_replays} replays, {record.seconds:.2f} s"
-    if record.is_recalled:
-        spent = f"from the cache, tuned {record.tuned_at:%Y-%m-%d %H:%M} UTC in {spent}; DIST_TUNE_ALWAYS_TUNE=1 tunes anew"
-    console.print(f"winner of {record.kernel}: {without_hook(record.best.config)}", spent, sep="\n")
-
-
 def without_hook(config: str) -> str:
     """A described config without its hook."""
     return re.sub(r" pre_hook=[\w.]+", "", config)
@@ -264,30 +259,46 @@ def times_table(name: str, us_by_method: dict[str, dict[str, float]], n_flops: i
     return table
 
 
-def check(problem: Problem, console: Console) -> bool:
-    """True if the results of every config that fits the GPU and of the tuned kernel are right; prints a line for each."""
-    is_good, expected = True, problem.expected()
-    for config in (*problem.configs, None):
+Way = tuple[str, float, Callable[[], float]]
+"""What is checked: its name, the largest error that rounding explains, and a run that returns its error."""
+
+
+def check(name: str, ways: Iterable[Way], console: Console) -> bool:
+    """True if the results of all ways that fit the GPU are right; prints a line for each."""
+    is_good = True
+    for way, limit, run in ways:
         try:
-            result = problem.run(config)
-            error, reason = problem.error(result, expected), ""
-            result.fill_(float("nan"))  # the next result may get this memory: not written is not right
+            error, reason = run(), ""
         except triton.OutOfResources as refusal:  # not wrong: a tuner drops it
-            console.print(f"check {problem.name} not run: {refusal} {config_text(config)}")
+            console.print(f"check {name} not run: {refusal} {way}")
             continue
-        except DistTuneError as refusal:
+        except DistTuneError as refusal:  # between ranks on all of them, so all go on
             error, reason = float("inf"), str(refusal)
-        console.print(f"check {problem.name} error {error:.1e} {verdict(error, problem.limit, reason)} {config_text(config)}")
-        is_good &= error <= problem.limit
+        console.print(f"check {name} error {error:.2e} {verdict(error, limit, reason)} {way}")
+        is_good &= error <= limit
     return is_good
+
+
+def ways_of(problem: Problem) -> Iterator[Way]:
+    """Every config of a problem, and the tuned kernel."""
+    expected = problem.expected()
+
+    def error(config: Any) -> float:
+        result = problem.run(config)
+        found = problem.error(result, expected)
+        result.fill_(float("nan"))  # the next result may get this memory: not written is not right
+        return found
+
+    for config in (*problem.configs, None):
+        yield config_text(config), problem.limit, partial(error, config)
 
 
 def perf(problem: Problem) -> Table:
     """Microseconds of a problem: tuned, with the first config, by others. Tunes it if it is not tuned yet."""
     from dist_tune.measure import measure  # here: checking results needs no clock
 
-    run = problem.timed or problem.run
-    runs: Contenders = {TUNED: lambda: run(None), "first config": lambda: run(problem.configs[0]), **problem.others}
+    run, first = problem.run, problem.configs[0]
+    runs: Contenders = {TUNED: lambda: run(None), "first config": lambda: run(first), **problem.others}
     for each in runs.values():
         each()  # tunes; from here on an ordinary call
     cold = {name: measure(each, n_warmup=5, num_iters=100).median_us for name, each in runs.items()}
@@ -296,30 +307,6 @@ def perf(problem: Problem) -> Table:
         n_warmup = {name: int(SUSTAINED_MS * 1e3 / us) + 1 for name, us in cold.items()}
         methods["back to back"] = {name: 1e3 * ms for name, ms in back_to_back_ms(runs, n_warmup).items()}
     return times_table(problem.name, methods, problem.n_flops, problem.n_bytes)
-
-
-def main(kernel: Kernel, argv: Sequence[str] | None = None) -> int:
-    """Run the case of a single-GPU kernel at every shape and dtype; 1 if any result was wrong, 77 where the kernel cannot run."""
-    parser = command_line(kernel.description, sizes=kernel.sizes, dtypes=kernel.dtypes)
-    add_cases(parser, "tune")
-    parser.parse_args(argv)  # --help and mistakes come first
-    if reason := kernel.reason_to_skip():
-        print(f"skipped: {reason}")
-        return 77  # test harnesses (automake, meson) take it for a skip
-    options, device, console = parsed(parser, argv), torch.device("cuda" if torch.cuda.is_available() else "cpu"), console_of()
-    console.print(versions())
-    shapes = kernel.check_shapes + (kernel.perf_shapes[:1] if device.type == "cuda" else ())
-    is_good = True
-    for shape, dtype in chosen(options, kernel.perf_shapes if options.case == "perf" else shapes):
-        for problem in kernel.problems(shape, dtype, device):  # all of them, also after one that failed
-            if options.case == "check":
-                is_good &= check(problem, console)
-            elif problem.configs and options.case == "perf":
-                console.print(perf(problem))
-            elif problem.configs:
-                problem.run(None)
-                console.print(f"tuned {problem.name}; dist-tune show has its candidates")
-    return 0 if is_good else 1
 
 
 def worst_over_ranks(result: torch.Tensor, expected: torch.Tensor) -> float:
@@ -355,98 +342,122 @@ def worst_error(step: Step, run: Run, shape: Shape, dtype: torch.dtype, device: 
     return max(worst_over_ranks(out, expected[i % N_CHECK_INPUTS]) for i, out in enumerate(outs))
 
 
-def check_step(step: Step, shape: Shape, dtype: torch.dtype, device: torch.device, options: argparse.Namespace, console: Console) -> bool:
-    """True if results are right with fixed configs and with tuned ones; prints a line for each."""
-    is_good = True
-    for way, n_roundings, run in step.ways(device, options):
-        limit = n_roundings * torch.finfo(dtype).eps  # sums are in float32: by half a unit in the last place, or one where truncated
-        try:
-            error, reason = worst_error(step, run, shape, dtype, device, options), ""
-        except DistTuneError as refusal:  # on all ranks, so all go on
-            error, reason = float("inf"), str(refusal)
-        console.print(f"check {step.sizes}={shape} {dtype} relative error {error:.2e} {verdict(error, limit, reason)} {way}")
-        is_good &= error <= limit
-    return is_good
-
-
 def tune_step(step: Step, operands: tuple[Any, ...], tuner: str, console: Console) -> tuple[Callable[..., torch.Tensor], bool]:
     """Tune a step, show how that went, and return it, and whether its result is right on all ranks, with the same winners."""
     run, records = step.tuned(tuner)
     error, limit = worst_over_ranks(run(*operands), step.expected(operands)), step.n_roundings * torch.finfo(operands[0].dtype).eps
     for record in records:
-        show_record(record, console)
+        spent = f"{record.n_replays} replays, {record.seconds:.2f} s"
+        if record.is_recalled:
+            spent = f"from the cache, tuned {record.tuned_at:%Y-%m-%d %H:%M} UTC in {spent}; DIST_TUNE_ALWAYS_TUNE=1 tunes anew"
+        console.print(f"winner of {record.kernel}: {without_hook(record.best.config)}", spent, sep="\n")
     by_rank: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(by_rank, [record.best.config for record in records])
     is_same = all(each == by_rank[0] for each in by_rank)
-    console.print(f"the same on all {len(by_rank)} ranks: {is_same}; why: .autotune_logs/rank-<i>.log")
+    console.print(f"the same on all {len(by_rank)} ranks: {is_same}; why: .autotune_logs/rank-<i>.log; all candidates: dist-tune show")
     console.print(f"relative error {error:.1e} {verdict(error, limit)} tuned")
     return run, is_same and error <= limit
 
 
 def perf_step(step: Step, shape: Shape, name: str, contenders: Contenders) -> Table:
-    """The times of all contenders by both methods, beside the longer of the product and the way over NVLink, and beside an H200's peaks."""
+    """The times of all contenders by both methods, beside the longer of the product and the way over NVLink."""
     for run in contenders.values():  # also tunes what is not tuned yet
         for _ in range(3):
             run()
     aligned = aligned_ms(contenders)
     sustained = back_to_back_ms(contenders, {name: int(SUSTAINED_MS / ms) + 1 for name, ms in aligned.items()})
-    n_flops, n_bytes, n_link_bytes = step.work(shape, dist.get_world_size())
+    n_flops, n_link_bytes = step.work(shape, dist.get_world_size())
     methods = {}
     for method, ms in {"aligned, host ahead": aligned, "back to back": sustained}.items():
-        link_us = 1e6 * n_link_bytes / LINK_BYTES
-        at_peaks_us = max(1e6 * n_flops / PEAK_FLOPS, 1e6 * n_bytes / PEAK_BYTES, link_us)
-        methods[method] = {**{name: 1e3 * each for name, each in ms.items()}, "bound: product or NVLink": max(1e3 * ms[PRODUCT], link_us)}
-        methods[method]["bound: peaks"] = at_peaks_us
+        bound_us = max(1e3 * ms[PRODUCT], 1e6 * n_link_bytes / LINK_BYTES)
+        methods[method] = {**{name: 1e3 * each for name, each in ms.items()}, "bound: product or NVLink": bound_us}
     return times_table(name, methods, n_flops)
 
 
-def main_of_step(step: Step, script: str, argv: Sequence[str] | None = None) -> int:
-    """Run the case of a step at every shape and dtype, and leave; 1 if any result was wrong."""
-    parser = command_line(f"{step.description}: check, tune, compare.", sizes=step.sizes, dtypes=("bf16", "fp16"), script=script)
-    parser.add_argument("--case", choices=["check", "tune", "perf"], default="", help="compare results, tune, or compare times")
-    parser.add_argument("--tuner", choices=step.tuners, default=step.tuners[0], help="for tune and perf: all of it, or the product alone")
-    parser.add_argument("--straggler", type=int, metavar="RANK", help="for check: this rank sleeps before each step")
-    if step.short_form:
-        add_short_form(parser, step)
+def main(program: Kernel | Step, script: str, argv: Sequence[str] | None = None) -> int:
+    """Run the case of a program at every shape and dtype; 1 if any result was wrong, 77 where it cannot run."""
+    step = program if isinstance(program, Step) else None
+    about = f"{program.description}: check, tune, compare."
+    parser = command_line(about, sizes=program.sizes, dtypes=program.dtypes, script=script if step else "")
+    add_cases(parser, "tune")
+    if step:
+        add_step_options(parser, step)
+    parser.parse_args(argv)  # --help and mistakes come first
+    if reason := program.reason_to_skip():
+        print(f"skipped: {reason}")
+        return 77  # test harnesses (automake, meson) take it for a skip
     options = parsed(parser, argv)
-    if step.short_form:
+    if step:
         take_short_form(parser, options, step)
+        return run_step(step, options)
+    return run_kernel(program, options)  # type: ignore[arg-type]  # no step
+
+
+def run_kernel(kernel: Kernel, options: argparse.Namespace) -> int:
+    """Check, tune or time a kernel of one GPU; 1 if any result was wrong."""
+    device, console, is_good = torch.device("cuda" if torch.cuda.is_available() else "cpu"), console_of(), True
+    console.print(versions())
+    shapes = kernel.check_shapes + (kernel.perf_shapes[:1] if device.type == "cuda" else ())
+    for shape, dtype in chosen(options, kernel.perf_shapes if options.case == "perf" else shapes):
+        for problem in kernel.problems(shape, dtype, device):  # all of them, also after one that failed
+            if options.case == "check":
+                is_good &= check(problem.name, ways_of(problem), console)
+            elif problem.configs and options.case == "perf":
+                console.print(perf(problem))
+            elif problem.configs:
+                problem.run(None)
+                console.print(f"tuned {problem.name}; dist-tune show has its candidates")
+    return 0 if is_good else 1
+
+
+def run_step(step: Step, options: argparse.Namespace) -> int:
+    """Check, tune or time a step on all ranks, and leave; 1 if any result was wrong."""
     device, console = join_ranks()
     n_ranks, is_good = dist.get_world_size(), True
-    shapes = step.check_shapes(n_ranks, is_gpu=device.type == "cuda")
-    if options.case in ("tune", "perf"):
-        shapes = step.perf_shapes if device.type == "cuda" else shapes[-1:]
     try:
-        for shape, dtype in chosen(options, shapes):
-            if options.case not in ("tune", "perf"):
-                is_good &= check_step(step, shape, dtype, device, options, console)
+        for shape, dtype in chosen(options, step.shapes(options.case, n_ranks, device)):
+            if any(shape[axis] % n_ranks for axis in step.shared):
+                names, given = " and ".join(step.sizes.split(",")[axis] for axis in step.shared), ",".join(map(str, shape))
+                raise ValueError(f"{names} must be multiples of the {n_ranks} ranks, got --shape {given}")
+            if options.case == "check":
+                # Sums are in float32: a number is rounded by half a unit in the last place, or one where it is cut off.
+                ways = (
+                    (way, n_roundings * torch.finfo(dtype).eps, partial(worst_error, step, run, shape, dtype, device, options))
+                    for way, n_roundings, run in step.ways(device, options)
+                )
+                is_good &= check(f"{step.sizes}={shape} {dtype} relative", ways, console)
                 continue
             operands = step.operands(shape, dtype, device, options)
             run, is_right = tune_step(step, operands, options.tuner, console)
             is_good &= is_right
             if options.case == "perf":
-                name = f"{step.sizes}={shape} {dtype}"
-                console.print(perf_step(step, shape, name, step.contenders(run, operands)))
+                console.print(perf_step(step, shape, f"{step.sizes}={shape} {dtype}", step.contenders(run, operands)))
         dist.barrier()  # a rank that leaves frees memory that its peers may still write to
     finally:
         dist.destroy_process_group()
     return 0 if is_good else 1
 
 
-def add_short_form(parser: argparse.ArgumentParser, step: Step) -> None:
-    """The options of a step of a mixture of experts."""
-    parser.add_argument("given", type=int, nargs="*", metavar="SIZE", help=f"{step.sizes.replace(',', ' ')}; on a CPU scaled down")
-    parser.add_argument("--M", type=int, help=f"with the other sizes {','.join(map(str, step.short_form[1:]))}; on a CPU scaled down")
-    parser.add_argument("--check", action="store_true", help="--case check")
-    parser.add_argument("--autotune", action="store_true", help="tune, and compare times on GPUs; with --check: check the tuned step, too")
-    parser.add_argument("--skew", type=float, default=0.0, metavar="S", help="Zipf exponent of the experts' shares; 0: equal shares")
+def add_step_options(parser: argparse.ArgumentParser, step: Step) -> None:
+    """The options of a step, and of one of a mixture of experts."""
+    parser.add_argument("--tuner", choices=step.tuners, default=step.tuners[0], help="for tune and perf: all of it, or the product alone")
+    parser.add_argument("--straggler", type=int, metavar="RANK", help="for check: this rank sleeps before each step")
+    parser.set_defaults(given=(), M=None, check=False, autotune=False)
+    if step.short_form:
+        parser.add_argument("given", type=int, nargs="*", metavar="SIZE", help=f"{step.sizes.replace(',', ' ')}; on a CPU scaled down")
+        parser.add_argument("--M", type=int, help=f"with the other sizes {','.join(map(str, step.short_form[1:]))}; on a CPU scaled down")
+        parser.add_argument("--check", action="store_true", help="--case check")
+        parser.add_argument(
+            "--autotune", action="store_true", help="tune, and compare times on GPUs; with --check: check the tuned step, too"
+        )
+        parser.add_argument("--skew", type=float, default=0.0, metavar="S", help="Zipf exponent of the experts' shares; 0: equal shares")
 
 
 def take_short_form(parser: argparse.ArgumentParser, options: argparse.Namespace, step: Step) -> None:
     """Make --case and --shape of the short form; sizes are scaled down where there is no GPU."""
     if len(options.given) not in (0, 5):
         parser.error(f"need five sizes, {step.sizes.replace(',', ' ')}; got {' '.join(map(str, options.given))}")
-    if not options.case and options.autotune and not options.check:
+    if options.autotune and not options.check:
         options.case = "perf" if torch.cuda.is_available() else "tune"
     named = tuple(options.given) or (() if options.M is None else (options.M, *step.short_form[1:]))
     if named and not torch.cuda.is_available():

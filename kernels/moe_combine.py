@@ -27,21 +27,13 @@ N_QUARTERS = 4
 """Pieces of a shard that have a flag of their own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """Rows and columns that a program sums at a time, and its warps."""
-
-    rows: int
-    cols: int
-    warps: int
-
-
 N_PROGRAMS_INTERPRETED = 2
 MOST_REGISTERS = 128
 """Of a thread, at most; Triton 3.6 takes 80 to 128. So two programs of 16 warps, of either kernel, do not share an SM, nor does one with a
 large tile of the product: a push that starts first keeps the product off as many SMs as the product leaves free, smaller ones off more."""
 # What covers the latency of NVLink and memory is what is under way: 32 elements of each thread.
-BLOCKS = Blocks(16, 64, 4) if triton.knobs.runtime.interpret else Blocks(16, 1024, 16)
+BLOCK_ROWS, BLOCK_COLS, N_WARPS = (16, 64, 4) if triton.knobs.runtime.interpret else (16, 1024, 16)
+"""What a program sums at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +183,5 @@ def reduce(partials: Partials, out: torch.Tensor, n_push_sms: int) -> None:
 
 def _fixed(partials: Partials) -> dict[str, object]:
     sizes = {"TOP_K": partials.weights.shape[1], "WORLD": len(partials.slots), "N_QUARTERS": N_QUARTERS, "UNIT_COLS": UNIT_COLS}
-    element = element_type(partials.results.dtype)
-    return {
-        **sizes,
-        "ELEMENT": element,
-        "BLOCK_ROWS": BLOCKS.rows,
-        "BLOCK_COLS": BLOCKS.cols,
-        "num_warps": BLOCKS.warps,
-        "maxnreg": MOST_REGISTERS,
-    }
+    blocks = {"ELEMENT": element_type(partials.results.dtype), "BLOCK_ROWS": BLOCK_ROWS, "BLOCK_COLS": BLOCK_COLS}
+    return {**sizes, **blocks, "num_warps": N_WARPS, "maxnreg": MOST_REGISTERS}

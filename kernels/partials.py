@@ -7,22 +7,25 @@ Used by gemm_rs.py, where each rank keeps the rows that it sums, and by gemm_all
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.copier import Copier
+from kernels.gather import WAIT, WRITE, MemoryOps, copy
+from kernels.operands import GroupStep, loadable
 from kernels.push_gemm import push_gemm_kernel, set_block_shapes
-from kernels.shard_gemm import device_properties
+from kernels.shard_gemm import device_properties, require_free_sms
 from kernels.steady_launch import launch
-from kernels.sum_parts import FLAG_ROWS, FOR_ALL, SUM_BLOCK, TO_ALL, TO_OWNER, count_kernel, sum_kernel
-from kernels.symmetric import N_SLOTS, Epochs, StepOrder, SymmetricMemory, element_type, refuse_capture
+from kernels.sum_parts import FLAG_ROWS, FOR_ALL, SUM_BLOCK, TO_ALL, TO_OWNER, sum_kernel
+from kernels.symmetric import N_SLOTS, StepOrder, SymmetricMemory, element_type, next_step, refuse_capture
 
-MOVES = ("push", "pull", "copy")
+ROW_PARALLEL = "A as [M, K / W] and B as [N, K / W]"
+Move = Literal["push", "pull", "copy"]
+MOVES: tuple[Move, ...] = get_args(Move)
 FLAGS_PER_LINE = 32
 """Flags of 4 bytes that fill 128 bytes: those of two sources share no cache line."""
 SUM_PROGRAMS_PER_SM = 4
@@ -33,7 +36,7 @@ SUM_PROGRAMS_PER_SM = 4
 class Exchange:
     """How partial results travel, and where they are summed: the knobs of communication, the same on all ranks in a step."""
 
-    move: Literal["push", "pull", "copy"] = "push"
+    move: Move = "push"
     """push: the product stores its tiles where they are summed; pull: the rank that sums loads them; copy: copy engines bring chunks."""
     reduction: Literal["inside", "beside", "behind"] = "inside"
     """inside: the product adds what the peers have sent to its own tiles; beside: a kernel runs along with it; behind: a kernel follows."""
@@ -87,11 +90,69 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Addresses for the kernels of one slot; the kernels' arguments of the same names."""
+    """Addresses for the kernels of one slot; the kernels' arguments of the same names. The last three: None if the plan does not gather."""
 
     targets: torch.Tensor
     arrivals: torch.Tensor
     sources: torch.Tensor
+    finals: torch.Tensor | None = None
+    """Where each rank gathers this rank's part of the sum."""
+    final_arrivals: torch.Tensor | None = None
+    """The flags that count it there."""
+    gathered: torch.Tensor | None = None
+    """Where this rank gathers the parts of all ranks."""
+
+
+class Copier:
+    """The copies of one plan by copy engines: from staging memory of this rank to the rank that sums a part, chunk by chunk.
+
+    The product stores a part for a peer in `staged` and counts it in `counts`, as it would at the peer. The copy stream waits for the
+    counts of a chunk (no kernel does, no program is taken up), copies it, and writes into the peer's flags what they are to be after the
+    step: the number that they would have if the product had counted there itself. So a product may wait, on all multiprocessors, for what
+    its peers' engines copy.
+
+    Use: the product, then `queue`; last `join`.
+    """
+
+    def __init__(self, plan: Plan, memory: SymmetricMemory) -> None:
+        self._plan, self._memory = plan, memory
+        self.staged = torch.empty_like(memory.own["received"][0])
+        self.counts = torch.zeros_like(memory.own["arrivals"])
+        self._n_done = 0
+        self._words: dict[int, list[tuple[int, slice, MemoryOps, MemoryOps]]] = {}
+        self._stream = torch.cuda.Stream(memory.device, priority=-1)
+
+    def queue(self, slot: int, epoch: int, chunk_rows: int, started: Any) -> None:
+        """Queue the copies of a step, whose product is queued; `started` is the event before the product."""
+        self._n_done += 1
+        self._stream.wait_event(started)
+        for peer, elements, wait, write in self._words_of(chunk_rows):
+            wait.queue(self._stream, self._n_done)
+            target = self._memory.on(peer)["received"][slot, self._memory.rank][elements]
+            copy(target.data_ptr(), self.staged[peer][elements], self._stream)
+            write.queue(self._stream, epoch)
+
+    def join(self) -> None:
+        """Let the current stream go on when the copies are made: the next product overwrites the staging memory."""
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def _words_of(self, chunk_rows: int) -> list[tuple[int, slice, MemoryOps, MemoryOps]]:
+        """The chunks in the product's order: a peer, elements of its part, counts to wait for, flags to write, both by rows' elements."""
+        if chunk_rows not in self._words:
+            found = self._words[chunk_rows] = []
+            rank, n_ranks, n = self._memory.rank, self._memory.n_ranks, self._plan.n
+            for peer in ((rank + i) % n_ranks for i in range(1, n_ranks)):
+                weights, rows = self._plan.flag_elements(peer), self._plan.rows_of(peer)
+                arrivals = self._memory.on(peer)["arrivals"][rank]
+                for first in range(0, rows, chunk_rows):
+                    end = min(first + chunk_rows, rows)
+                    flags = range(first // FLAG_ROWS, -(-end // FLAG_ROWS))
+                    words = [
+                        MemoryOps([(operation, where, flag) for flag in flags], weights[flags.start : flags.stop])
+                        for operation, where in ((WAIT, self.counts[peer]), (WRITE, arrivals))
+                    ]
+                    found.append((peer, slice(first * n, end * n), words[0], words[1]))
+        return self._words[chunk_rows]
 
 
 class PartialSums:
@@ -115,9 +176,8 @@ class PartialSums:
         if plan.gathers:
             layout |= {"gathered": ((N_SLOTS, self._n_ranks, numel), plan.dtype), "gathered_arrivals": flags}
         self._memory = SymmetricMemory(layout, device, group)
-        self._epochs, self._device = Epochs(), device
+        self._n_done, self._device = 0, device
         self._tables: dict[tuple[str, int], Tables] = {}
-        self._own_tables: dict[tuple[str, int], torch.Tensor] = {}
         self._copier: Copier | None = None
         self._side: torch.cuda.Stream | None = None
         self._order = StepOrder()
@@ -128,40 +188,40 @@ class PartialSums:
         `a` [M, K] and `b` [N, K] are loadable; `config` None leaves the product's config to the tuner.
         """
         refuse_capture("a step that sends partial results")
-        plan, slot, epoch = self.plan, self._epochs.slot, self._epochs.next
+        plan, (epoch, slot) = self.plan, next_step(self._n_done)
         if exchange.reduction == "inside" and plan.n_parts == 1 < self._n_ranks:
             raise ValueError("all ranks sum all rows: reduction='beside' or 'behind'")
-        _require_progress(exchange)
+        if exchange.move == "copy":
+            if plan.n_parts < self._n_ranks:
+                raise ValueError("copy engines serve the rank that sums a part; where all ranks sum all rows, push or pull")
+            if self._device.type == "cpu":  # which has no copy engine
+                exchange = replace(exchange, move="push")
+        is_blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0" and not triton.knobs.runtime.interpret
+        if exchange.move == "copy" and exchange.reduction == "inside" and is_blocking:
+            raise ValueError(
+                "CUDA_LAUNCH_BLOCKING=1 lets a launch return when its kernel has ended, but a product that adds what copy engines bring "
+                "ends only when they are queued, behind its launch: unset it, or use reduction='behind', or move='push'"
+            )
+        if exchange.reduction == "beside":
+            require_free_sms("sms", exchange.sms)
         self._order.follow(self._device)
         if exchange.move == "copy" and self._copier is None:
             self._copier = Copier(plan, self._memory)
-        tables, own = self._tables_of(exchange.move, slot), self._memory.own
-        finals, final_arrivals = self._final_tables(slot)
+        copier = self._copier if exchange.move == "copy" else None
+        tables = self._tables_of(exchange.move, slot)
         started = None
-        if self._device.type == "cuda" and (exchange.move == "copy" or exchange.reduction == "beside"):
+        if self._device.type == "cuda" and (copier is not None or exchange.reduction == "beside"):
             started = torch.cuda.Event()
             started.record()
-        credits = (self._memory.addresses("credits"), own["credits"])
-        where = (c, tables.targets, tables.arrivals, tables.sources, own["arrivals"], *credits, finals, final_arrivals)
-        copier = self._copier if exchange.move == "copy" else None
-        if copier is not None:
-            copier.begin(slot, epoch, exchange.chunk_rows)
-        try:
-            self._multiply(a, b, where, exchange, epoch=epoch, config=config)
-        except BaseException:
-            if copier is not None:
-                copier.give_up()
-            raise
-        self._epochs.advance()  # from here on peers get what they wait for
+        self._multiply(a, b, c, tables, exchange, epoch=epoch, config=config)
+        self._n_done += 1  # from here on peers get what they wait for
         if copier is not None:
             copier.queue(slot, epoch, exchange.chunk_rows, started)
-        try:
-            self._reduce(c, tables, exchange, slot=slot, epoch=epoch, started=started)
-        finally:  # also where a sum cannot be launched: the next step overwrites what is copied, and counts in the same flags
-            if copier is not None:
-                copier.join()
+        self._reduce(c, tables, exchange, epoch=epoch, started=started)
+        if copier is not None:
+            copier.join()
 
-    def _reduce(self, c: torch.Tensor, tables: Tables, exchange: Exchange, *, slot: int, epoch: int, started: Any) -> None:
+    def _reduce(self, c: torch.Tensor, tables: Tables, exchange: Exchange, *, epoch: int, started: Any) -> None:
         """Queue the kernels behind the product or beside it: one that sums, where the product does not, and one that gathers the sums."""
         plan, own = self.plan, self._memory.own
         sizes = (plan.n, plan.part_rows, plan.n_flags, self._rank, epoch)
@@ -169,24 +229,30 @@ class PartialSums:
             # The own part, or all of the one part.
             rows = plan.rows_of(self._rank if plan.n_parts > 1 else 0)
             fixed = {"PARTS": 1, "SOURCES": self._n_ranks, "ELEMENT": element_type(plan.partial_dtype)}
-            finals, final_arrivals = self._final_tables(slot)
-            try:
-                self._sum((c, tables.sources, own["arrivals"], finals, final_arrivals, rows, *sizes), fixed, exchange, started)
-            except BaseException:
-                self._count_finals(rows)  # peers wait for this rank's sums, right or wrong: the error is for the caller alone
-                raise
+            args: tuple[Any, ...] = (c, tables.sources, own["arrivals"], tables.finals, tables.final_arrivals, rows, *sizes)
+            self._sum(args, fixed, exchange, started)
         if plan.gathers:  # each part has one source: the rank that has summed it
             fixed = {"PARTS": plan.n_parts, "SOURCES": 1, "ELEMENT": element_type(plan.dtype)}
-            gathered = (self._own_tables["gathered", slot], own["gathered_arrivals"])
-            self._sum((c, *gathered, None, None, plan.m, *sizes), fixed, Exchange(reduction="behind"), None)
+            args = (c, tables.gathered, own["gathered_arrivals"], None, None, plan.m, *sizes)
+            self._sum(args, fixed, Exchange(reduction="behind"), None)
 
     def _multiply(
-        self, a: torch.Tensor, b: torch.Tensor, where: tuple[Any, ...], exchange: Exchange, *, epoch: int, config: triton.Config | None
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        tables: Tables,
+        exchange: Exchange,
+        *,
+        epoch: int,
+        config: triton.Config | None,
     ) -> None:
         """Queue the product."""
-        plan, k, is_interpreted = self.plan, a.shape[1], triton.knobs.runtime.interpret
+        plan, k, is_interpreted, own = self.plan, a.shape[1], triton.knobs.runtime.interpret, self._memory.own
+        credits = (self._memory.addresses("credits"), own["credits"])
+        sent = (tables.targets, tables.arrivals, tables.sources, own["arrivals"], *credits, tables.finals, tables.final_arrivals)
         operands = [TensorDescriptor(x, list(x.shape), [k, 1], [1, 1]) for x in (a, b)]
-        args = (*operands, *where, plan.m, plan.n, k, plan.part_rows, plan.n_flags, self._rank, epoch, MOVES.index(exchange.move))
+        args = (*operands, c, *sent, plan.m, plan.n, k, plan.part_rows, plan.n_flags, self._rank, epoch, MOVES.index(exchange.move))
         spread, is_inside = TO_OWNER, exchange.reduction == "inside"
         if plan.n_parts < self._n_ranks:
             spread = FOR_ALL if exchange.move == "pull" else TO_ALL
@@ -231,11 +297,6 @@ class PartialSums:
             launch(sum_kernel, (min(items, exchange.sms),), args, fixed, key=key)
         torch.cuda.current_stream().wait_stream(self._side)
 
-    def _count_finals(self, n_rows: int) -> None:
-        """Raise the flags of sums that are not made, so that all ranks' flags mean the same in the next step."""
-        for r in range(self._n_ranks if self.plan.gathers else 0):
-            count_kernel[(1,)](self._memory.on(r)["gathered_arrivals"][self._rank], n_rows, self.plan.n, FLAG_ROWS=FLAG_ROWS)
-
     def _tables_of(self, move: str, slot: int) -> Tables:
         if (move, slot) not in self._tables:
             memory, rank, ranks = self._memory, self._rank, range(self._n_ranks)
@@ -251,36 +312,41 @@ class PartialSums:
                 assert self._copier is not None
                 targets = [targets[r] if r == rank else self._copier.staged[r] for r in ranks]
                 arrivals = [arrivals[r] if r == rank else self._copier.counts[r] for r in ranks]
-            self._tables[move, slot] = Tables(*map(memory.table, (targets, arrivals, sources)))
+            tables = [targets, arrivals, sources]
+            if self.plan.gathers:
+                tables += [[memory.on(r)["gathered"][slot, rank] for r in ranks], [memory.on(r)["gathered_arrivals"][rank] for r in ranks]]
+                tables.append([memory.own["gathered"][slot, r] for r in ranks])
+            self._tables[move, slot] = Tables(*map(memory.table, tables))
         return self._tables[move, slot]
 
-    def _final_tables(self, slot: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Where each rank gathers this rank's part of the sum, and the flags that count it there; None if the plan does not gather."""
-        if not self.plan.gathers:
-            return None, None
-        if ("finals", slot) not in self._own_tables:
-            memory, rank, ranks = self._memory, self._rank, range(self._n_ranks)
-            finals = [memory.on(r)["gathered"][slot, rank] for r in ranks]
-            self._own_tables["finals", slot] = memory.table(finals)
-            self._own_tables["arrivals", slot] = memory.table([memory.on(r)["gathered_arrivals"][rank] for r in ranks])
-            self._own_tables["gathered", slot] = memory.table([memory.own["gathered"][slot, r] for r in ranks])
-        return self._own_tables["finals", slot], self._own_tables["arrivals", slot]
 
+class RowParallelGemm(GroupStep):
+    """A @ B.T where each rank holds K / W columns of both, so that results are sums over ranks.
 
-def _require_progress(exchange: Exchange) -> None:
-    """Raise if a step might wait for ever: a product kept off the GPU by its sum, or one that must end before copies are queued."""
-    if triton.knobs.runtime.interpret:
-        return
-    if exchange.move == "copy" and exchange.reduction == "inside" and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
-        raise ValueError(
-            "CUDA_LAUNCH_BLOCKING=1 lets a launch return when its kernel has ended, but a product that adds what copy engines bring ends "
-            "only when they are queued, behind its launch: unset it, or use reduction='behind', or move='push'"
-        )
-    if exchange.reduction != "beside":
-        return
-    n_sms = device_properties()["multiprocessor_count"]
-    if exchange.sms >= n_sms:
-        raise ValueError(
-            f"a reduction beside the product on sms={exchange.sms} multiprocessors leaves it none of this GPU, which has {n_sms}: "
-            f"give it at most {n_sms - 1}, or use reduction='behind'"
-        )
+    Args:
+        group: the ranks that hold A and B; the default group if None.
+        config: the launch config to use. None: the one in the kernel's cache, tuned on a miss by the tuner around the step.
+        partial_dtype: the type in which partial results travel: None for the operands' type, or torch.float32, which doubles the bytes.
+        exchange: how partial results travel, where a call does not say.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        config: triton.Config | None = None,
+        partial_dtype: torch.dtype | None = None,
+        exchange: Exchange | None = None,
+    ) -> None:
+        super().__init__(group)
+        self.config, self.partial_dtype, self.exchange = config, partial_dtype, exchange
+        self._sums: dict[tuple[Plan, torch.device], PartialSums] = {}
+
+    def run(
+        self, plan: Plan, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, exchange: Exchange, config: triton.Config | None
+    ) -> torch.Tensor:
+        """Queue a step of a plan, and return `c`. Collective where a plan has no memory yet."""
+        sums = self._sums.get((plan, a.device))
+        if sums is None:
+            sums = self._sums[plan, a.device] = PartialSums(plan, a.device, self.group)
+        PartialSums.step(sums, loadable(a), loadable(b), c, exchange, config=self.config if config is None else config)
+        return c

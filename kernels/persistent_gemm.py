@@ -28,53 +28,38 @@ if __name__ == "__main__":  # first: the kernel is loaded once, under the module
     sys.exit(main("persistent_gemm"))
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dist_tune import autotune, power_of_two
-from kernels.guides import tile_at
-from kernels.shard_gemm import N_PROGRAMS_INTERPRETED, TMA_ALIGNMENT_BYTES, device_properties
+from kernels.operands import TMA_ALIGNMENT_BYTES, check_operands, loadable
+from kernels.shard_gemm import N_PROGRAMS_INTERPRETED, device_properties, tile_block
 
 HOPPER_SHARED_BYTES = 232448
 """Shared memory of a program where there is no GPU to ask."""
 MAX_ACCUMULATORS = 128
 """Float32 sums of a thread: of its 255 registers the others hold addresses and what is being loaded."""
-INTERPRETER_BLOCKS = ((32, 64), (32, 64), (32, 64))
-GPU_BLOCKS = ((64, 128, 256), (64, 128, 256), (32, 64, 128))
-"""BLOCK_M, BLOCK_N, BLOCK_K: powers of two, for others do not compile."""
-
-
-def set_block_shapes(nargs: dict[str, Any]) -> None:
-    """Give the tensor descriptors of a launch the blocks of its config (a `Config.pre_hook`)."""
-    block_m, block_n, block_k = nargs["BLOCK_M"], nargs["BLOCK_N"], nargs["BLOCK_K"]
-    nargs["a"].block_shape, nargs["b"].block_shape, nargs["c"].block_shape = [block_m, block_k], [block_n, block_k], [block_m, block_n]
+INTERPRETER_BLOCKS = ((64, 32), (64, 32), (64, 32))
+GPU_BLOCKS = ((128, 64, 256), (128, 64, 256), (64, 32, 128))
+"""BLOCK_M, BLOCK_N, BLOCK_K, those of an untuned call first: powers of two, for others do not compile."""
 
 
 def all_configs() -> list[triton.Config]:
-    """Every combination, in one order; those of middling size first, for the first one is what an untuned call gets."""
+    """Every combination, in one order; the first one is what an untuned call gets."""
     is_interpreted = triton.knobs.runtime.interpret
     blocks, warps, stages = (INTERPRETER_BLOCKS, (4,), (2,)) if is_interpreted else (GPU_BLOCKS, (4, 8), (3, 4))
-    found = [
-        triton.Config(
-            {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 8}, num_warps=n_warps, num_stages=n_stages, pre_hook=set_block_shapes
-        )
+    return [
+        triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 8}, num_warps=n_warps, num_stages=n_stages)
         for m, n, k, n_warps, n_stages in itertools.product(*blocks, warps, stages)
     ]
-    middle = sum(block[len(block) // 2] for block in blocks)
-    return sorted(found, key=lambda config: abs(sum(config.kwargs[f"BLOCK_{axis}"] for axis in "MNK") - middle))
 
 
-def reason_to_drop(config: triton.Config, shape: tuple[int, ...], dtype: torch.dtype, shared_bytes: int | None = None) -> str:
-    """Why a config is not worth compiling for a product of `shape` [M, N, K]; empty if it is. Equal for all sizes of a bucket.
-
-    `shared_bytes`: what a program may have of shared memory; None asks the GPU.
-    """
+def reason_to_drop(config: triton.Config, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """Why a config is not worth compiling for a product of `shape` [M, N, K]; empty if it is. Equal for all sizes of a bucket."""
     block = config.kwargs
     block_m, block_n, block_k = block["BLOCK_M"], block["BLOCK_N"], block["BLOCK_K"]
-    if shared_bytes is None:
-        shared_bytes = HOPPER_SHARED_BYTES if triton.knobs.runtime.interpret else device_properties()["max_shared_mem"]
+    shared_bytes = HOPPER_SHARED_BYTES if triton.knobs.runtime.interpret else device_properties()["max_shared_mem"]
     # Each pipeline stage holds a tile of A and one of B; a tile of C is stored from beside them.
     needed = ((block_m + block_n) * block_k * config.num_stages + block_m * block_n) * dtype.itemsize
     if needed > shared_bytes:
@@ -85,14 +70,14 @@ def reason_to_drop(config: triton.Config, shape: tuple[int, ...], dtype: torch.d
     smallest = INTERPRETER_BLOCKS if triton.knobs.runtime.interpret else GPU_BLOCKS
     for axis, size, blocks in zip("MNK", shape, smallest, strict=True):
         # The bucket's limit, not the size: the same configs for all that share a result.
-        if block[f"BLOCK_{axis}"] > max(blocks[0], power_of_two(size)):
+        if block[f"BLOCK_{axis}"] > max(min(blocks), power_of_two(size)):
             return f"BLOCK_{axis}={block[f'BLOCK_{axis}']} is mostly padding for {axis}={size}"
     return ""
 
 
-def search_space(m: int, n: int, k: int, dtype: torch.dtype, shared_bytes: int | None = None) -> list[triton.Config]:
+def search_space(m: int, n: int, k: int, dtype: torch.dtype) -> list[triton.Config]:
     """The configs worth trying for a product of [M, K] and [N, K]; the same for all sizes of a bucket."""
-    return [config for config in all_configs() if not reason_to_drop(config, (m, n, k), dtype, shared_bytes)]
+    return [config for config in all_configs() if not reason_to_drop(config, (m, n, k), dtype)]
 
 
 def kernel_cache_key(dtype: torch.dtype, config: triton.Config) -> Hashable:
@@ -126,7 +111,7 @@ def persistent_gemm_kernel(
     """Every n-th tile of C, n being the number of programs. Descriptors read zeros outside, and do not write there."""
     m_tiles, n_tiles = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     for tile in range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0)):
-        row, col = tile_at(tile, m_tiles, n_tiles, GROUP)
+        row, col = tile_block(tile, m_tiles, n_tiles, GROUP)
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(tl.cdiv(K, BLOCK_K)):
             a_block = a.load([row * BLOCK_M, k * BLOCK_K])
@@ -166,33 +151,16 @@ def persistent_gemm(a: torch.Tensor, b: torch.Tensor, config: triton.Config) -> 
     m, n = a.shape[0], b.shape[0]
     a, b = loadable(a), loadable(b)
     c = padded_output(a, b)
-    args = (*(TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1]) for x in (a, b, c)), m, n, a.shape[1])
-    is_interpreted = triton.knobs.runtime.interpret
-    n_tiles = triton.cdiv(m, config.kwargs["BLOCK_M"]) * triton.cdiv(n, config.kwargs["BLOCK_N"])
+    is_interpreted, (block_m, block_n, block_k) = triton.knobs.runtime.interpret, (config.kwargs[f"BLOCK_{axis}"] for axis in "MNK")
+    blocks = ((a, [block_m, block_k]), (b, [block_n, block_k]), (c, [block_m, block_n]))
+    args = (*(TensorDescriptor(x, list(x.shape), list(x.stride()), block) for x, block in blocks), m, n, a.shape[1])
+    n_tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
     n_programs = min(N_PROGRAMS_INTERPRETED if is_interpreted else device_properties()["multiprocessor_count"], n_tiles)
-    set_block_shapes({**dict(zip("abc", args, strict=False)), **config.kwargs})
     kernel: Any = persistent_gemm_kernel
     compiled = kernel[(n_programs,)](*args, INTERPRETED=is_interpreted, **config.all_kwargs())
     if compiled is not None:
         kernels_by_key.setdefault(kernel_cache_key(a.dtype, config), set()).add(compiled.hash)
     return c
-
-
-def check_operands(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Raise a ValueError for operands that do not go together."""
-    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1] or not a.numel() or not b.numel():
-        raise ValueError(f"need A [M, K] and B [N, K] with elements; got {list(a.shape)} and {list(b.shape)}")
-    if a.dtype not in (torch.float16, torch.bfloat16) or a.dtype != b.dtype or a.device != b.device:
-        raise ValueError(f"need both float16 or both bfloat16, on one device; got {a.dtype} {a.device} and {b.dtype} {b.device}")
-
-
-def loadable(operand: torch.Tensor) -> torch.Tensor:
-    """`operand` as a tensor descriptor can read it: contiguous, aligned, K padded with zeros to a multiple of 16 bytes."""
-    padding = -operand.shape[1] % (TMA_ALIGNMENT_BYTES // operand.element_size())
-    if padding:
-        return F.pad(operand, (0, padding))
-    is_loadable = operand.is_contiguous() and operand.data_ptr() % TMA_ALIGNMENT_BYTES == 0
-    return operand if is_loadable else operand.clone(memory_format=torch.contiguous_format)
 
 
 def padded_output(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

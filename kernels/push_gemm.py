@@ -32,8 +32,10 @@ def set_block_shapes(nargs: dict[str, Any]) -> None:
     Raises:
         ValueError: an SM has no room for all programs that the config asks for, or it asks for none.
     """
-    if nargs["PER_SM"] != 1:
-        _require_room(nargs)
+    if nargs["PER_SM"] < 1:
+        raise ValueError(f"PER_SM, the programs of push_gemm_kernel on each SM, must be 1 or more, got {nargs['PER_SM']}")
+    if nargs["PER_SM"] > 1 and (reason := no_room(nargs, nargs["num_stages"], nargs["num_warps"])):
+        raise ValueError(f"{reason}. Give the config fewer stages or warps, or PER_SM=1")
     nargs["a"].block_shape = [nargs["BLOCK_M"], nargs["BLOCK_K"]]
     nargs["b"].block_shape = [nargs["BLOCK_N"], nargs["BLOCK_K"]]
 
@@ -85,64 +87,41 @@ def shared_bytes(block: dict[str, Any], n_stages: int) -> int:
     return int(max(stages, block["BLOCK_M"] * block["BLOCK_N"] * 2) + 8 * n_stages)
 
 
-def most_shared_bytes(per_sm: int) -> int:
-    """Shared memory that each of `per_sm` programs on an SM may have."""
-    return (device_properties()["max_shared_mem"] + RESERVED_BYTES) // per_sm - RESERVED_BYTES
+def no_room(block: dict[str, Any], n_stages: int, n_warps: int) -> str:
+    """Why the programs of a config are not all on the GPU at once; empty if they are, as far as that is foreseen.
 
-
-def most_warps(per_sm: int) -> int:
-    """Warps that each of `per_sm` programs on an SM may have if a thread takes `MOST_REGISTERS`: one program may have all of an SM's."""
-    properties = device_properties()
-    return properties["max_num_regs"] // (MOST_REGISTERS * properties["warpSize"]) // per_sm
-
-
-def _require_room(nargs: dict[str, Any]) -> None:
-    """Raise if a launch's programs would not all be on the GPU at once: one that is not keeps those waiting that need its tiles."""
-    if nargs["PER_SM"] < 1:
-        raise ValueError(f"PER_SM, the programs of push_gemm_kernel on each SM, must be 1 or more, got {nargs['PER_SM']}")
+    One that is not keeps those waiting that need its tiles. One program may have all registers of an SM; of several, each gets its part, as
+    a compiler may take `MOST_REGISTERS` for each thread.
+    """
     if triton.knobs.runtime.interpret:
-        return
-    per_sm, n_bytes, n_warps = nargs["PER_SM"], shared_bytes(nargs, nargs["num_stages"]), nargs["num_warps"]
-    if n_bytes > most_shared_bytes(per_sm) or n_warps > most_warps(per_sm):
-        raise ValueError(
-            f"{per_sm} programs of push_gemm_kernel need room on an SM at once: got {n_bytes} bytes of shared memory and {n_warps} warps "
-            f"each for at most {most_shared_bytes(per_sm)} and {most_warps(per_sm)}. Give the config fewer stages or warps, or PER_SM=1"
-        )
+        return ""
+    per_sm, n_bytes, properties = block["PER_SM"], shared_bytes(block, n_stages), device_properties()
+    most_bytes = (properties["max_shared_mem"] + RESERVED_BYTES) // per_sm - RESERVED_BYTES
+    most_warps = properties["max_num_regs"] // (MOST_REGISTERS * properties["warpSize"]) // per_sm
+    if n_bytes <= most_bytes and (per_sm == 1 or n_warps <= most_warps):
+        return ""
+    return (
+        f"{per_sm} programs of push_gemm_kernel need room on an SM at once: got {n_bytes} bytes of shared memory and {n_warps} warps "
+        f"each for at most {most_bytes} and {most_warps}"
+    )
 
 
 def drop_hopeless(configs: list[triton.Config], nargs: dict[str, Any], **meta: Any) -> list[triton.Config]:
     """Drop the configs that need more of an SM than there is for their programs, and tiles of which few rows are needed."""
     if triton.knobs.runtime.interpret:
         return configs
-    rows = nargs["part_rows"]
-
-    def fits(config: triton.Config) -> bool:
-        per_sm = config.kwargs["PER_SM"]
-        has_memory = shared_bytes(config.kwargs, config.num_stages) <= most_shared_bytes(per_sm)
-        return has_memory and (per_sm == 1 or config.num_warps <= most_warps(per_sm))
-
-    def is_too_tall(config: triton.Config) -> bool:
-        return bool(config.kwargs["BLOCK_M"] >= 2 * max(rows, 16))
-
+    most_rows = 2 * max(nargs["part_rows"], 16)
+    flat = [each for each in configs if each.kwargs["BLOCK_M"] < most_rows]
     # Where none fits, the compiler's own error, or that of the config's hook, says more than an empty list.
-    return [each for each in configs if fits(each) and not is_too_tall(each)] or configs[:1]
+    return [each for each in flat if not no_room(each.kwargs, each.num_stages, each.num_warps)] or configs[:1]
 
 
 def refuse_repeats(kernel_call: Any, quantiles: Any = None) -> Any:
-    """Raise in place of `triton.autotune`'s own measurement, which launches a kernel many times in one step.
-
-    Raises:
-        RuntimeError: always.
-    """
+    """Raise a RuntimeError in place of `triton.autotune`'s own measurement, which launches a kernel many times in one step."""
     raise RuntimeError(
         "push_gemm_kernel counts what it sends in its peers' flags, so it runs once a step and cannot be timed by repeating it: "
         "tune the step with contextual_autotune or autotune of dist_tune, or pass a launch config"
     )
-
-
-def part_order(rank: int, n_parts: int) -> list[int]:
-    """The parts in the order in which a rank computes them: the next rank's first, its own last, so that each waits least."""
-    return [(rank + 1 + i) % n_parts for i in range(n_parts)]
 
 
 @triton.jit
@@ -246,7 +225,7 @@ def push_gemm_kernel(
     PER_SM: tl.constexpr,
     STAGGER: tl.constexpr,
 ):
-    """Persistent GEMM: a program runs every n-th tile, part by part in `part_order`, and sends each tile as soon as it is computed.
+    """Persistent GEMM: a program runs every n-th tile, part by part, its own last, and sends each tile as soon as it is computed.
 
     Where INSIDE, tiles of the own part come last and wait for the peers' tiles. Each program has sent all its tiles before it waits, and
     all programs are on the GPU at once, so ranks cannot wait for each other in a circle: the grid has PER_SM programs for each SM, and a

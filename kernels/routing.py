@@ -30,9 +30,8 @@ TILES_PER_STEP = 64
 TILE_FIELDS = 4
 """Expert, first place in `rows`, and the positions of the first and of the last part that the tile has rows of."""
 
-Order = Literal["arrival", "expert", "part"]
-"""arrival: an expert's parts share tiles, and tiles come in the order in which their last part does; expert: the same tiles, expert by
-expert, so that its weights are read once; part: each part has tiles of its own, part by part."""
+Order = Literal["arrival", "part"]
+"""arrival: an expert's parts share tiles, and tiles come in the order in which their last part does; part: each part has its own."""
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 
@@ -112,7 +111,6 @@ class RowSorter:
             "PARTS_2": max(triton.next_power_of_2(len(parts)), 2),
             "EXPERTS_2": max(triton.next_power_of_2(n_experts), 2),
             "IS_MERGED": order != "part",
-            "BY_ARRIVAL": order == "arrival",
             "SMALLEST": BLOCKS_M[0],
             "N_HEIGHTS": len(BLOCKS_M),
             "TILES": TILES_PER_STEP,
@@ -161,7 +159,6 @@ def _place_kernel(
     PARTS_2: tl.constexpr,
     EXPERTS_2: tl.constexpr,
     IS_MERGED: tl.constexpr,
-    BY_ARRIVAL: tl.constexpr,
     SMALLEST: tl.constexpr,
     N_HEIGHTS: tl.constexpr,
     TILES: tl.constexpr,
@@ -213,11 +210,10 @@ def _place_kernel(
             done_before = tl.where(before == total, (total + size - 1) // size, before // size)
             n_new = tl.where(p < n_parts, done_until - done_before, 0)
             first_tile = tl.sum(tl.where(is_own, done_before, 0))
-            slot = tl.sum(tl.where(is_earlier, n_new, 0)) if BY_ARRIVAL else tl.sum(tl.where(e < expert, n_new, 0)) + first_tile
         else:
             n_new = (count + size - 1) // size
             first_tile = 0
-            slot = tl.sum(tl.where(is_earlier, n_new, 0))
+        slot = tl.sum(tl.where(is_earlier, n_new, 0))
         n_own_tiles = tl.sum(tl.where(is_own, n_new, 0))
         if (part == 0) & (expert == 0):
             tl.store(n_tiles + height, tl.sum(n_new))

@@ -16,12 +16,11 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.operands import TMA_ALIGNMENT_BYTES
 from kernels.symmetric import fence_bulk_loads, wait_until
 
 N_PROGRAMS_INTERPRETED = 3
 """Programs of a launch under the interpreter: few enough that one program meets several tiles."""
-TMA_ALIGNMENT_BYTES = 16
-"""What a tensor descriptor asks of its base address and of its row pitch."""
 
 
 def set_block_shapes(nargs: dict[str, Any]) -> None:
@@ -84,22 +83,13 @@ def _properties_of(device: int) -> dict[str, int]:
     return dict(triton.runtime.driver.active.utils.get_device_properties(device))
 
 
-def drop_hopeless(configs: list[triton.Config], nargs: dict[str, Any], **meta: Any) -> list[triton.Config]:
-    """Drop the configs that need more shared memory than a program can have."""
-    if triton.knobs.runtime.interpret:
-        return configs
-    limit_bytes = device_properties()["max_shared_mem"]
-    itemsize, has_staging = nargs["c"].element_size(), nargs["c_tiles"] is not None
-
-    def shared_bytes(config: triton.Config) -> int:
-        block = config.kwargs
-        stage = (block["BLOCK_M"] + block["BLOCK_N"]) * block["BLOCK_K"]
-        # A tile of C is stored from shared memory, beside the stages, since the loads of the next one are under way.
-        staging = block["BLOCK_M"] * block["BLOCK_N"] // (2 if block["SPLIT_STORE"] else 1)
-        return int((stage * config.num_stages + has_staging * staging) * itemsize)
-
-    # Where none fits, the compiler's own error says more than an empty list.
-    return [config for config in configs if shared_bytes(config) <= limit_bytes] or configs[:1]
+def require_free_sms(name: str, n_sms: int) -> None:
+    """Raise a ValueError if a kernel beside a product, which waits for it, has no multiprocessor, or leaves the product none."""
+    n_all = 0 if triton.knobs.runtime.interpret else device_properties()["multiprocessor_count"]
+    if n_all and not 0 < n_sms < n_all:
+        raise ValueError(
+            f"{name}, the SMs of a kernel beside the product, must be 1 to {n_all - 1} on this GPU of {n_all} SMs, got {n_sms}"
+        )
 
 
 @triton.jit
@@ -140,7 +130,6 @@ def _store_tile(acc, c_tiles, c, shard, row, col, M_shard, N, SPLIT_STORE: tl.co
 @triton.autotune(
     configs=interpreter_configs() if triton.knobs.runtime.interpret else gpu_configs(),
     key=["M", "N", "K"],
-    prune_configs_by={"early_config_prune": drop_hopeless},
 )
 @triton.jit(do_not_specialize=["rank", "epoch"])
 def ag_gemm_kernel(
@@ -198,17 +187,6 @@ def ag_gemm_kernel(
         block_row, block_col = tile_block(stored % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
         shard = (rank + WORLD - stored // tiles_per_shard) % WORLD
         _store_tile(acc, c_tiles, c, shard, block_row * BLOCK_M, block_col * BLOCK_N, M_shard, N, SPLIT_STORE)
-
-
-def with_int_epoch() -> Any:
-    """The same kernel with an epoch that Triton compiles in as any int: a kernel for 1, one for multiples of 16, one for others.
-
-    A step whose author does not know `do_not_specialize`; put it in the place of `ag_gemm_kernel` in this module.
-    """
-    specialised = triton.jit(ag_gemm_kernel.base_fn, do_not_specialize=["rank"])
-    return triton.autotune(configs=ag_gemm_kernel.configs, key=["M", "N", "K"], prune_configs_by={"early_config_prune": drop_hopeless})(
-        specialised
-    )
 
 
 def multiply_shards(

@@ -128,10 +128,3 @@ def sum_kernel(
         if finals is not None:
             n_columns = tl.minimum(N - col, COLUMNS)
             count_for(first, end_row, n_columns, part, final_arrivals, rank, CHUNK_ROWS, 1, WORLD, FLAG_ROWS)
-
-
-@triton.jit
-def count_kernel(flags, n_rows, N, FLAG_ROWS: tl.constexpr):
-    """Count all N elements of each of `n_rows` rows, for sums that are not made."""
-    for row in range(0, n_rows, FLAG_ROWS):
-        count_rows(flags, row, n_rows, N, FLAG_ROWS, FLAG_ROWS)

@@ -42,7 +42,6 @@ The rules of order, for kernels that store into a peer's memory:
 
 from __future__ import annotations
 
-import functools
 import math
 import shutil
 import socket
@@ -175,28 +174,9 @@ def _mapped_blocks(n_bytes: int, group: dist.ProcessGroup) -> list[torch.Tensor]
             shutil.rmtree(root, ignore_errors=True)
 
 
-class Epochs:
-    """The number of the next step, from 1, as a signed 32-bit number that wraps around.
-
-    `next` does not count: a step that raises before its first launch is the same step when it is repeated. `advance` counts it.
-    """
-
-    def __init__(self, n_done: int = 0) -> None:
-        self._n_done = n_done
-
-    @property
-    def next(self) -> int:
-        """The epoch of the step that comes next; its slot is `slot`."""
-        return as_int32(self._n_done + 1)
-
-    @property
-    def slot(self) -> int:
-        """The slot of the step that comes next."""
-        return (self._n_done + 1) % N_SLOTS
-
-    def advance(self) -> None:
-        """Count the step: its first launch is queued."""
-        self._n_done += 1
+def next_step(n_done: int) -> tuple[int, int]:
+    """Epoch and slot of the step that follows `n_done` steps: a step that raised before its first launch is not one of them."""
+    return as_int32(n_done + 1), (n_done + 1) % N_SLOTS
 
 
 class StepOrder:
@@ -224,25 +204,15 @@ def as_int32(count: int) -> int:
 
 
 def refuse_capture(step: str) -> None:
-    """Raise if the current stream is captured in a CUDA graph.
-
-    Raises:
-        RuntimeError: it is.
-    """
+    """Raise a RuntimeError if the current stream is captured in a CUDA graph."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(f"{step} cannot be captured in a CUDA graph: its epoch would be the same at every replay")
 
 
-@functools.cache
 def element_type(dtype: torch.dtype) -> tl.dtype:
     """Triton's type of a torch dtype, as `pointer_at` takes it."""
-    by_torch: dict[torch.dtype, tl.dtype] = {
-        torch.bfloat16: tl.bfloat16,
-        torch.float16: tl.float16,
-        torch.float32: tl.float32,
-        torch.int32: tl.int32,
-    }
-    return by_torch[dtype]
+    found: tl.dtype = getattr(tl, str(dtype).removeprefix("torch."))
+    return found
 
 
 @triton.jit

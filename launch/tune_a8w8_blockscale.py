@@ -11,6 +11,7 @@ Started again after it was interrupted, it goes on where it was. `--record FILE`
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -82,10 +83,30 @@ def weights_of(options: argparse.Namespace) -> list[Weight]:
     return WEIGHTS if options.n is None else [(options.n, options.k)]
 
 
+def full_space() -> list[gemm.Config]:
+    """Every config that a tuner may try: 3645 on NVIDIA, 5832 on AMD, which has no TMA and one option more.
+
+    They are the values of aiter's tuning script for this GEMM; on NVIDIA also five stages, and tiles by TMA, which knows no cache modifier.
+    """
+    blocks: list[list[Any]] = [[32, 64, 128], [32, 64, 128], [gemm.BLOCK], [1, 8, 16], [1, 2, 4], ["", ".cg"], [2, 4, 8]]
+    stages, waves, tma = ([1, 2, 3, 4], [2, 4, 8], [False]) if gemm.IS_HIP else ([1, 2, 3, 4, 5], [2], [False, True])
+    names = (*gemm.CONFIG_KEYS, *gemm.AMD_KEYS, gemm.USE_TMA)
+    configs = [dict(zip(names, values, strict=True)) for values in itertools.product(*blocks, stages, waves, [2], [16], tma)]
+    return [config for config in configs if not (config[gemm.USE_TMA] and config["cache_modifier"])]
+
+
+def small_space() -> list[gemm.Config]:
+    """Two dozen configs of `full_space`: large tiles for many rows, small tiles and a split K where few tiles would leave SMs idle."""
+    large = [(128, 128, 8, 3, 1), (128, 128, 8, 4, 1), (128, 64, 4, 4, 1), (64, 128, 4, 3, 1), (64, 128, 4, 4, 1), (64, 128, 4, 4, 2)]
+    small = [(64, 64, 4, 4, 1), (64, 64, 4, 4, 2), (64, 64, 4, 4, 4), (32, 128, 4, 4, 2), (32, 64, 4, 4, 1), (32, 64, 4, 4, 4)]
+    plain = [gemm.make_config(m, n, warps=warps, stages=stages, splits=splits) for m, n, warps, stages, splits in large + small]
+    return plain if gemm.IS_HIP else [*plain, *(config | {gemm.USE_TMA: True} for config in plain)]
+
+
 def space_of(name: str) -> list[gemm.Config]:
     """The configs of a space by its name, or of a JSON file with a list of them."""
     if name in ("small", "full"):
-        return gemm.small_space() if name == "small" else gemm.full_space()
+        return small_space() if name == "small" else full_space()
     configs = json.loads(Path(name).read_text())
     if not isinstance(configs, list):
         raise SystemExit(f"--space {name}: need a JSON list of configs, got a {type(configs).__name__}")

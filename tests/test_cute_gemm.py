@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import torch
 import triton
 
 from kernels import cases, cute_build
-from kernels.cute_build import CuteBuildError, Kernels, Space, kernel_key, library_path, reason_to_skip
+from kernels.cute_build import CuteBuildError, Kernels, kernel_key, library_path, reason_to_skip
 from kernels.cute_gemm import SHARED_BYTES, all_configs, cute_gemm, reason_to_drop, search_space, shared_bytes
 
 pytestmark = pytest.mark.once
@@ -67,33 +66,34 @@ def test_sizes_of_a_bucket_have_the_same_space(one: tuple[int, int, int], other:
     assert search_space(*one) == search_space(*other) != search_space(1, 1, 1)
 
 
-def test_a_kernel_key_is_type_and_config_alone():
-    """Every pair of configs and types differs in it; no size is in it."""
-    keys = {kernel_key(dtype, config) for dtype, config in itertools.product((FP16, BF16), all_configs())}
-    assert len(keys) == 2 * len(all_configs())
-    dtype, items = kernel_key(FP16, all_configs()[0])
-    assert dtype is FP16
-    assert {name for name, _ in items} == {*all_configs()[0].kwargs, "num_stages"}
+def of_this_machine(monkeypatch: pytest.MonkeyPatch, missing: list[str], capability: tuple[int, int] | None) -> None:
+    """Packages that are not installed, and the compute capability of the GPU, None where there is none."""
+    monkeypatch.setattr(cute_build, "find_spec", lambda module: None if module in missing else object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
 
 
 @pytest.mark.parametrize(
     ("missing", "capability", "said"),
     [
-        (["nvidia-cutlass-dsl"], (9, 0), "not installed: nvidia-cutlass-dsl. Install the extra: pip install 'dist-tune[cute]'."),
+        (["cutlass"], (9, 0), "not installed: nvidia-cutlass-dsl. Install the extra: pip install 'dist-tune[cute]'."),
         ([], None, "no GPU was found: wgmma and TMA need a Hopper GPU (compute capability 9.0)."),
         ([], (10, 0), "the GPU has compute capability 10.0: wgmma of sm_90a needs 9.0 (H100, H200)."),
         ([], (9, 0), ""),
     ],
 )
-def test_the_reason_of_a_skip_says_what_is_missing(missing: list[str], capability: tuple[int, int] | None, said: str):
+def test_the_reason_of_a_skip_says_what_is_missing(
+    missing: list[str], capability: tuple[int, int] | None, said: str, monkeypatch: pytest.MonkeyPatch
+):
     """Packages first: they can be installed."""
-    assert reason_to_skip(missing, capability) == said
+    of_this_machine(monkeypatch, missing, capability)
+    assert reason_to_skip() == (said and f"kernels/cute_gemm.py cannot run here: {said}")
 
 
 @pytest.mark.parametrize("case", ["check", "tune", "perf"])
 def test_without_the_package_a_program_ends_as_a_skip(case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """One line and exit code 77 for every case; an option that is wrong is a mistake all the same."""
-    monkeypatch.setattr(cute_build, "missing_packages", lambda: ["apache-tvm-ffi"])
+    of_this_machine(monkeypatch, ["tvm_ffi"], None)
     assert cases.main("cute_gemm", ["--case", case]) == 77
     said = capsys.readouterr().out
     assert said.startswith("skipped: kernels/cute_gemm.py cannot run here: not installed: apache-tvm-ffi.")
@@ -138,26 +138,14 @@ def test_kernels_are_built_once_for_each_key_and_found_on_disk():
 
 @pytest.mark.usefixtures("threads")
 def test_a_search_compiles_its_space_at_once_and_a_known_choice_one_kernel(monkeypatch: pytest.MonkeyPatch):
-    """One kernel is asked for: one is built. A second one of the same space: all the rest, in one go."""
-    space, jobs = Space(tuple(kernel_key(BF16, config) for config in all_configs()[:5])), list[str]()
-    kernels, built_at_once = Kernels(built(None, jobs)), list[int]()
-    build = kernels.build
-    monkeypatch.setattr(kernels, "build", lambda keys: built_at_once.append(build(keys)))
+    """One kernel is asked for: one is built. A second one of the same problem: all the rest, in one go; of another problem, one more."""
+    keys, jobs = [kernel_key(BF16, config) for config in all_configs()[:6]], list[str]()
+    kernels, n_built = Kernels(built(None, jobs)), list[int]()
     monkeypatch.setitem(sys.modules, "cutlass.cute.runtime", SimpleNamespace(load_module=lambda path: SimpleNamespace(gemm=path)))
-    for index in (1, 1, 0, 4):
-        kernels.get(space.keys[index], lambda: space)
-    assert built_at_once == [1, 4, 0]
-
-
-@pytest.mark.usefixtures("threads")
-def test_known_choices_of_two_buckets_compile_two_kernels(monkeypatch: pytest.MonkeyPatch):
-    """Large sizes have one and the same space: what a second bucket asks for first is no search."""
-    keys, jobs = tuple(kernel_key(BF16, config) for config in all_configs()[:5]), list[str]()
-    kernels = Kernels(built(None, jobs))
-    monkeypatch.setitem(sys.modules, "cutlass.cute.runtime", SimpleNamespace(load_module=lambda path: SimpleNamespace(gemm=path)))
-    for key in keys[:2]:
-        kernels.get(key, lambda: Space(keys))
-    assert len(jobs) == 2
+    for problem, index in (("one", 1), ("one", 1), ("other", 5), ("one", 0), ("one", 4)):
+        kernels.get(keys[index], problem, lambda: keys[:5])
+        n_built.append(len(jobs))
+    assert n_built == [1, 1, 2, 6, 6]
 
 
 @pytest.mark.usefixtures("threads")
@@ -175,7 +163,7 @@ def test_tuning_drops_wrong_and_broken_configs_and_shares_results_in_a_bucket(mo
     space = search_space(33, 17, 70)
     wrong, broken, *_ = [kernel_key(BF16, config) for config in space]
 
-    def get(key: cute_build.KernelKey, space: Any) -> Callable[..., None]:
+    def get(key: cute_build.KernelKey, *_: Any) -> Callable[..., None]:
         if key == broken:
             raise CuteBuildError("does not compile")
 
@@ -187,7 +175,7 @@ def test_tuning_drops_wrong_and_broken_configs_and_shares_results_in_a_bucket(mo
         return kernel
 
     monkeypatch.setattr("kernels.cute_gemm.kernels.get", get)
-    monkeypatch.setattr("kernels.cute_gemm.multiprocessors", lambda device: 132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
     for m, n, k in ((33, 17, 70), (64, 32, 128)):
         a, b = torch.randn(m, k, dtype=BF16), torch.randn(n, k, dtype=BF16)
         assert torch.allclose(cute_gemm(a, b), a @ b.T, atol=0.2)

@@ -250,21 +250,3 @@ def test_the_command_hands_all_words_over(monkeypatch: pytest.MonkeyPatch):
     main(["launch", *words])
     assert started[0][-len(words) :] == words
     assert [started[0][0], *started[0][3:6]] == ["bash", "dist-tune launch", sys.executable, str(ROOT / "dist_tune/launch.sh")]
-
-
-def test_two_real_cpu_ranks(tmp_path: Path):
-    """Started by torchrun, two ranks talk and see the script's arguments, also one that torchrun could take for its own."""
-    job = tmp_path / "job.py"
-    job.write_text(
-        "import json, os, sys, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "seen = [None] * dist.get_world_size()\n"
-        "dist.all_gather_object(seen, (dist.get_rank(), sys.argv[1:], os.environ['TRITON_INTERPRET']))\n"
-        "if dist.get_rank() == 0: print(json.dumps(seen))\n"
-        "dist.destroy_process_group()\n"
-    )
-    command = [str(ROOT / "launch/launch.sh"), str(job), "--m", "1", "two words", "--", "-x"]
-    done = subprocess.run(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
-    arguments = ["--m", "1", "two words", "--", "-x"]
-    assert json.loads(done.stdout.splitlines()[-1]) == [[0, arguments, "1"], [1, arguments, "1"]]

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from dist_tune.testing import on_ranks, values
-from kernels.symmetric import Epochs, SymmetricMemory, _cuda_blocks, as_int32, element_type, offsets, pointer_at, signal, wait_until
+from kernels.symmetric import SymmetricMemory, _cuda_blocks, as_int32, element_type, next_step, offsets, pointer_at, signal, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -40,13 +40,13 @@ def ring(rank: int, n_before: int) -> list[list[float]]:
     memory = SymmetricMemory({"slots": ((2, SIZE), torch.float32), "flag": ((1,), torch.int32)}, CPU, group)
     memory.own["flag"].fill_(as_int32(n_before))
     dist.barrier()
-    epochs, came = Epochs(n_before), []
+    came = []
     for step in range(N_STEPS):
         out = torch.full((SIZE,), float("nan"))
         tensors = (*map(memory.addresses, ("slots", "flag")), *map(memory.own.get, ("slots", "flag")), out)
-        numbers = (epochs.slot, rank, epochs.next, 10 * step + rank)
+        epoch, slot = next_step(n_before + step)
+        numbers = (slot, rank, epoch, 10 * step + rank)
         pass_on[(1,)](*tensors, *numbers, SIZE=SIZE, WORLD=n_ranks, ELEMENT=element_type(torch.float32))
-        epochs.advance()
         came.append(out.unique().tolist())
     dist.barrier()
     return came
@@ -58,15 +58,9 @@ def test_a_kernel_stores_into_a_peers_memory_and_spins_on_its_own_flag(n_before:
     assert values(on_ranks(2, ring, n_before)) == [[[10.0 * step + 1 - rank] for step in range(N_STEPS)] for rank in range(2)]
 
 
-def test_epochs_count_what_was_launched_and_wrap_around():
-    """A step that was not advanced is the same step again; slots take turns also across the wrap."""
-    epochs, seen = Epochs(2**31 - 2), []
-    for _ in range(3):
-        assert epochs.next == epochs.next
-        seen.append((epochs.next, epochs.slot))
-        epochs.advance()
-    assert seen == [(2**31 - 1, 1), (-(2**31), 0), (-(2**31) + 1, 1)]
-    assert [as_int32(count) for count in (0, 2**31, 2**32 + 5)] == [0, -(2**31), 5]
+def test_epochs_wrap_around_and_slots_take_turns():
+    """Also across the wrap."""
+    assert [next_step(2**31 - 2 + i) for i in range(3)] == [(2**31 - 1, 1), (-(2**31), 0), (-(2**31) + 1, 1)]
 
 
 def test_tensors_of_a_block_start_at_multiples_of_128_bytes():

@@ -22,7 +22,7 @@ def run(cwd: Path, *command: str, n_ranks: int = 0) -> Done:
     return done
 
 
-@pytest.mark.slow  # tests/test_ag_gemm.py has the same step
+@pytest.mark.slow  # tests/test_kernel_programs.py has the same step
 def test_the_gather_and_product_is_tuned_and_right(tmp_path: Path):
     """It is compared with a plain gather and product."""
     done = run(tmp_path, str(EXAMPLES / "allgather_gemm.py"), "--shapes", "64,32,32", n_ranks=2)

@@ -251,8 +251,8 @@ def function(rank: int) -> Any:
 def gemm(rank: int) -> Any:
     blocks = ((64, 64, 4), (128, 64, 4), (128, 64, 8))
     configs = [shard_gemm.make_config(m, n, 64, warps=warps, stages=2) for m, n, warps in blocks]
-    kernel = shard_gemm.with_int_epoch()
-    shard_gemm.ag_gemm_kernel = triton.autotune(configs=configs, key=["M", "N", "K"])(kernel.fn)
+    specialised = triton.jit(shard_gemm.ag_gemm_kernel.base_fn, do_not_specialize=["rank"])  # any int `epoch`, as of a plain kernel
+    shard_gemm.ag_gemm_kernel = triton.autotune(configs=configs, key=["M", "N", "K"])(specialised)
     a, b, c, gathered = (torch.zeros(n, 128, dtype=torch.float16) for n in (128, 128, 256, 256))
     flags = torch.zeros(2, dtype=torch.int32)
     step = Watched(lambda k: shard_gemm.multiply_shards(a, gathered, b, c, flags, epoch=k, rank=rank))
