@@ -104,7 +104,7 @@ GUARDS = (
     Guard("a wrong result is out", "replays/trials.py", '            self._sites.fail(site, index, CandidateFailure(FailureKind.WRONG_RESULT, f"the result is wrong: {wrong}"))', "            pass", "tests/measure/test_wrong_configs.py tests/ranks/test_function_checks.py"),
     Guard("the winner is judged once more", "tuning/racing.py", "            if _is_right_again(context, closure):\n", "            if True:\n", "tests/ranks/test_function_checks.py tests/offline tests/measure tests/tuning"),
     Guard("a stuck device is an error", "replays/replays.py", "            if time.monotonic() - since > self._stuck_after_s:\n", "            if False:\n", "tests/ranks/test_watchdog.py tests/tuning tests/ranks/test_release.py"),
-    Guard("unwritten elements show", "measure/poison.py", "            bits_of(memory).fill_(NANS[memory.dtype])\n", "            pass\n", "tests/measure"),
+    Guard("unwritten elements show", "measure/poison.py", "            _fill(memory)\n", "            pass\n", "tests/measure"),
     Guard("free memory is poisoned", "measure/poison.py", "            blocks = [(torch.empty(each.n_bytes, dtype=torch.uint8, device=each.device), each.dtype) for each in regions * n_sets]", "            blocks = list[tuple[torch.Tensor, torch.dtype]]()", "tests/measure"),
     Guard("poison that was read is put back", "measure/poison.py", "        self._poisoned.put_back()\n        self._poisoned.forget()\n", "        self._poisoned.forget()\n", "tests/measure"),
     Guard("arguments of a checked function are put back", "measure/inputs.py", "        self.put_back(self._known)\n", "        pass\n", "tests/measure tests/tuning/test_function_inputs.py"),

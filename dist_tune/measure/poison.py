@@ -2,10 +2,10 @@
 
 Knows tensors and who holds their memory; nothing of checks, candidates or ranks. An allocator gives a candidate that writes nothing the
 memory that still holds the last right answer, and so does a function that is given its output. The poison is NaN, because what is computed
-from it is NaN, too; where a run may be repeated at will, it is two values of opposite sign. Memory that objects hold is left alone, unless
-such a run has returned it: peers may write to symmetric memory at any time. All of it happens between runs: a fill between the function's
-own kernels, as by a mode that fills fresh allocations, could wait for one that spins until a peer answers, and overtake a write on
-another stream.
+from it is NaN, too. Integers and memory that objects hold are left alone: they may be flags, and peers may write to symmetric memory at any
+time. A run that may be repeated at will is given two other values in all that it has returned. All of it happens between runs: a fill
+between the function's own kernels, as by a mode that fills fresh allocations, could wait for one that spins until a peer answers, and
+overtake a write on another stream.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NANS = {
     torch.float8_e8m0fnu: -1,
 }
 """Format -> the bits of its poison, as an integer."""
-_FILLS = (0x55, 0xAA)
+_BYTES = (0x55, 0xAA)
 """Poison of each byte where a run may be repeated at will: finite numbers of both signs in every format."""
 CAPTURED = "captured"
 """First item of the position of a tensor that a function captures."""
@@ -92,7 +92,7 @@ class ResultMemory:
             if memory is not None and memory.dtype in NANS:
                 self._poisoned.keep(path, tensors[path])
         for memory, _ in self._poisoned.copies():
-            bits_of(memory).fill_(NANS[memory.dtype])
+            _fill(memory)
 
     def poison_free(self, expected: list[torch.Tensor]) -> None:
         """Poison free memory that an allocator would give to the next result: one like the last, or like what is expected."""
@@ -103,10 +103,7 @@ class ResultMemory:
             blocks = [(torch.empty(each.n_bytes, dtype=torch.uint8, device=each.device), each.dtype) for each in regions * n_sets]
             for block, dtype in blocks:
                 real = dtype.to_real() if dtype.is_complex else dtype
-                if real in NANS:
-                    bits_of(block[: block.numel() // real.itemsize * real.itemsize].view(real)).fill_(NANS[real])
-                elif dtype != torch.bool:
-                    block.fill_(_FILLS[0])
+                _fill(block[: block.numel() // real.itemsize * real.itemsize].view(real))
 
     def resolve(self, wrong: str, *, is_independent: bool) -> str:
         """Why a run is wrong, in the light of the poison before it: empty also where it may just have read that. Puts back what it read.
@@ -114,23 +111,19 @@ class ResultMemory:
         Wrong with NaN and right without it means that the function reads its outputs. ``is_independent``: what is expected does not depend
         on what they held, so that poison which is left there was to be overwritten.
         """
-        places = {path: each for path in self.held for each in self._poisoned.copies([path])}
-        left = {path: bits_of(memory) == NANS[memory.dtype] for path, (memory, _) in places.items()}
+        places = {path: memory for path in self.held for memory, _ in self._poisoned.copies([path])}
+        with_nan = [path for path, memory in places.items() if n_nan([memory])]
         if not wrong:
             self._is_read = False if places else self._is_read
-            for path, (memory, copy) in places.items():
-                # NaN in a result that equals the expected one is the function's own; a check may not have looked at NaN made of poison.
-                if is_independent:
-                    bits_of(memory).copy_(torch.where(left[path], bits_of(copy), bits_of(memory)))
-                elif n_nan([memory]):
-                    memory.copy_(copy)
+            self._poisoned.put_back(with_nan)  # a part that is kept from run to run, or NaN made of poison, at which a check did not look
             self._poisoned.forget()
             return ""
         # A part of a captured cache may be kept from run to run, and an argument may be handed through as it is.
+        left = {path: _is_left(memory) for path, memory in places.items()}
         is_missing = all(path[0] == CAPTURED and each.all() for path, each in left.items()) or (
             is_independent and any(path[0] != CAPTURED and each.any() for path, each in left.items())
         )
-        if self._is_read is None and not is_missing and n_nan(memory for memory, _ in places.values()):
+        if self._is_read is None and not is_missing and with_nan:
             wrong, self._is_read = "", True
         self.restore()
         return wrong
@@ -142,18 +135,19 @@ class ResultMemory:
         A run that is wrong with both may have read them: it is repeated once more with what was there.
         """
         tensors = {path: each for path, each in tensors_in(result, has_fields=True).items() if not each.is_nested}
-        places = [path for path, each in tensors.items() if self._poisoned.keep(path, each)]
-        left: dict[Path, torch.Tensor] = {path: torch.ones((), dtype=torch.bool, device=tensors[path].device) for path in places}
+        tensors = {path: each for path, each in tensors.items() if self._poisoned.keep(path, each)}
+        left: dict[Path, torch.Tensor] = {}
         wrong = ""
-        for fill in _FILLS:
+        for byte in _BYTES:
             for memory, _ in self._poisoned.copies():
-                bits_of(memory).fill_(_filled(memory.dtype, fill))
+                _fill(memory, byte)
             blocks = [memory.clone() for memory, _ in self._poisoned.copies()]
             del blocks  # an allocator may give them to the next result
             result = run()
-            written = tensors_in(result, has_fields=True)
-            left = {path: mask & _is_left(written.get(path), tensors[path], fill) for path, mask in left.items()}
             wrong = wrong or judge(result)
+            again = {path: each for path, each in tensors_in(result, has_fields=True).items() if path in tensors}
+            masks = {path: _is_left(each, byte) for path, each in again.items() if each.shape == tensors[path].shape}
+            left = {path: mask & left.get(path, mask) for path, mask in masks.items()}
             missing = [mask for mask in left.values() if mask.any()]
             if not missing and not wrong:
                 self._poisoned.forget()
@@ -195,15 +189,20 @@ def n_nan(tensors: Iterable[torch.Tensor]) -> int:
     return sum(int((each.float() if each.dtype.itemsize == 1 else each).isnan().sum()) for each in memories)
 
 
-def _filled(dtype: torch.dtype, fill: int) -> int:
-    """An element all of whose bytes are ``fill``, as an integer of its size."""
-    return int(fill == _FILLS[0]) if dtype == torch.bool else int.from_bytes(bytes([fill]) * dtype.itemsize, "little", signed=True)
+def _poison_of(dtype: torch.dtype, byte: int) -> int:
+    """The bits of an element: all its bytes are ``byte``, or they are NaN if that is 0."""
+    if dtype == torch.bool:
+        return int(byte != _BYTES[1])
+    return NANS[dtype] if dtype in NANS and not byte else int.from_bytes(bytes([byte or _BYTES[0]]) * dtype.itemsize, signed=True)
 
 
-def _is_left(tensor: torch.Tensor | None, earlier: torch.Tensor, fill: int) -> torch.Tensor:
-    """A mask of the elements of a result that are ``fill``; of another kind of tensor than the ``earlier`` one none is."""
-    written = None if tensor is None or (tensor.shape, tensor.dtype) != (earlier.shape, earlier.dtype) else memory_of(tensor)
-    if written is None:
-        return torch.zeros((), dtype=torch.bool, device=earlier.device)
-    mask = bits_of(written) == _filled(written.dtype, fill)
-    return mask.any(-1) if earlier.is_complex() else mask
+def _fill(memory: torch.Tensor, byte: int = 0) -> None:
+    bits_of(memory).fill_(_poison_of(memory.dtype, byte))
+
+
+def _is_left(tensor: torch.Tensor, byte: int = 0) -> torch.Tensor:
+    """A mask of the elements that are poison; of a tensor without memory none is."""
+    memory = memory_of(tensor)
+    if memory is None:
+        return torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
+    return bits_of(memory) == _poison_of(memory.dtype, byte)
