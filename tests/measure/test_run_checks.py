@@ -59,17 +59,12 @@ def _check_alone(make: Callable[[dict[str, Any]], Any]) -> list[str]:
     return found
 
 
-def test_a_script_is_told_what_cannot_be_checked():
-    """In its own words, and apart from errors of a run that works once."""
-    right = torch.ones(4)
+def test_what_a_check_meets_is_no_fault_of_a_config():
+    """A script is told what cannot be checked. Copies of a result, and runs that are held, are repeated without where memory is short."""
+    right, n_runs, made = torch.ones(4), [0, 0], list[int]()
     assert _check_alone(lambda config: ([right.clone()].pop, right)) == ["its check raised IndexError: pop from empty list"] * 2
     for wrong in _check_alone(lambda config: (lambda: right, right)):
         assert wrong.startswith("its check raised TypeError: run and its reference ground_truth return the same memory")
-
-
-def test_a_check_that_runs_out_of_memory_is_repeated_without_the_other_runs():
-    """Copies of a result are the check's, and the runs that are held are the tuner's: neither is a fault of the config."""
-    right, n_runs, made = torch.ones(4), [0, 0], list[int]()
 
     def make(config: dict[str, Any]) -> tuple[Callable[[], torch.Tensor], torch.Tensor]:
         def run() -> torch.Tensor:

@@ -12,15 +12,13 @@ import torch
 
 from dist_tune import autotune, contextual_autotune, matches
 from dist_tune.measure import Clock
-from dist_tune.offline import benchmark_config, tune_kernel
+from dist_tune.offline import tune_kernel
 from dist_tune.testing import ExactTime
 from tests.function_options import QUICK, quiet
 
 pytestmark = pytest.mark.once
 
 A, B = torch.arange(32.0).view(8, 4) / 8, torch.ones(4, 4)
-Write = Callable[[torch.Tensor, torch.Tensor], object]
-Form = Callable[[torch.Tensor], Any]
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +33,7 @@ class Output:
     n: int = 3
 
 
-def all_of_it(out: torch.Tensor, result: torch.Tensor) -> None:
-    out.copy_(result)
-
-
-WRITES: dict[str, Write] = {
+WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "nothing": lambda out, result: None,
     "half": lambda out, result: out[:4].copy_(result[:4]),
     "all but one": lambda out, result: out.view(-1)[:-1].copy_(result.view(-1)[:-1]),
@@ -47,7 +41,7 @@ WRITES: dict[str, Write] = {
     "one off": lambda out, result: out.copy_(result)[5, 2].mul_(2),
     "zeros": lambda out, result: out.zero_(),
 }
-FORMS: dict[str, Form] = {
+FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "tensor": lambda out: out,
     "transposed": lambda out: out.t(),
     "tuple": lambda out: (torch.ones(3), out),
@@ -63,27 +57,17 @@ class Kernel:
 
     def __init__(self, wrong: str, form: str) -> None:
         self.right = A @ B
-        self._writes = {"right": all_of_it, "wrong": WRITES[wrong]}
+        self._writes = {"right": torch.Tensor.copy_, "wrong": WRITES[wrong]}
         self._form = FORMS[form]
         self.memory = self.right.clone()
 
     def expected(self) -> Any:
         return self._form(self.right.clone())
 
-    def run(self, way: str, out: torch.Tensor | None = None) -> Any:
+    def run(self, way: str, out: torch.Tensor) -> Any:
         ExactTime.pass_ms(5.0 if way == "right" else 1.0)
-        out = self.memory if out is None else out
         self._writes[way](out, self.right)
         return self._form(out)
-
-
-@pytest.mark.parametrize(("wrong", "form"), CASES)
-def test_one_run_is_checked(wrong: str, form: str):
-    """A script that times one run gets an error instead of a time."""
-    kernel = Kernel(wrong, form)
-    assert benchmark_config(lambda: kernel.run("right"), kernel.expected(), num_iters=1) > 0
-    with pytest.raises(AssertionError, match=r"NaN|wrong by|not written"):
-        benchmark_config(lambda: kernel.run("wrong"), kernel.expected(), num_iters=1)
 
 
 def configs_of(kernel: Kernel) -> Any:
@@ -108,12 +92,12 @@ def test_a_function_s_configs_are_checked(wrong: str, form: str, is_inside: bool
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("wrong", "form"), CASES[::5])
+@pytest.mark.parametrize(("wrong", "form"), CASES[::3])
 def test_a_script_s_configs_are_checked(wrong: str, form: str):
     """The quicker config is wrong, and the other one is chosen."""
     kernel = Kernel(wrong, form)
     space = [{"way": "wrong"}, {"way": "right"}]
-    assert tune_kernel(space, lambda config: (lambda: kernel.run(config["way"]), kernel.expected()), num_iters=1) == space[1]
+    assert tune_kernel(space, lambda config: (lambda: kernel.run(config["way"], kernel.memory), kernel.expected()), num_iters=1) == space[1]
 
 
 @pytest.mark.parametrize("is_checked", [False, True])
