@@ -6,17 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
-from dist_tune import contextual_autotune
-from dist_tune.testing import Mode, values
-from tests.ranks.kernels import autotuned, launch
+from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.world import ROOT
-from tests.ranks.worlds import on_ranks
+from tests.shared_worlds import is_interpreted, on_each_rank
 
 N = 64
-QUICK: Any = {"is_dist": True, "n_repeat": 1, "n_warmup": 0}
 USES: dict[str, Callable[[Any], Any]] = {
     "best_config": lambda kernel: kernel.best_config.kwargs["BLOCK"] in (16, 32, 64),
     "best_config.all_kwargs()": lambda kernel: kernel.fn[(4,)](torch.zeros(N), torch.empty(N), N, **kernel.best_config.all_kwargs()),
@@ -70,35 +66,23 @@ def _pruned(kernel: Any) -> bool:
     return len(kept) == 3
 
 
-def _used(rank: int) -> Any:
-    got = {}
-    for name, use in USES.items():
-        kernel = autotuned(blocks=(16, 32, 64), do_bench=lambda call, quantiles: (call(), [1.0] * 3)[1])
-        answers: list[Any] = []
-
-        @contextual_autotune(**QUICK, cache=False)
-        def step(
-            x: torch.Tensor, kernel: Any = kernel, use: Callable[[Any], Any] = use, answers: list[Any] = answers
-        ) -> tuple[float, float]:
-            y = launch(kernel, x)
-            answers.append(use(kernel))
-            return y[0].item(), launch(kernel, y)[-1].item()
-
-        calls = [step(torch.zeros(N)) for _ in range(2)]
-        key = (N, "torch.float32", "torch.float32")
-        got[name] = calls, any(each is False for each in answers), len(answers) > 3, kernel.cache[key] in kernel.configs, kernel.nargs
-    return got
-
-
-@pytest.mark.parametrize("mode", [pytest.param("interpret", marks=pytest.mark.once), "fake"])
-def test_what_libraries_use_works_in_a_tuned_closure(mode: Mode):
+@on_each_rank(modes=("interpret", "fake"), cases=[*USES])
+def test_what_libraries_use_works_in_a_tuned_closure(rank: int, case: str) -> Any:
     """In the first call's runs and in a later call; results are right, and the winner is the same on all ranks."""
-    for got in values(on_ranks(2, _used, mode=mode)):
-        expected = [(1.0, 2.0)] * 2
-        wrong = {
-            name: each for name, each in got.items() if each != (expected if mode == "interpret" else each[0], False, True, True, None)
-        }
-        assert not wrong
+    kernel, answers = autotuned(do_bench=lambda call, quantiles: (call(), [1.0] * 3)[1]), list[Any]()
+
+    def closure(x: torch.Tensor) -> tuple[float, float]:
+        y = launch(kernel, x)
+        answers.append(USES[case](kernel))
+        return y[0].item(), launch(kernel, y)[-1].item()
+
+    step = tuned(kernel, closure)
+    called = [step(torch.zeros(N)) for _ in range(2)]
+    assert called == [(1.0, 2.0)] * 2 or not is_interpreted()
+    assert not any(each is False for each in answers)
+    assert len(answers) > 3
+    assert kernel.nargs is None
+    return kernel.cache[N, "torch.float32", "torch.float32"].kwargs
 
 
 def test_the_page_lists_what_is_tested():
