@@ -66,10 +66,7 @@ class EventFile:
         if self._end < len(content):
             wrong = _NO_EVENT if self._end < len(whole) else "cut off"
             return f", line {len(whole[: self._end].splitlines()) + 1}: {wrong}{self._left_out()}"
-        # Damage at the end of an earlier run costs nothing, because a job that was killed leaves some.
-        ahead = [number for number, line in enumerate(whole[: headers[0]].splitlines(), 1) if _event_in(line) is None]
-        if ahead:
-            return f", line {ahead[0]}: {_NO_EVENT}: what stands before the first run is left out"
+        # Damage before the last run costs nothing, because a job that was killed leaves some.
         return "" if content else f": the file is empty{self._left_out()}"
 
     def _left_out(self) -> str:

@@ -80,16 +80,6 @@ def test_help_and_version():
             assert "as_json" in each.callback.__annotations__
 
 
-def test_a_shell_completes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """The script for a shell asks the command itself, which answers with what may come next."""
-    monkeypatch.setenv("_DIST_TUNE_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "dist-tune cache ex")
-    monkeypatch.setenv("COMP_CWORD", "2")
-    with pytest.raises(SystemExit):
-        main([])
-    assert capsys.readouterr().out.split() == ["explain", "export"]
-
-
 # -- exit codes and streams --------------------------------------------------------------------------------------------
 
 

@@ -46,17 +46,6 @@ def test_records_are_reported_from_files_exports_folders_and_ids(tmp_path: Path,
     assert "2 sites" in run("report", path, "gemm", "-o", tmp_path / "page.html").stdout
 
 
-@pytest.mark.parametrize("command", ["report", "trace"])
-def test_an_output_that_cannot_be_written_is_one_line(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str):
-    """A folder that is missing; a folder, a fifo or a device is left alone."""
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("fifo")
-    assert refusal(command, logs, "-o", "no/page.html") == "dist-tune: no/page.html: No such file or directory"
-    for output in ("fifo", "logs"):
-        assert refusal(command, logs, "-o", output) == f"dist-tune: {output} cannot be written: it is no regular file"
-    assert Path("fifo").is_fifo()
-
-
 # -- diff --------------------------------------------------------------------------------------------------------------
 
 
@@ -163,10 +152,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "garbage": (
         lambda file: file.write_bytes(file.read_bytes().replace(b"\n", b"\nno event\n", 7)),
         f", line 2: {NO_EVENT}: the rest of rank 1 is left out",
-    ),
-    "ahead": (
-        lambda file: file.write_bytes(b"no event\n" + file.read_bytes()),
-        f", line 1: {NO_EVENT}: what stands before the first run is left out",
     ),
     "empty": (lambda file: os.truncate(file, 0), ": the file is empty: rank 1 is left out"),
     "folder": (replaced_by(os.mkdir), ": Is a directory: rank 1 is left out"),

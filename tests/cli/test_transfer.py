@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from dist_tune.cache import BrokenRecordError, Cache, TuningRecord, record_bytes
-from dist_tune.cli.records import packed, records_in
+from dist_tune.cache import Cache, record_bytes
+from dist_tune.cli.records import packed
 from tests.cached_records import NOON, measured, record
 from tests.cli_answers import FILE, Answers, everything, keep, refusal, run
 
@@ -22,18 +20,6 @@ THREE = [record(), record(key="[1]"), record(kernel='a "name"\n},\n{\n"sha256": 
 
 def no_space(_descriptor: int) -> None:
     raise OSError(28, "No space left on device")
-
-
-@given(st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_damaged_export_loses_at_most_what_is_damaged(tmp_path: Path, data: st.DataObject):
-    """Its records are good ones or errors of this package."""
-    content = packed(THREE)
-    begin, end = sorted(data.draw(st.tuples(st.integers(0, len(content)), st.integers(0, len(content)))))
-    (tmp_path / "e.json").write_bytes(content[:begin] + data.draw(st.binary(max_size=30)) + content[end:])
-    for each in records_in(tmp_path / "e.json"):
-        assert isinstance(each, TuningRecord | BrokenRecordError)
-        assert isinstance(each, TuningRecord) or str(each).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -119,20 +105,26 @@ def test_what_is_exported_can_be_merged(cache: Cache, ask: Answers, tmp_path: Pa
             assert {path.relative_to(other): content for path, content in everything(other).items()} == held
 
 
-@pytest.mark.parametrize("target", ["a user's file", "folder", "no/such/folder/e.json", "fifo"])
-def test_export_overwrites_nothing_but_an_export(cache: Cache, ask: Answers, tmp_path: Path, target: str):
+@pytest.mark.parametrize("command", ["cache export", "report", "trace"])
+def test_a_command_writes_over_nothing_but_its_own_kind_of_file(cache: Cache, logs: Path, tmp_path: Path, command: str):
     """A reason and exit code 1, and no trace of a file half written."""
     keep(cache, record())
-    for _ in range(2):
-        ask("export", tmp_path / "e.json")
-    (tmp_path / "a user's file").write_text(FILE)
+    (tmp_path / "user's").write_text(FILE)
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
+    words = command.split() if "export" in command else [command, logs, "-o"]
+    for _ in range(2):
+        run(*words, tmp_path / "e.json")
     before = sorted(tmp_path.rglob("*"))
-    ask("export", tmp_path / target, code=1)
-    assert str(tmp_path / target) in ask.err
+    told = {"folder": "it is no regular file", "fifo": "it is no regular file", "no/such/e.json": "No such file or directory"}
+    if "export" in command:
+        told |= {"user's": "exists and is no export: it is left alone", "folder": "", "fifo": ""}
+    for target, reason in told.items():
+        line = refusal(*words, tmp_path / target)
+        assert str(tmp_path / target) in line
+        assert reason in line
     assert sorted(tmp_path.rglob("*")) == before
-    assert (tmp_path / "a user's file").read_text() == FILE
+    assert (tmp_path / "user's").read_text() == FILE
 
 
 @pytest.mark.parametrize("command", ["cache export", "report", "trace"])

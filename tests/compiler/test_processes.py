@@ -102,44 +102,47 @@ def made() -> dict[str, bytes]:
     return {str(path.relative_to(cache)): path.read_bytes() for path in cache.rglob("*") if path.suffix in (".cubin", ".ptx", ".json")}
 
 
-def product(rank: int, place: str) -> tuple[int, dict[str, Any]]:
-    """Kernels asked of other processes, and what came of all."""
+def product(rank: int, place: str) -> tuple[int, dict[str, bytes], list[int | None]]:
+    """Kernels asked of other processes, what came of all, and which of four configs without a pipelined loop came to another's kernel."""
     asked = note_requests()
     configs = [triton.Config({"BM": m, "BN": n}, num_warps=4, num_stages=stages) for m, n in CONFIGS for stages in (1, 2)]
     if place == "triton":
         triton.knobs.runtime.add_stages_inspection_hook = lambda *args: ("", "")
-    assert tune_product(configs, 1000 if place == "here" else 1) == [None] * 8
-    return len(asked), {name: content for name, content in made().items() if "__grp__" not in name and "dist_tune" not in name}
+    least_threads = 1000 if place == "here" else 1
+    assert tune_product(configs, least_threads) == [None] * 8
+    n_asked = len(asked)
+    unpipelined = [triton.Config({"BLOCK": 64}, num_stages=stages) for stages in (1, 2, 3, 4)]
+    record = tune(bad_asm_kernel, unpipelined, torch.zeros(64, dtype=torch.int32), least_threads=least_threads)
+    files = {name: content for name, content in made().items() if "__grp__" not in name}
+    return n_asked, files, [each.equal_to for each in record.candidates]
 
 
-def test_kernels_are_the_same_to_the_bit() -> None:
-    """Of other processes, of this one, and of Triton alone: PTX, cubin and metadata under the same keys in its disk cache."""
-    (n_elsewhere, elsewhere), (n_here, here), (_, vanilla) = (alone(product, place).value for place in ("elsewhere", "here", "triton"))
-    assert (n_elsewhere, n_here) == (8, 0)
-    assert len(here) == 3 * 8
-    assert elsewhere == here
-    assert {Path(name).suffix: content for name, content in vanilla.items() if ".json" not in name}.keys() == {".ptx", ".cubin"}
-    assert sorted(content for name, content in vanilla.items() if ".cubin" in name) == sorted(
-        content for name, content in here.items() if ".cubin" in name
-    )
+@pytest.fixture(scope="module")
+def places() -> dict[str, Outcome]:
+    """The same tunings by other processes, by this one, and by Triton alone."""
+    return {place: alone(product, place) for place in ("elsewhere", "here", "triton")}
 
 
-def tune_equal(rank: int, least_threads: int) -> tuple[list[int | None], dict[str, bytes]]:
-    configs = [triton.Config({"BLOCK": 64}, num_stages=stages) for stages in (1, 2, 3, 4)]
-    record = tune(bad_asm_kernel, configs, torch.zeros(64, dtype=torch.int32), least_threads=least_threads)
-    return [each.equal_to for each in record.candidates], made()
+def test_kernels_are_the_same_to_the_bit(places: dict[str, Outcome]) -> None:
+    """PTX, cubin and metadata under the same keys in Triton's disk cache."""
+    found = {place: outcome.value for place, outcome in places.items()}
+    assert [found[place][0] for place in ("elsewhere", "here")] == [8, 0]
+    files = {place: {name: content for name, content in each[1].items() if "product" in name} for place, each in found.items()}
+    assert len(files["here"]) == 3 * 8
+    assert files["elsewhere"] == files["here"]
+    assert {Path(name).suffix for name in files["triton"] if ".json" not in name} == {".ptx", ".cubin"}
+    here, vanilla = (sorted(content for name, content in files[place].items() if ".cubin" in name) for place in ("here", "triton"))
+    assert here == vanilla
 
 
-@pytest.mark.once
-@pytest.mark.parametrize("least_threads", [1, 1000])
-def test_equal_kernels_are_assembled_once(least_threads: int) -> None:
+@pytest.mark.parametrize("place", ["elsewhere", "here"])
+def test_equal_kernels_are_assembled_once(places: dict[str, Outcome], place: str) -> None:
     """Stages after TTGIR are taken over, also from another process's kernel; each has its own metadata."""
-    outcome = alone(tune_equal, least_threads)
-    equal_to, files = values([outcome])[0]
+    _, files, equal_to = values([places[place]])[0]
     assert equal_to == [None, 0, 0, 0]
-    assert "kernels: compiled=1 equal=3 on_disk=0 failed=0" in outcome.log
+    assert "kernels: compiled=1 equal=3 on_disk=0 failed=0" in places[place].log
     stages = sorted(content.partition(b'"num_stages": ')[2][:1] for name, content in files.items() if name.endswith("bad_asm_kernel.json"))
-    assert stages[-4:] == [b"1", b"2", b"3", b"4"]
+    assert stages == [b"1", b"2", b"3", b"4"]
 
 
 def failing(rank: int) -> tuple[list[str | None], int, int]:

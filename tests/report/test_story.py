@@ -95,16 +95,6 @@ def test_a_file_is_followed_while_it_is_written(path: Path):
     assert watcher.story == story_of_folder(path.parent)
 
 
-@pytest.mark.parametrize("damage", [(b'"at":17', b'"at":17e300'), (b'"seconds":0.0', b'"seconds":1e3000'), (b'"at":17', b'"at":-17')])
-def test_a_time_that_no_clock_shows_is_damage(path: Path, damage: tuple[bytes, bytes]):
-    """Dates and sums of it would fail."""
-    content = path.read_bytes()
-    assert damage[0] in content
-    path.write_bytes(content.replace(*damage, 1))
-    (path.parent / "rank-1.jsonl").write_bytes(lines(told(1, 2)))
-    assert ": no event of version 1" in story_of_folder(path.parent).damage[0]
-
-
 def test_of_several_runs_the_last_is_read(path: Path):
     """The job is started again while it is watched, and its files are appended to; what is damaged in an earlier run costs nothing."""
     watcher = Watcher(path.parent)
