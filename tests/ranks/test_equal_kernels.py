@@ -15,7 +15,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from dist_tune import autotune
 from dist_tune.testing import FakeH200, values
 from tests.ranks.kernels import add_kernel, autotuned, launch, tuned
-from tests.ranks.test_sharing import on_fake
+from tests.ranks.worlds import on_fake
 
 pytestmark = pytest.mark.processes
 

@@ -15,6 +15,7 @@ from dist_tune.search import NOT_TRIED
 from dist_tune.search.guided import ConfigSpace
 from dist_tune.testing import ExactTime, FakeH200
 from tests.ranks.kernels import autotuned, launch
+from tests.ranks.world import gathered
 from tests.shared_worlds import log, on_each_rank
 
 pytestmark = pytest.mark.once
@@ -71,9 +72,7 @@ def test_ranks_try_the_same_part_of_a_large_space_and_find_the_best(rank: int) -
     assert [i for i, each in enumerate(SPACE) if kernel.configs_timings[each][0] == float("inf")] == untried
     assert [each.index for each in large if each.shared_bytes is None] == untried
     assert NOT_TRIED not in [each.left for each in other]
-    n_by_rank: list[Any] = [None, None]
-    torch.distributed.all_gather_object(n_by_rank, len(compiled))
-    assert sum(n_by_rank) <= N_AT_MOST + 2 + 2  # both may compile what they launch first
+    assert sum(gathered(len(compiled))) <= N_AT_MOST + 2 + 2  # both may compile what they launch first
     assert re.search(r"site \d tries \d+ more of 128 candidates, \d+ are untried", log())
     assert re.search(r"\d+ tried: .* \d+ untried", log())
     return untried, config, [each.latency_ms for each in large]

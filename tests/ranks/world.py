@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch.distributed as dist
+
 from dist_tune.errors import DistTuneError
 from dist_tune.testing import Outcome
 
@@ -31,3 +33,10 @@ def caught(call: Callable[[], object]) -> Any:
     except DistTuneError as error:
         return SimpleNamespace(kind=type(error).__name__, message=str(error), cause=str(error.__cause__), **vars(error))
     return SimpleNamespace(kind="", message="")
+
+
+def gathered(value: object) -> list[Any]:
+    """The values of all ranks, in their order."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
