@@ -51,6 +51,7 @@ _GAIN = 0.005
 """Share of a time by which a candidate is better."""
 
 _Column = np.ndarray[Any, np.dtype[np.float64]]
+_Levels = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class ConfigSpace:
@@ -58,8 +59,8 @@ class ConfigSpace:
 
     def __init__(self, texts: Sequence[str]) -> None:
         rows = [{name: word if "(" in word else word.rstrip(")") for name, word in _FIELD.findall(text)} for text in texts]
-        columns = [_Field([row.get(name, "") for row in rows]) for name in dict.fromkeys(name for row in rows for name in row)]
-        self._fields = [each for each in columns if each.n_values > 1]
+        columns = [[row.get(name, "") for row in rows] for name in dict.fromkeys(name for row in rows for name in row)]
+        self._fields = [_field(each) for each in columns if len(set(each)) > 1]
         self._n = len(texts)
         self._order: list[int] = []
         self._away = np.full(self._n, np.inf)
@@ -73,7 +74,7 @@ class ConfigSpace:
         while len(self._order) < min(n, self._n):
             taken = int(self._turns[np.argmax(self._away[self._turns])]) if self._order else 0
             self._order.append(taken)
-            self._away = np.minimum(self._away, self._distances(taken))
+            self._away = np.minimum(self._away, sum(self._differences(taken), np.zeros(self._n)))
             self._away[taken] = -1.0
         return self._order[:n]
 
@@ -94,7 +95,7 @@ class ConfigSpace:
         leaders = sorted(times_ms, key=lambda i: (times_ms[i], i))[:_N_LEADERS]
         is_near = np.zeros(self._n, dtype=bool)
         for leader in leaders:
-            is_near |= self._n_differing(leader) == 1
+            is_near |= self.n_differing(leader) == 1
         near = [i for i in order if is_near[i] and not beyond[i]][: int(near_share * n)]
         return [*near, *(i for i in order if i not in near)][:n]
 
@@ -112,7 +113,8 @@ class ConfigSpace:
         for each in speeds:
             mean += each / len(speeds)
         shifted = np.array(speeds) - mean
-        kernels = np.stack([1.0 / (1.0 + self._squares(i) / (_REACH * _REACH)) for i in learnt])
+        squares = [sum((each * each for each in self._differences(i)), np.zeros(self._n)) for i in learnt]
+        kernels = np.stack([1.0 / (1.0 + each / (_REACH * _REACH)) for each in squares])
         pivots, rows = _eliminated(kernels[:, learnt] + _NOISE * np.eye(len(learnt)), np.column_stack([shifted, kernels]))
         predicted, variance = np.full(self._n, mean), np.full(self._n, 1.0 + _NOISE)
         for pivot, row in zip(pivots, rows, strict=True):
@@ -122,53 +124,37 @@ class ConfigSpace:
         worth: _Column = predicted + _CURIOSITY * scale * np.sqrt(np.maximum(variance, 0.0))
         return worth
 
+    def n_differing(self, i: int) -> _Levels:
+        """Fields in which each candidate differs from this one."""
+        return sum((levels != levels[i] for levels, _ in self._fields), np.zeros(self._n, dtype=np.int64))
+
     def _beyond(self, times_ms: Mapping[int, float], failures: Collection[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Candidates that need at least as much of everything as a failed one, unless such a candidate has run."""
         beyond = np.zeros(self._n, dtype=bool)
         ran = list(times_ms)
         for failed in sorted(failures):
             is_more = np.ones(self._n, dtype=bool)
-            for field in self._fields:
-                levels = field.levels
-                is_more &= levels >= levels[failed] if field.is_number else levels == levels[failed]
+            for levels, is_number in self._fields:
+                is_more &= levels >= levels[failed] if is_number else levels == levels[failed]
             if not is_more[ran].any():
                 beyond |= is_more
         return beyond
 
-    def _distances(self, i: int) -> _Column:
-        distances = np.zeros(self._n)
-        for field in self._fields:
-            distances += field.differences(i)
-        return distances
-
-    def _squares(self, i: int) -> _Column:
-        squares = np.zeros(self._n)
-        for field in self._fields:
-            difference = field.differences(i)
-            squares += difference * difference
-        return squares
-
-    def _n_differing(self, i: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        n_differing = np.zeros(self._n, dtype=np.int64)
-        for field in self._fields:
-            n_differing += field.levels != field.levels[i]
-        return n_differing
+    def _differences(self, i: int) -> list[_Column]:
+        """By field, from candidate ``i``'s value to those of all: steps as a share of all steps, or 1 for another word."""
+        found: list[_Column] = []
+        for levels, is_number in self._fields:
+            steps = np.abs(levels - levels[i]) / levels.max()
+            found.append(steps if is_number else np.ceil(steps))
+        return found
 
 
-class _Field:
-    """One field of the configs: its value's place among all values."""
-
-    def __init__(self, texts: list[str]) -> None:
-        distinct = set(texts)
-        self.is_number = all(re.fullmatch(r"-?\d+(\.\d+)?", text) for text in distinct)
-        places = {text: place for place, text in enumerate(sorted(distinct, key=float if self.is_number else None))}
-        self.n_values = len(places)
-        self.levels = np.array([places[text] for text in texts])
-
-    def differences(self, i: int) -> _Column:
-        """From candidate ``i``'s value to those of all: steps as a share of all steps, or 1 for another word."""
-        steps: _Column = np.abs(self.levels - self.levels[i]) / (self.n_values - 1.0)
-        return steps if self.is_number else np.ceil(steps)
+def _field(texts: Sequence[str]) -> tuple[_Levels, bool]:
+    """One field of all configs: its value's place among all values, and whether these are numbers."""
+    distinct = set(texts)
+    is_number = all(re.fullmatch(r"-?\d+(\.\d+)?", text) for text in distinct)
+    places = {text: place for place, text in enumerate(sorted(distinct, key=float if is_number else None))}
+    return np.array([places[text] for text in texts]), is_number
 
 
 def _eliminated(system: _Column, rights: _Column) -> tuple[_Column, _Column]:

@@ -80,7 +80,7 @@ def test_values_that_are_tuples_lists_or_words_with_spaces_are_seen(values: list
     """Two configs that differ in nothing else are apart, and a spread has each of them."""
     texts = grid(warps=[1, 2], shape=[describe({"shape": each}).partition("=")[2] for each in values])
     space = ConfigSpace(texts)
-    assert space._n_differing(0).tolist() == [0, 1, 1, 1, 2, 2]
+    assert space.n_differing(0).tolist() == [0, 1, 1, 1, 2, 2]
     assert len({texts[i].partition("shape=")[2] for i in space.spread(3)}) == 3
 
 
