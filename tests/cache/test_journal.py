@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dist_tune import files
 from dist_tune.cache import Journal, QuarantinedConfig, quarantine, read_quarantine
 from dist_tune.cache import journal as module
 from tests.programs import run_python
@@ -18,9 +19,9 @@ pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore:tuning goes o
 
 
 @pytest.fixture(autouse=True)
-def _told(monkeypatch: pytest.MonkeyPatch) -> None:
+def _told() -> None:
     """Each test may be warned anew."""
-    monkeypatch.setattr("dist_tune.files._told", set())
+    files._told.clear()
 
 
 def line(site: int) -> bytes:
@@ -116,22 +117,19 @@ def test_a_full_disk_costs_the_journal_and_one_warning(tmp_path: Path, monkeypat
     assert file.is_over
 
 
-@pytest.mark.parametrize("what", ["file", "link", "fifo", "folder"])
-def test_what_is_no_file_of_ours_is_left_alone(tmp_path: Path, what: str):
+def test_what_is_no_file_of_ours_is_left_alone(tmp_path: Path):
     """A file where the folder should be, and a link, a fifo or a folder where the file should."""
-    folder = tmp_path / "journals"
-    path = folder / "one.jsonl"
-    if what == "file":
-        folder.write_text("mine")
-    else:
-        folder.mkdir()
-        target = tmp_path / "target"
-        target.write_text("mine")
-        path.symlink_to(target) if what == "link" else os.mkfifo(path) if what == "fifo" else path.mkdir()
-    with pytest.warns(UserWarning, match="goes on without its journal"):
-        file = Journal(path)
-    assert file.is_over
-    assert (folder if what == "file" else tmp_path / "target").read_text() == "mine"
-    with pytest.warns(UserWarning, match="the quarantine of kernel A is not kept"):
-        quarantine(path, QuarantinedConfig(kernel="kernel", key="[1]", config="A", rank=0, since=1.0))
-    assert read_quarantine(path) == []
+    target, folder = tmp_path / "target", tmp_path / "journals"
+    target.write_text("mine")
+    folder.mkdir()
+    paths = [target / "one.jsonl", *(folder / f"{name}.jsonl" for name in ("link", "fifo", "folder"))]
+    paths[1].symlink_to(target)
+    os.mkfifo(paths[2])
+    paths[3].mkdir()
+    for path in paths:
+        with pytest.warns(UserWarning, match="goes on without its journal"):
+            assert Journal(path).is_over
+        with pytest.warns(UserWarning, match="the quarantine of kernel A is not kept"):
+            quarantine(path, QuarantinedConfig(kernel="kernel", key="[1]", config="A", rank=0, since=1.0))
+        assert (target.read_text(), read_quarantine(path)) == ("mine", [])
+        files._told.clear()
