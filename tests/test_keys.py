@@ -2,12 +2,9 @@
 
 import dataclasses
 import enum
-import math
 import os
 import subprocess
 import sys
-import time
-import timeit
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,22 +73,6 @@ def test_containers_become_tuples():
         assert to_hashable(same) is same
 
 
-@given(KEYS)
-def test_what_is_hashable_stays_equal(key: Any):
-    hash(to_hashable(key))
-    assert exactly(to_hashable(key)) == exactly(key)
-
-
-def test_a_tensor_takes_no_time():
-    """A key is made in every call: less than half a microsecond more than its tuple on an idle machine."""
-    x = torch.empty(4, 4)
-
-    def seconds(make: Any) -> float:
-        return min(timeit.repeat(make, timer=time.thread_time, number=2000, repeat=20)) / 2000
-
-    assert seconds(lambda: to_hashable(x)) - seconds(lambda: (x.shape, x.stride(), x.dtype)) < 1.5e-6
-
-
 @pytest.mark.parametrize(
     ("key", "text"),
     [
@@ -118,7 +99,7 @@ def test_a_key_is_one_line(key: Any, text: str):
 def test_texts_are_equal_iff_keys_are(one: Any, other: Any):
     """1, 1.0, True and '1' are four keys; a key and its copy are one."""
     assert (key_text(one) == key_text(other)) == (exactly(one) == exactly(other))
-    assert key_text(one) == key_text(one)
+    assert exactly(bucketed(one, lambda size: size)) == exactly(to_hashable(one)) == exactly(one)
     assert key_text(one).isascii()
     assert "\n" not in key_text(one)
 
@@ -145,16 +126,15 @@ def test_power_of_two_is_the_next_one(size: int):
     assert power_of_two(1 - size) == 1 - size
 
 
-@given(st.lists(st.integers(min_value=1), min_size=1, unique=True).map(sorted), st.integers())
+@given(st.lists(st.integers(1, 50), unique=True).map(sorted) | st.lists(st.integers(-3, 50), max_size=4), st.integers())
 def test_a_size_is_in_the_first_class_that_holds_it(limits: list[int], size: int):
+    """Limits that are none, not positive or not ascending are refused."""
+    if not limits or limits[0] <= 0 or limits != sorted(set(limits)):
+        with pytest.raises(ValueError, match="ascending"):
+            size_classes(*limits)
+        return
     holding = [f"<={limit}" for limit in limits if size <= limit]
     assert size_classes(*limits)(size) == [*holding, f">{limits[-1]}"][0]
-
-
-@pytest.mark.parametrize("limits", [(), (0,), (-1, 5), (5, 5), (64, 32), (1, 3, 2)])
-def test_limits_must_ascend(limits: tuple[int, ...]):
-    with pytest.raises(ValueError, match="ascending"):
-        size_classes(*limits)
 
 
 def test_every_int_is_bucketed_and_nothing_else():
@@ -164,13 +144,6 @@ def test_every_int_is_bucketed_and_nothing_else():
     assert bucketed(100, size_classes(64, 1024)) == "<=1024"
     assert bucketed([torch.empty(3, 5)], power_of_two) == (((4, 8), (8, 1), torch.float32),)
     assert bucketed(True, power_of_two) is True
-
-
-@given(KEYS)
-def test_a_bucket_of_one_size_each_changes_nothing(key: Any):
-    assert exactly(bucketed(key, lambda size: size)) == exactly(key)
-    sizes = bucketed(key, lambda size: math.inf)
-    assert "inf" in key_text(sizes) or exactly(sizes) == exactly(key)
 
 
 # -- nested tensors: a call with them is as one with any other ones ---------------------------------------------------------
@@ -206,8 +179,7 @@ def test_a_nested_tensor_is_a_key(layout: torch.layout):
 
 @pytest.mark.usefixtures("_quiet")
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("is_keyword", [False, True])
-def test_calls_with_nested_tensors_are_of_one_kind(layout: torch.layout, is_keyword: bool, monkeypatch: pytest.MonkeyPatch):
+def test_calls_with_nested_tensors_are_of_one_kind(layout: torch.layout, monkeypatch: pytest.MonkeyPatch):
     """The first is heard from its beginning, the others are ordinary calls, alone or beside other arguments."""
     opened: list[int] = []
     open_one = contextual._ClosureTuner.open
@@ -215,12 +187,11 @@ def test_calls_with_nested_tensors_are_of_one_kind(layout: torch.layout, is_keyw
     step = contextual.contextual_autotune()(lambda x, scale: x * scale)
     for n in (5, 6, 7):
         x = nested(layout, 3, n)
-        y = step(x=x, scale=2.0) if is_keyword else step(x, 2.0)
-        assert y.unbind()[1].sum().item() == 16.0 * n
-    assert len(opened) == 1
-    x = nested(layout, 3, 5, width=4)
-    step(x=x, scale=2.0) if is_keyword else step(x, 2.0)
-    assert len(opened) == 2
+        for y in (step(x=x, scale=2.0), step(x, 2.0)):
+            assert y.unbind()[1].sum().item() == 16.0 * n
+    assert len(opened) == 2  # by position, and by name
+    step(nested(layout, 3, 5, width=4), 2.0)
+    assert len(opened) == 3
 
 
 @pytest.mark.usefixtures("_quiet")

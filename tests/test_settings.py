@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -20,54 +21,43 @@ from tests.cached_records import record
 
 pytestmark = pytest.mark.once
 
-BOOL = "1, 0, true, false, yes, no, on or off"
-VALUES = {
-    "DEADLINE_S": ("2.5", 2.5), "LOG_DIR": ("/x/y", Path("/x/y")), "LOG_LEVEL": ("TRACE", "TRACE"),
-    "PROGRESS": ("0", False), "VERBOSITY": ("quiet", "quiet"),
-    "CACHE_DIR": ("/x/cache", Path("/x/cache")), "ALWAYS_TUNE": ("1", True), "VERSION_CHECK": ("0", False), "REQUIRE_CACHE": ("1", True),
-    "CACHE_SHARED": ("1", True), "ISOLATE": ("1", True),
+OURS, THEIRS = "DIST_TUNE_", "TRITON_DIST_AUTOTUNE_"
+DEFAULTS = {
+    "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "DEBUG", "progress": None, "verbosity": None,
+    "cache_dir": Path("~/.dist_tune/autotune"), "cache_path": "", "always_tune": False, "cache_shared": False,
+    "version_check": True, "require_cache": False, "isolate": False,
 }  # fmt: skip
-ALIASES = {"ALWAYS_TUNE": "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE", "VERSION_CHECK": "TRITON_DIST_AUTOTUNE_VERSION_CHECK"}
-"""Names that programs have from elsewhere."""
+ENVIRONMENTS: list[tuple[dict[str, str], dict[str, Any]]] = [
+    ({}, {}),
+    ({"ALWAYS_TUNE": "1", f"{OURS}ALWAYS_TUNE": "", f"{OURS}DEADLINE_S": ""}, {}),  # without the prefix, or empty
+    ({f"{OURS}DEADLINE_S": "2.5", f"{OURS}LOG_DIR": "/x/y"}, {"deadline_s": 2.5, "log_dir": Path("/x/y")}),
+    ({f"{OURS}LOG_LEVEL": "TRACE", f"{OURS}PROGRESS": "0"}, {"log_level": "TRACE", "progress": False}),
+    ({f"{OURS}VERBOSITY": "quiet", f"{OURS}CACHE_DIR": "/x"}, {"verbosity": "quiet", "cache_dir": Path("/x")}),
+    ({f"{OURS}ALWAYS_TUNE": "1", f"{OURS}VERSION_CHECK": "0"}, {"always_tune": True, "version_check": False}),
+    ({f"{OURS}REQUIRE_CACHE": "1", f"{OURS}ISOLATE": "1"}, {"require_cache": True, "isolate": True}),
+    ({f"{OURS}CACHE_SHARED": "1"}, {"cache_shared": True}),
+    ({f"{THEIRS}ALWAYS_TUNE": "1", f"{THEIRS}VERSION_CHECK": "0"}, {"always_tune": True, "version_check": False}),
+    ({f"{THEIRS}ALWAYS_TUNE": "1", f"{OURS}ALWAYS_TUNE": "0"}, {}),  # where both are set, ours counts
+    ({f"{THEIRS}ALWAYS_TUNE": "1", f"{OURS}ALWAYS_TUNE": ""}, {"always_tune": True}),
+]
 
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Not even those that all tests have."""
-    for name in (*(f"DIST_TUNE_{name}" for name in VALUES), *ALIASES.values()):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith((OURS, THEIRS))]:
+        monkeypatch.delenv(name)
     monkeypatch.setattr("dist_tune.files._told", set())
     with warnings.catch_warnings():
         yield
 
 
-def test_defaults_need_no_environment():
-    assert Settings().model_dump() == {
-        "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "DEBUG", "progress": None, "verbosity": None,
-        "cache_dir": Path("~/.dist_tune/autotune"), "cache_path": "", "always_tune": False, "cache_shared": False,
-        "version_check": True, "require_cache": False, "isolate": False,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_each_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch, name: str):
-    """DIST_TUNE_ and the field in capitals; the others keep their defaults. A name without the prefix, or an empty value, is none."""
-    (text, expected), defaults = VALUES[name], Settings.model_construct()
-    monkeypatch.setenv(name, text)
-    monkeypatch.setenv(f"DIST_TUNE_{name}", "")
-    assert Settings() == defaults
-    monkeypatch.setenv(f"DIST_TUNE_{name}", text)
-    assert Settings().model_dump() == {**defaults.model_dump(), name.lower(): expected}
-
-
-@pytest.mark.parametrize("name", ALIASES)
-def test_other_names_of_a_setting(monkeypatch: pytest.MonkeyPatch, name: str):
-    """They mean the same; where both are set, ours counts, but for an empty one."""
-    text, expected = VALUES[name]
-    monkeypatch.setenv(ALIASES[name], text)
-    for ours, value in (("", expected), (str(int(not expected)), not expected)):
-        monkeypatch.setenv(f"DIST_TUNE_{name}", ours)
-        assert Settings().model_dump() == {**Settings.model_construct().model_dump(), name.lower(): value}
+@pytest.mark.parametrize(("environment", "changed"), ENVIRONMENTS)
+def test_each_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], changed: dict[str, Any]):
+    """DIST_TUNE_ and the field in capitals, or a name that programs have from elsewhere; all others keep their defaults."""
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    assert Settings().model_dump() == {**DEFAULTS, **changed}
 
 
 def test_the_environment_is_read_late(monkeypatch: pytest.MonkeyPatch):
@@ -90,19 +80,19 @@ def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "texts", "allowed"),
+    ("names", "texts", "allowed"),
     [
-        ("DIST_TUNE_DEADLINE_S", ["soon", "0", "-1", "nan", "inf"], "a number of seconds above 0, at most 86400"),
-        ("DIST_TUNE_LOG_LEVEL", ["LOUD"], "TRACE, DEBUG, INFO or WARNING"),
-        *[(f"DIST_TUNE_{name}", ["perhaps", "2"], BOOL) for name in ("PROGRESS", "ALWAYS_TUNE", "VERSION_CHECK", "REQUIRE_CACHE")],
-        ("TRITON_DIST_AUTOTUNE_ALWAYS_TUNE", ["perhaps"], BOOL),
+        (["DIST_TUNE_DEADLINE_S"], ["soon", "0", "-1", "nan", "inf"], "a number of seconds above 0, at most 86400"),
+        (["DIST_TUNE_LOG_LEVEL"], ["LOUD"], "TRACE, DEBUG, INFO or WARNING"),
+        (["DIST_TUNE_PROGRESS", "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE"], ["perhaps", "2"], "1, 0, true, false, yes, no, on or off"),
     ],
 )
-def test_a_bad_value_is_one_line_with_what_is_allowed(monkeypatch: pytest.MonkeyPatch, name: str, texts: list[str], allowed: str):
-    for text in texts:
+def test_a_bad_value_is_one_line_with_what_is_allowed(monkeypatch: pytest.MonkeyPatch, names: list[str], texts: list[str], allowed: str):
+    for name, text in [(name, text) for name in names for text in texts]:
         monkeypatch.setenv(name, text)
         with pytest.raises(SettingsError) as caught:
             Settings()
+        monkeypatch.delenv(name)
         assert str(caught.value) == f"{name}={text!r} cannot be read: need {allowed}"
 
 
@@ -132,25 +122,14 @@ def test_a_tuning_goes_on_with_defaults_and_one_warning(monkeypatch: pytest.Monk
     assert "DIST_TUNE_LOG_LEVEL='LOUDER'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("verbosity", "progress", "shown"),
-    [
-        ("", "", "normal"),
-        ("", "0", "quiet"),
-        ("", "1", "normal"),
-        ("Quiet", "", "quiet"),
-        ("verbose", "", "verbose"),
-        ("normal", "0", "normal"),
-    ],
-)
-def test_one_variable_says_how_much_is_shown(monkeypatch: pytest.MonkeyPatch, verbosity: str, progress: str, shown: str):
+def test_one_variable_says_how_much_is_shown():
     """And the older one counts where that is unset."""
-    monkeypatch.setenv("DIST_TUNE_VERBOSITY", verbosity)
-    monkeypatch.setenv("DIST_TUNE_PROGRESS", progress)
-    assert Settings().shown == shown
+    for verbosity, shown in {"": "quiet", "Quiet": "quiet", "verbose": "verbose", "normal": "normal"}.items():
+        assert Settings(verbosity=verbosity or None, progress=False).shown == shown
+    assert [Settings(progress=each).shown for each in (None, True)] == ["normal", "normal"]
 
 
-NAMES = [*(f"DIST_TUNE_{name}" for name in VALUES), *ALIASES.values(), "dist_tune_deadline_s", "Dist_Tune_Progress", "DIST_TUNE_", "DIST"]
+NAMES = [*variables_read(), f"{THEIRS}ALWAYS_TUNE", "dist_tune_deadline_s", "Dist_Tune_Progress", "DIST_TUNE_", "DIST"]
 TEXTS = (
     st.text(max_size=20)
     | st.binary(max_size=10).map(os.fsdecode)
@@ -165,9 +144,6 @@ def test_any_environment_gives_settings_or_one_line(environment: dict[str, str])
     """A tuning goes on with defaults in the place of what cannot be read."""
     with mock.patch.dict(os.environ, environment), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in set(os.environ) - set(environment):
-            if "DIST" in name.upper():
-                del os.environ[name]
         read = read_settings()
         assert 0 < read.deadline_s <= 86400
         assert read.log_level.upper() in ("TRACE", "DEBUG", "INFO", "WARNING")

@@ -27,48 +27,39 @@ def step(x: Any, block: int = 1) -> Any:
     return x
 
 
-class Thing:
-    pass
-
-
-# -- options -----------------------------------------------------------------------------------------------------------
+SPACE: Any = {"config_space": BLOCKS, "key_fn": None}
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("decorator", "options", "words"),
     [
-        ({"reset": 5}, "reset must be a function, reset\\(\\), got 5"),
-        ({"reset": Thing()}, "reset must be .* got an object of type Thing"),
-        ({"is_dist": True, "group": "tp"}, "group must be a process group.* got 'tp'"),
-        ({"is_dist": True, "group": [0, 1]}, r"group must be a process group.* got \[0, 1\]"),
+        (contextual_autotune, {"reset": 5}, "reset must be a function, reset\\(\\), got 5"),
+        (contextual_autotune, {"reset": object()}, "reset must be .* got an object of type object"),
+        (contextual_autotune, {"is_dist": True, "group": "tp"}, "group must be a process group.* got 'tp'"),
+        (contextual_autotune, {"is_dist": True, "group": [0, 1]}, r"group must be a process group.* got \[0, 1\]"),
+        (autotune, {**SPACE, "reset": 5}, r"reset must be a function, reset\(\), got 5"),
+        (autotune, {**SPACE, "check": 3}, "check must be a function.* got 3"),
+        (autotune, {**SPACE, "bucket": 5}, "bucket must be a function.* got 5"),
+        (autotune, {**SPACE, "prune_fn": ["x"]}, r"prune_fn must be a function.* got \['x'\]"),
+        (autotune, {**SPACE, "key_fn": 4}, "key_fn must be a function.* got 4"),
+        (autotune, {**SPACE, "key_fn": ["x"]}, r"key_fn must be a function.* names of arguments go to key=\['x'\]"),
+        (autotune, {**SPACE, "config_space": 3}, "config_space must be a list of configs, got 3"),
+        (autotune, {**SPACE, "config_space": step}, "config_space must be a list of configs, got the function step"),
+        (autotune, {**SPACE, "config_space": {"block": 1}}, r"config_space must be a list of configs.*write config_space=\[...\]"),
+        (autotune, {**SPACE, "config_space": "block"}, "config_space must be a list of configs, got 'block'"),
+        (autotune, {**SPACE, "configs": BLOCKS}, "config_space= or configs=, got both"),
+        (autotune, {**SPACE, "key": ["x"]}, "key_fn= or key=, got both"),
+        (autotune, {}, "autotune needs .*got neither"),
+        (autotune, {"config_space": BLOCKS}, "autotune needs .*got neither"),
+        (autotune, {"key": ["x"]}, "autotune needs .*got neither"),
+        (autotune, {"config_space": step}, r"not the function: write @autotune\(\["),
+        (matches, {"reference": 3}, "reference must be a function.* got 3"),
     ],
 )
-def test_an_option_of_a_closure_is_named(options: Any, words: str):
-    with pytest.raises(TypeError, match=words):
-        contextual_autotune(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"reset": 5}, r"reset must be a function, reset\(\), got 5"),
-        ({"check": 3}, "check must be a function.* got 3"),
-        ({"bucket": 5}, "bucket must be a function.* got 5"),
-        ({"prune_fn": ["x"]}, r"prune_fn must be a function.* got \['x'\]"),
-        ({"key_fn": 4}, "key_fn must be a function.* got 4"),
-        ({"key_fn": ["x"]}, r"key_fn must be a function.* names of arguments go to key=\['x'\]"),
-        ({"config_space": 3}, "config_space must be a list of configs, got 3"),
-        ({"config_space": step}, "config_space must be a list of configs, got the function step"),
-        ({"config_space": {"block": 1}}, r"config_space must be a list of configs.*write config_space=\[...\]"),
-        ({"config_space": "block"}, "config_space must be a list of configs, got 'block'"),
-        ({"configs": BLOCKS}, "config_space= or configs=, got both"),
-        ({"key": ["x"]}, "key_fn= or key=, got both"),
-    ],
-)
-def test_an_option_of_a_function_is_named(options: Any, words: str):
-    given: Any = {"config_space": BLOCKS, "key_fn": None, **options}
+def test_an_option_is_named(decorator: Any, options: dict[str, Any], words: str):
+    """Without the address of an object."""
     with pytest.raises(TypeError, match=words) as caught:
-        autotune(**given)
+        decorator(**options)
     assert " at 0x" not in str(caught.value)
 
 
@@ -86,22 +77,6 @@ def test_a_config_that_does_not_fit_is_shown_as_it_reads(space: Any, words: str)
     with pytest.raises(TypeError, match=words) as caught:
         autotune(space, None)(step)
     assert " at 0x" not in str(caught.value)
-
-
-def test_autotune_without_parentheses():
-    """The error shows how it is written."""
-    bare: Any = autotune
-    with pytest.raises(TypeError, match=r"not the function: write @autotune\(\["):
-
-        @bare
-        def f(x: int, block: int) -> int:
-            return x
-
-
-@pytest.mark.parametrize("given", [{}, {"config_space": BLOCKS}, {"key": ["x"]}])
-def test_a_space_and_a_key_are_needed(given: Any):
-    with pytest.raises(TypeError, match=r"autotune needs .*got neither"):
-        autotune(**given)
 
 
 @pytest.mark.parametrize(("group", "text"), [("tp", "'tp'"), ([0, 1], r"\[0, 1\]")])
@@ -212,9 +187,3 @@ def test_a_wrapper_that_runs_a_generator_is_ordinary():
 
     assert autotune(BLOCKS, None, **QUICK)(drained)(1) == [1]
     assert contextual_autotune()(awaited)(1) == 1
-
-
-def test_matches_takes_a_function():
-    wrong: Any = 3
-    with pytest.raises(TypeError, match=r"reference must be a function.* got 3"):
-        matches(wrong)

@@ -127,22 +127,11 @@ def kernel(x_ptr, block: tl.constexpr):
     pass
 
 
-async def _later(block: int) -> None:
-    pass
-
-
-def _one_by_one(block: int) -> Any:
-    yield block
-
-
 @pytest.mark.parametrize(
     ("function", "words"),
     [
         (staticmethod(ordinary), "put @staticmethod above @autotune"),
         (classmethod(lambda cls, block: None), "put @classmethod above @autotune"),
-        (_later, "which have run when they return"),
-        (_one_by_one, "which have run when they return"),
-        (functools.partial(_later), "which have run when they return"),
         (3, "autotune decorates ordinary functions"),
         (kernel, "Those have triton.autotune"),
         (triton.autotune([triton.Config({"block": 1})], key=[])(kernel), "Those have triton.autotune"),
