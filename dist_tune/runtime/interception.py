@@ -28,7 +28,7 @@ from triton.runtime.autotuner import Autotuner
 from dist_tune.compiler import begin_digest
 from dist_tune.errors import DistTuneError
 from dist_tune.runtime.kernel import Launch, key_of
-from dist_tune.runtime.libraries import OwnRun, find_own_runs, forget_kept, note_keepers, own_key, own_runs
+from dist_tune.runtime.libraries import find_own_runs, forget_kept, note_keepers, own_key, own_runs
 from dist_tune.runtime.tunable import Tunable
 
 
@@ -124,16 +124,14 @@ class _Patch:
         note_keepers(kernel, listeners)
         return listener.missed(Launch(kernel, args, kwargs))
 
-    def hear(self, own: OwnRun, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def hear(self, run: Any, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called in place of the ``run`` of a class that has its own."""
         if kwargs.get("warmup") is not False or listener_here() is None:
-            return own.call(kernel, *args, **kwargs)
+            return run(kernel, *args, **kwargs)
         if self.is_watched:
             self.announce(kernel, args, kwargs)
-        key = own_key(own, kernel, args, kwargs) if len(kernel.configs) > 1 else ()
-        if not key or key[0] in kernel.cache:
-            return own.call(kernel, *args, **kwargs)
-        return self.deliver(kernel, args, kwargs)
+        key = own_key(kernel, args, kwargs) if len(kernel.configs) > 1 else ()
+        return run(kernel, *args, **kwargs) if not key or key[0] in kernel.cache else self.deliver(kernel, args, kwargs)
 
 
 _AROUND = """
@@ -227,7 +225,8 @@ def push(listener: Listener) -> None:
         patch.marks[DYNAMO_SKIPS] = True
         patch.function.__code__ = patch.our_code
         for own in find_own_runs(patch.hear):
-            _skip_in_dynamo(own.our_code)
+            own.__dict__[DYNAMO_SKIPS] = True
+            _skip_in_dynamo(own.__code__)
         enter_own_runs()
         patch.is_watched |= _is_watching(listener)
     except BaseException:  # an interrupt of the user's: later calls would be taken for calls inside this one
@@ -250,17 +249,15 @@ def pop() -> Listener:
 
 def enter_own_runs() -> None:
     """Hear the tuners that have a ``run`` of their own; called with a listener in place."""
-    for each in list(own_runs.values()):
-        each.function.__dict__[DYNAMO_SKIPS] = True
-        each.function.__code__ = each.our_code
+    for cls, ours in list(own_runs.items()):
+        cls.run = ours  # type: ignore[attr-defined]
 
 
 def leave_own_runs() -> None:
     """Restore them, if no listener is left."""
-    for each in list(own_runs.values()):
-        if not listeners:  # asked each time: Python may change threads in between
-            each.function.__code__ = each.own_code
-            each.function.__dict__.pop(DYNAMO_SKIPS, None)
+    for cls, ours in list(own_runs.items()):
+        if not listeners and cls.__dict__["run"] is ours:  # asked each time: Python may change threads in between
+            cls.run = ours.__wrapped__  # type: ignore[attr-defined]
 
 
 def leave_libraries() -> None:

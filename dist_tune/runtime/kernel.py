@@ -27,7 +27,7 @@ from dist_tune.compiler import NotLoaded
 from dist_tune.configs import describe_all, distinct, stable_repr
 from dist_tune.errors import NoValidConfigError
 from dist_tune.measure import Span
-from dist_tune.runtime.libraries import own_key, own_run_of
+from dist_tune.runtime.libraries import own_key
 from dist_tune.runtime.tunable import Copies, Slot, Timings, Tunable, Undo, copies_of, name_of, put_back
 
 _PLAIN_WORD = re.compile(r"(?!(None|True|False|Ellipsis|inf|nan)$)[A-Za-z_][\w.-]*", re.ASCII)
@@ -231,7 +231,7 @@ def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """
     if len(kernel.configs) < 2:
         return ()
-    if (own := own_run_of(kernel)) is not None and (key := own_key(own, kernel, args, kwargs)):
+    if key := own_key(kernel, args, kwargs):
         return key[0]
     return key_of(kernel, dict(zip(kernel.arg_names, args, strict=False)), kwargs)
 
