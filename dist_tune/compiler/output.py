@@ -29,8 +29,8 @@ from dist_tune.compiler.worker import locked
 MAX_CHARS = 200_000
 """Kept of one compiler's output."""
 _PREFIX = "dist_tune-"
-_FILE = "stderr"
-"""In the folder: what is written to descriptor 2. Its process holds it as long as it lives."""
+_FILE = "compilers.stderr"
+"""In the folder: what is written to descriptor 2. Its process holds it as long as it lives. Not "stderr": no earlier version held that."""
 _DAY_S = 86_400.0
 _made: list[IO[bytes]] = []
 """The file, while there is a folder."""

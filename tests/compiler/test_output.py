@@ -209,7 +209,7 @@ from pathlib import Path
 from dist_tune.compiler.output import folder_in_use, temporary_folder
 with folder_in_use():
     Path(temporary_folder(), "a.ttir").write_text("module")
-    Path(temporary_folder(), "stderr").write_text(sys.argv[1])
+    Path(temporary_folder(), "compilers.stderr").write_text(sys.argv[1])
     print(temporary_folder(), flush=True)
     time.sleep(60)
 """
@@ -221,6 +221,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "dist_tune-notes").write_text("")
     (tmp_path / "dist_tune-mine").mkdir()
+    (tmp_path / "dist_tune-mine" / "stderr").touch()  # of a version that held another file
     others = set(tmp_path.iterdir())
     command = [sys.executable, "-c", MAKE, words]
     with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True) as process:
@@ -233,7 +234,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path: Path, monkeypatch: pytest
         sweep()
         assert folder.exists() == bool(words)
     if words:
-        os.utime(folder / "stderr", (time.time() - 90_000,) * 2)
+        os.utime(folder / "compilers.stderr", (time.time() - 90_000,) * 2)
         sweep()
     assert set(tmp_path.iterdir()) == others
 
