@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.once
 class Node:
     value: torch.Tensor
     others: Any = None
+    unset: torch.Tensor = field(init=False)
 
 
 def test_a_container_is_searched_once():
