@@ -103,7 +103,7 @@ GUARDS = (
     Guard("a stand-in disturbs the replay", "replays/trials.py", "            if index != trial.candidate and self._schedule:\n                self.samples.disturb(self._replay)\n", "", "tests/tuning tests/ranks/test_faults.py tests/ranks/test_functions.py tests/ranks/test_racing.py"),
     Guard("a wrong result is out", "replays/trials.py", '            self._sites.fail(site, index, CandidateFailure(FailureKind.WRONG_RESULT, f"the result is wrong: {wrong}"))', "            pass", "tests/measure/test_wrong_configs.py tests/ranks/test_function_checks.py"),
     Guard("the winner is judged once more", "tuning/racing.py", "            if _is_right_again(context, closure):\n", "            if True:\n", "tests/ranks/test_function_checks.py tests/offline tests/measure tests/tuning"),
-    Guard("a stuck device is an error", "replays/replays.py", "            if time.monotonic() - since > self._stuck_after_s:\n", "            if False:\n", "tests/ranks/test_watchdog.py tests/tuning tests/ranks/test_release.py"),
+    Guard("a stuck device is an error", "replays/replays.py", "            if time.monotonic() - since > self._stuck_after_s:\n", "            if False:\n", "tests/ranks/test_watchdog.py tests/tuning"),
     Guard("unwritten elements show", "measure/poison.py", "            _fill(memory)\n", "            pass\n", "tests/measure"),
     Guard("free memory is poisoned", "measure/poison.py", "            blocks = [(torch.empty(each.n_bytes, dtype=torch.uint8, device=each.device), each.dtype) for each in regions * n_sets]", "            blocks = list[tuple[torch.Tensor, torch.dtype]]()", "tests/measure"),
     Guard("poison that was read is put back", "measure/poison.py", "        self._poisoned.put_back()\n        self._poisoned.forget()\n", "        self._poisoned.forget()\n", "tests/measure"),
@@ -112,7 +112,7 @@ GUARDS = (
     Guard("Triton is restored", "runtime/interception.py", "        if not listeners:\n            self.function.__code__ = self.own_code\n", "        if False:\n            self.function.__code__ = self.own_code\n", "tests/ranks/test_failed_calls.py tests/runtime tests/ranks/test_contextual.py"),
     Guard("nothing is tuned under capture", "contextual.py", "if is_new and not self.signatures.is_waived and not is_capturing():", "if is_new and not self.signatures.is_waived:", "tests/ranks/test_calls.py tests/ranks/test_contextual.py tests/tuning"),
     Guard("a hang ends the process", "watch.py", "            elif late_s >= limit_s + self._deadline_s", "            elif late_s >= 1e9 + self._deadline_s", "tests/test_watch.py tests/ranks/test_watchdog.py"),
-    Guard("a released config is out", "watch.py", "                self._sites.fail(site, i, CandidateFailure(FailureKind.STUCK, reason))\n", "                pass\n", "tests/test_watch.py tests/ranks/test_release.py"),
+    Guard("a released config is out", "watch.py", "                self._sites.fail(site, i, CandidateFailure(FailureKind.STUCK, reason))\n", "                pass\n", "tests/test_watch.py tests/ranks/test_watchdog.py"),
     Guard("a held interpreter ends the process", "watch.py", "faulthandler.dump_traceback_later(_HELD * self._deadline_s, exit=True, file=self.log.log_file)", "pass", "tests/faults"),
     Guard("a closure inside one of fewer ranks is an error", "contextual.py", "        if missing := member_ranks(group) - (outer.members if outer is not None else frozenset()):", "        if missing := set[int]():", "tests/ranks/test_calls.py"),
 )

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from typing import Any
 
-import torch
-import torch.distributed as dist
 import triton
 
-from dist_tune import contextual_autotune
 from dist_tune.testing import Outcome
-from tests.ranks.kernels import autotuned, best, launch
+from tests.ranks.kernels import autotuned
 
 BLOCKS = (16, 32, 64, 128)
 free = threading.Event()
@@ -32,45 +28,19 @@ def left_with(outcome: Outcome, code: int) -> None:
 
 
 def hang(how: str) -> None:
-    """Never return: in Python, in C without the interpreter lock, or with it."""
-    if how == "loop":
-        while True:
-            pass
-    if how == "event":
-        free.wait()
-    elif how == "sleep":
-        time.sleep(1000)
-    elif how == "locked":
-        ctypes.PyDLL(None).sleep(1000)
+    """Never return, or until this process is free."""
+    free.wait() if how == "event" else time.sleep(1000)
 
 
-def stuck_kernel(how: str, index: int, at_launch: int, log: list[int] | None = None) -> Any:
+def stuck_kernel(how: str, index: int, at_launch: int) -> Any:
     """A kernel of four configs, one of which hangs at its n-th launch in this process (0: never)."""
-    counts = dict.fromkeys(range(len(BLOCKS)), 0)
+    n_launches = 0
 
-    def hook_of(own: int) -> Any:
-        def hook(full: dict[str, Any]) -> None:
-            counts[own] += 1
-            if log is not None:
-                log.append(own)
-            if own == index and counts[own] == at_launch:
+    def hook(full: dict[str, Any]) -> None:
+        nonlocal n_launches
+        if full["BLOCK"] == BLOCKS[index]:
+            n_launches += 1
+            if n_launches == at_launch:
                 hang(how)
 
-        return hook
-
-    return autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=hook_of(i)) for i, block in enumerate(BLOCKS)])
-
-
-def stuck_step(rank: int, how: str, who: list[int], at_launch: int, talks: bool, options: dict[str, Any]) -> Any:
-    """Tune a kernel whose config 2 hangs on some ranks; the winner, the result, failures, and threads of dist_tune that are left."""
-    kernel = stuck_kernel(how, 2, at_launch if rank in who else 0)
-
-    @contextual_autotune(is_dist=dist.is_initialized(), n_repeat=2, n_warmup=0, search="exhaustive", **options)
-    def step(x: torch.Tensor) -> torch.Tensor:
-        y = launch(kernel, x)
-        if talks:
-            dist.all_reduce(y)
-        return y
-
-    y = step(torch.zeros(64))
-    return best(kernel), y[0].item(), [each.failure for each in step.records[0].candidates], threads_left()
+    return autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=hook) for block in BLOCKS])

@@ -17,7 +17,7 @@ from dist_tune import CaptureError, DistTuneError, NestedTuningError, NoValidCon
 from tests.programs import run_python
 from tests.ranks.kernels import autotuned, best, is_unpatched, launch, tuned
 from tests.ranks.stuck import threads_left
-from tests.ranks.world import ROOT
+from tests.ranks.world import ROOT, gathered
 from tests.shared_worlds import log, on_each_rank
 
 
@@ -58,8 +58,7 @@ def test_a_subgroup_of_the_world_tunes_without_the_others(rank: int):
         dist.barrier()
     with pytest.raises(ValueError, match="not in the group"):
         tuned(kernel, group=groups[1 - rank // 2])(torch.zeros(64))
-    chosen: list[Any] = [None] * 4
-    dist.all_gather_object(chosen, best(kernel))
+    chosen = gathered(best(kernel))
     assert (chosen[0], chosen[2]) == (chosen[1], chosen[3])
 
 

@@ -1,8 +1,7 @@
-"""What a tuned closure does on real ranks when something goes wrong: one answer on all ranks, and never a hang."""
+"""Candidates that fail on some ranks, and the slowest rank: one answer on all ranks."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -11,62 +10,58 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
-from dist_tune import contextual_autotune
-from dist_tune.testing import values
-from tests.ranks.kernels import autotuned, best, is_unpatched, launch
-from tests.ranks.world import DEADLINE_S, same_error
-from tests.ranks.worlds import on_ranks
+from dist_tune import NoValidConfigError
+from dist_tune.testing import FakeH200
+from tests.ranks.kernels import autotuned, best, is_unpatched, launch, tuned
+from tests.shared_worlds import on_each_rank
 
-QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
+BLOCKS = (16, 32, 64, 128)
+On = dict[int, list[int]]
+"""Rank -> configs that fail there."""
 
 
-def _fails(rank: int, on: dict[int, list[int]], when: str) -> Any:
-    """Configs whose hook raises: ``on`` maps a rank to the indices; ``when`` is "always" or the number of the launch."""
-    counts: dict[int, int] = {}
+def failing(rank: int, on: On, at_launch: int = 0) -> Any:
+    """A step whose configs' hooks raise, always or at their n-th launch."""
+    counts = dict.fromkeys(BLOCKS, 0)
 
-    def hook(index: int) -> Any:
-        def raise_here(full: dict[str, Any]) -> None:
-            counts[index] = counts.get(index, 0) + 1
-            if index in on.get(rank, []) and (when == "always" or counts[index] == int(when)):
-                raise RuntimeError(f"config {index} is out on rank {rank}")
+    def hook(full: dict[str, Any]) -> None:
+        counts[full["BLOCK"]] += 1
+        index = BLOCKS.index(full["BLOCK"])
+        if index in on.get(rank, []) and at_launch in (0, counts[full["BLOCK"]]):
+            raise RuntimeError(f"config {index} is out on rank {rank}")
 
-        return raise_here
+    kernel = autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=hook) for block in BLOCKS])
 
-    blocks = (16, 32, 64, 128)
-    kernel = autotuned(configs=[triton.Config({"BLOCK": b}, pre_hook=hook(i)) for i, b in enumerate(blocks)])
-
-    @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1, search="exhaustive")
     def step(x: torch.Tensor) -> torch.Tensor:
         y = launch(kernel, x)
         dist.all_reduce(y)
         return y
 
-    y = step(torch.zeros(64))
-    return best(kernel), y[0].item(), [c.failure for c in step.records[0].candidates], is_unpatched()
+    return tuned(kernel, step, n_repeat=2, n_warmup=1, search="exhaustive")
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("on", "when"), [({1: [0]}, "always"), ({1: [2]}, "always"), ({0: [0], 1: [1]}, "always"), ({1: [3]}, "2")])
-def test_a_launch_that_fails_on_one_rank_drops_the_config_on_all(on: dict[int, list[int]], when: str):
+@on_each_rank(cases=[({1: [0]}, 0), ({1: [2]}, 0), ({0: [0], 1: [1]}, 0), ({1: [3]}, 2)])
+def test_a_launch_that_fails_on_one_rank_drops_the_config_on_all(rank: int, case: tuple[On, int]):
     """Another config stands in, the closure's collective stays matched, and nobody ends with the failed config."""
-    got = values(on_ranks(2, _fails, on, when))
-    assert got[0] == got[1]
-    winner, y, failures, unpatched = got[0]
-    assert unpatched
-    assert y == 2.0
-    for rank, indices in on.items():
-        for index in indices:
-            assert failures[index] is not None
-            assert f"rank {rank}: RuntimeError: config {index} is out" in failures[index]
-            assert winner != [(16, 32, 64, 128)[index]]
-    assert sum(f is not None for f in failures) == sum(map(len, on.values()))
+    on, at_launch = case
+    step = failing(rank, on, at_launch)
+    assert (step(torch.zeros(64))[0], is_unpatched()) == (2.0, True)
+    (record,) = step.records
+    out = {index: f"rank {each}: RuntimeError: config {index} is out" for each, indices in on.items() for index in indices}
+    assert {i for i, each in enumerate(record.candidates) if each.failure} == {*out}
+    assert all(text in record.candidates[index].failure for index, text in out.items())
+    assert record.winner not in out
+    return record.winner
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("on", [{0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}, {0: [0, 1], 1: [2, 3]}, {1: [0, 1, 2, 3]}])
-def test_all_configs_failing_is_one_clear_error_on_every_rank(on: dict[int, list[int]]):
+@on_each_rank(cases=[{0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}, {0: [0, 1], 1: [2, 3]}, {1: [0, 1, 2, 3]}])
+def test_all_configs_failing_is_one_clear_error_on_every_rank(rank: int, on: On):
     """Also where every config works somewhere, and where one rank alone has none."""
-    same_error(on_ranks(2, _fails, on, "always"), "NoValidConfigError", "add_kernel[64", "is out on rank", within_s=4 * DEADLINE_S)
+    with pytest.raises(NoValidConfigError, match=r"add_kernel\[64") as told:
+        failing(rank, on)(torch.zeros(64))
+    assert "is out on rank" in str(told.value)
 
 
 @triton.jit
@@ -76,44 +71,19 @@ def _rank_kernel(x_ptr, y_ptr, n, RANK: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
 
 
-def _fails_to_compile(rank: int) -> Any:
-    from dist_tune.testing import FakeH200
-
-    FakeH200.launch_ms = staticmethod(lambda src, metadata: 1.0 if src.constants[(4,)] == 32 else 2.0)
-    kernel = autotuned(_rank_kernel, blocks=(16, 32, 64))
-    x = torch.zeros(64)
-    step = contextual_autotune(is_dist=True, n_repeat=2, n_warmup=0, search="exhaustive")(lambda: kernel[(1,)](x, x, 64, rank))
-    step()
-    return best(kernel), [c.failure for c in step.records[0].candidates], step.records[0].n_replays
-
-
 @pytest.mark.once
-def test_a_config_that_does_not_compile_on_one_rank_is_never_launched():
+@on_each_rank(modes=("fake",))
+def test_a_config_that_does_not_compile_on_one_rank_is_never_launched(rank: int):
     """The fastest config does not compile on rank 1: it is dropped on both before the first measured replay."""
-    got = values(on_ranks(2, _fails_to_compile, mode="fake"))
-    assert got[0] == got[1]
-    winner, failures, n_replays = got[0]
-    assert winner != [32]
-    assert "rank 1: CompileTimeAssertionFailure" in failures[1]
-    assert n_replays == 2 + 2 * 2 + 1
-
-
-def _too_large(rank: int) -> Any:
-    from dist_tune.testing import FakeH200
-
-    if rank == 1:
-        FakeH200.shared_limit_bytes = 40_000
-    FakeH200.launch_ms = staticmethod(lambda src, metadata: 1e6 / max(metadata.shared, 1) / 10)
-    candidates = [triton.Config({"BLOCK": 64}, num_stages=stages) for stages in (2, 3, 4, 8)]
-    kernel = triton.autotune(configs=candidates, key=["n"])(_matmul_kernel)
-    a = torch.zeros(64, 64, dtype=torch.float16)
-    step = contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)(lambda: kernel[(1,)](a, a, a, 64))
+    FakeH200.launch_ms = staticmethod(lambda src, metadata: 1.0 if src.constants[(4,)] == 32 else 2.0)
+    kernel, x = autotuned(_rank_kernel), torch.zeros(64)
+    step = tuned(kernel, lambda: kernel[(1,)](x, x, 64, rank), n_repeat=2, search="exhaustive")
     step()
-    return (
-        [c.num_stages for c in kernel.cache.values()],
-        [c.failure for c in step.records[0].candidates],
-        dict(FakeH200.__dict__)["launches"],
-    )
+    (record,) = step.records
+    assert "rank 1: CompileTimeAssertionFailure" in record.candidates[1].failure
+    assert record.n_replays == 2 + 2 * 2 + 1
+    assert record.winner != 1
+    return best(kernel)
 
 
 @triton.jit
@@ -127,64 +97,33 @@ def _matmul_kernel(a_ptr, b_ptr, c_ptr, n, BLOCK: tl.constexpr):
     tl.store(c_ptr + at[:, None] * n + at[None, :], acc.to(tl.float16))
 
 
-def test_out_of_resources_on_one_rank_is_found_by_loading():
+@on_each_rank(modes=("fake",), is_alone=True)
+def test_out_of_resources_on_one_rank_is_found_by_loading(rank: int):
     """Rank 1 has less shared memory: what does not fit there is dropped on both, with Triton's own reason."""
-    got = values(on_ranks(2, _too_large, mode="fake"))
-    assert got[0][:2] == got[1][:2]
-    stages, failures, _ = got[0]
-    dropped = [f for f in failures if f]
-    assert dropped
-    assert all("rank 1: OutOfResources" in f for f in dropped)
-    assert stages == [max(s for s, f in zip((2, 3, 4, 8), failures, strict=True) if not f)]
+    if rank == 1:
+        FakeH200.shared_limit_bytes = 40_000
+    FakeH200.launch_ms = staticmethod(lambda src, metadata: 1e6 / max(metadata.shared, 1) / 10)
+    stages = (2, 3, 4, 8)
+    kernel = autotuned(_matmul_kernel, configs=[triton.Config({"BLOCK": 64}, num_stages=n) for n in stages])
+    a = torch.zeros(64, 64, dtype=torch.float16)
+    step = tuned(kernel, lambda: kernel[(1,)](a, a, a, 64))
+    step()
+    failures = [each.failure for each in step.records[0].candidates]
+    assert any(failures)
+    assert all("rank 1: OutOfResources" in each for each in failures if each)
+    assert step.records[0].winner == max(i for i, each in enumerate(failures) if not each)
 
 
-def _slowest_decides(rank: int) -> Any:
-    from dist_tune.testing import FakeH200
-
+@pytest.mark.once
+@on_each_rank(modes=("fake",))
+def test_the_slowest_rank_decides(rank: int):
+    """Block 16 is fastest on rank 0 and slowest on rank 1; both take 32, by the MAX over ranks of the medians."""
     ms = [{16: 10.0, 32: 20.0, 64: 30.0}, {16: 40.0, 32: 20.0, 64: 30.0}][rank]
     FakeH200.launch_ms = staticmethod(lambda src, metadata: ms[src.constants[(3,)]])
-    kernel = autotuned(blocks=(16, 32, 64))
-    step = contextual_autotune(is_dist=True, n_repeat=3, n_warmup=1)(lambda x: launch(kernel, x))
+    kernel = autotuned()
+    step = tuned(kernel, n_repeat=3, n_warmup=1)
     step(torch.zeros(64))
-    record = step.records[0]
-    return best(kernel), [c.latency_ms for c in record.candidates], record.best.rank_latencies_ms, len(kernel.configs_timings)
-
-
-@pytest.mark.once
-def test_the_slowest_rank_decides():
-    """Block 16 is fastest on rank 0 and slowest on rank 1; both take 32, by the MAX over ranks of the medians."""
-    got = values(on_ranks(2, _slowest_decides, mode="fake"))
-    assert got[0] == got[1]
-    winner, times, rank_ms, n_timings = got[0]
-    assert winner == [32]
-    assert all(-0.5 < ms - expected_ms < 9.5 for ms, expected_ms in zip(times, [40.0, 20.0, 30.0], strict=True))  # busy machines only add
-    assert set(rank_ms) == {0, 1}
-    assert n_timings == 3
-
-
-def _error_without_collective(rank: int) -> Any:
-    kernel = autotuned(blocks=(16, 32))
-    runs = []
-
-    @contextual_autotune(is_dist=True, n_repeat=50, n_warmup=0)
-    def step(x: torch.Tensor) -> None:
-        runs.append(1)
-        launch(kernel, x)
-        time.sleep(0.1)
-        if rank == 0 and len(runs) == 4:
-            raise KeyError("mine")
-
-    try:
-        step(torch.zeros(64))
-    except Exception as error:  # noqa: BLE001  # the test looks at it
-        return type(error).__name__, str(error), len(runs)
-
-
-@pytest.mark.once
-def test_peers_leave_a_long_batch_early():
-    """Ranks that wait for nothing in the closure hear of the abort between two replays."""
-    got = values(on_ranks(2, _error_without_collective))
-    assert got[0][0] == "KeyError"
-    assert got[1][0] == "PeerFailedError"
-    assert "rank 0" in got[1][1]
-    assert got[1][2] < 20
+    (record,) = step.records
+    times = [each.latency_ms for each in record.candidates]
+    assert all(-0.5 < ms - expected_ms < 9.5 for ms, expected_ms in zip(times, [40.0, 20.0, 30.0], strict=True))
+    assert (best(kernel), {*record.best.rank_latencies_ms}, len(kernel.configs_timings)) == ([32], {0, 1}, 3)

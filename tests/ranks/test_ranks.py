@@ -17,7 +17,7 @@ from dist_tune.distributed.group import Ranks, group_of
 from dist_tune.distributed.messages import Reduction
 from dist_tune.errors import NoValidConfigError
 from dist_tune.testing import values
-from tests.ranks.world import caught
+from tests.ranks.world import caught, over_tcp
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.once
@@ -212,12 +212,7 @@ def test_subgroups_meet_on_their_own():
 
 
 def _host_dies(rank: int) -> Any:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
-    port: list[Any] = [store.port if store is not None else 0]
-    dist.broadcast_object_list(port)
-    dist.destroy_process_group()
-    store = store or dist.TCPStore("127.0.0.1", port[0], is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
+    over_tcp(rank)
     ranks = entered()
     if rank == 0:
         os._exit(0)

@@ -1,10 +1,9 @@
-"""Configs that never return: the tuning says which, and ends with an error on every rank."""
+"""Configs that never return: the tuning says which, frees it with ``release=``, or ends with an error on every rank."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
+import re
 import threading
 import time
 import warnings
@@ -15,104 +14,41 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune import contextual_autotune
+from dist_tune import autotune, contextual_autotune
 from dist_tune.testing import values
-from tests.ranks.kernels import autotuned, launch, tuned
-from tests.ranks.stuck import left_with, stuck_kernel, stuck_step, threads_left
+from tests.faults.jobs import stop_for
+from tests.ranks.kernels import autotuned, best, launch, tuned
+from tests.ranks.stuck import free, left_with, stuck_kernel, threads_left
 from tests.ranks.world import DEADLINE_S
 from tests.ranks.worlds import on_ranks
+from tests.shared_worlds import on_each_rank
 
 pytestmark = pytest.mark.once
 
 
-def test_a_lone_process_leaves_a_config_that_never_returns():
-    """Without peers the same."""
-    (outcome,) = on_ranks(1, stuck_step, "sleep", [0], 1, False, {}, timeout_s=25, is_dist=False)
+def test_a_lone_process_leaves_a_config_that_never_returns(tmp_path: Path):
+    """As with peers, and without the temporary files that a peer would delete."""
+    (outcome,) = on_ranks(1, _hangs_in_first_run, 0, timeout_s=25, is_dist=False, env={"TMPDIR": str(tmp_path)})
     left_with(outcome, 86)
-    assert "candidate 2" in outcome.log
+    assert "candidate 0" in outcome.log
+    assert list(tmp_path.glob("dist_tune-*")) == []
+
+
+def _hangs_in_first_run(rank: int, who: int) -> None:
+    kernel = stuck_kernel("sleep", 0, 1 if rank == who else 0)
+    tuned(kernel, is_dist=dist.is_initialized())(torch.zeros(64))
 
 
 def test_a_config_that_hangs_in_the_first_run_is_named():
     """In discovery: peers wait for a rank in its first run, however long that takes, but not for a config."""
-    outcomes: list[Any] = on_ranks(2, first_run_hangs, 1, timeout_s=25)
-    left_with(outcomes[1], 86)
-    assert outcomes[0].error == "StuckConfigError", f"{outcomes[0].error}: {outcomes[0].message}"
-    assert "discovery" in outcomes[0].message
-    assert outcomes[0].seconds < 2 * DEADLINE_S + 3  # on a busy machine
-
-
-def test_a_process_that_leaves_its_first_run_leaves_no_temporary_files(tmp_path: Path):
-    """Where no peer is left that would delete them."""
-    (outcome,) = on_ranks(1, first_run_hangs, 0, timeout_s=25, is_dist=False, env={"TMPDIR": str(tmp_path)})
-    left_with(outcome, 86)
-    assert list(tmp_path.glob("dist_tune-*")) == []
-
-
-def first_run_hangs(rank: int, who: int) -> Any:
-    import torch
-
-    kernel = stuck_kernel("sleep", 0, 1 if rank == who else 0)
-    return tuned(kernel, lambda x: launch(kernel, x), is_dist=dist.is_initialized())(torch.zeros(64)).sum().item()
-
-
-def test_nothing_watches_a_steady_call():
-    """While a tuning is under way there is one thread more, and after it none, and no timer of faulthandler that could end the process."""
-    (got,) = values(on_ranks(1, steady, env={"DIST_TUNE_DEADLINE_S": "0.5"}, is_dist=False))
-    during, after, is_late = got
-    assert during == {"dist_tune watchdog"}
-    assert after == set()
-    assert is_late
-
-
-def steady(rank: int) -> Any:
-    kernel = autotuned()
-    during: set[str] = set()
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        y = launch(kernel, x)
-        during.update(threads_left())
-        return y
-
-    own = contextual_autotune(n_repeat=1, n_warmup=0)(step)
-    own(torch.zeros(64))
-    seen, after = set(during), set(threads_left())
-    during.clear()
-    own(torch.zeros(64))
-    end = time.monotonic() + 1.5
-    ctypes.PyDLL(None).usleep(1_200_000)  # with the interpreter lock
-    return seen, after | during, time.monotonic() > end - 1.0
-
-
-def test_a_process_that_was_stopped_is_not_late():
-    """SIGSTOP for a deadline and a half, while the config before would have been given up: the tuning goes on."""
-    got = values(on_ranks(1, is_stopped, is_dist=False, timeout_s=40))
-    assert got == [2.0]
-
-
-def is_stopped(rank: int) -> Any:
-    kernel, runs = autotuned(), [0]
-
-    @contextual_autotune(n_repeat=1, n_warmup=0)
-    def step(x: torch.Tensor) -> torch.Tensor:
-        runs[0] += 1
-        if runs[0] == 3:
-            subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep {1.5 * DEADLINE_S}; kill -CONT {os.getpid()}"])
-            time.sleep(0.5 * DEADLINE_S)
-        return launch(kernel, x) + 1
-
-    return step(torch.zeros(64))[0].item()
-
-
-def test_a_rank_that_waits_for_one_that_hangs_names_it():
-    """Rank 0 waits for rank 1 where no timeout frees it, so it leaves, too: later, and with rank 1's message."""
-    first, second = on_ranks(2, waits_for_ever, timeout_s=25)
-    left_with(first, 86)
+    first, second = on_ranks(2, _hangs_in_first_run, 1, timeout_s=25)
     left_with(second, 86)
-    assert "The tuning had been ended before: rank 1: candidate 2" in first.log
-    assert "ended before" not in second.log
+    assert first.error == "StuckConfigError", f"{first.error}: {first.message}"
+    assert "discovery" in first.message
+    assert first.seconds < 2 * DEADLINE_S + 3  # on a busy machine
 
 
-def waits_for_ever(rank: int) -> Any:
+def _waits_for_ever(rank: int) -> None:
     kernel, launched = stuck_kernel("sleep", 2, 1 if rank == 1 else 0), [0]
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -125,15 +61,59 @@ def waits_for_ever(rank: int) -> Any:
         store.add(f"launched {launched[0]} {rank}", 1)
         return y
 
-    return tuned(kernel, step, search="exhaustive")(torch.zeros(64)).sum().item()
+    tuned(kernel, step, search="exhaustive")(torch.zeros(64))
 
 
-def test_without_threads_a_tuning_goes_on_unwatched():
+def test_a_rank_that_waits_for_one_that_hangs_names_it():
+    """Rank 0 waits for rank 1 where no timeout frees it, so it leaves, too: later, and with rank 1's message."""
+    first, second = on_ranks(2, _waits_for_ever, timeout_s=25)
+    left_with(first, 86)
+    left_with(second, 86)
+    assert "The tuning had been ended before: rank 1: candidate 2" in first.log
+    assert "ended before" not in second.log
+
+
+def _is_stopped(rank: int) -> float:
+    kernel, runs = autotuned(), [0]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs[0] += 1
+        if runs[0] == 3:
+            stop_for(1.5 * DEADLINE_S)
+        return launch(kernel, x)
+
+    return float(tuned(kernel, step, is_dist=False)(torch.zeros(64))[0])
+
+
+def test_a_process_that_was_stopped_is_not_late():
+    """SIGSTOP for a deadline and a half, while the config before would have been given up: the tuning goes on."""
+    assert values(on_ranks(1, _is_stopped, is_dist=False, timeout_s=40)) == [1.0]
+
+
+def _steady(rank: int) -> Any:
+    kernel, during = autotuned(), set[str]()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        during.update(threads_left())
+        return launch(kernel, x)
+
+    call = tuned(kernel, step, is_dist=False)
+    call(torch.zeros(64))
+    seen, after = set(during), set(threads_left())
+    during.clear()
+    call(torch.zeros(64))
+    ctypes.PyDLL(None).usleep(1_200_000)  # with the interpreter lock
+    return seen, after | during
+
+
+def test_nothing_watches_a_steady_call():
+    """While a tuning is under way there is one thread more, and after it none, and no timer of faulthandler that could end the process."""
+    assert values(on_ranks(1, _steady, env={"DIST_TUNE_DEADLINE_S": "0.5"}, is_dist=False)) == [({"dist_tune watchdog"}, set())]
+
+
+@on_each_rank(1, is_dist=False)
+def test_without_threads_a_tuning_goes_on_unwatched(rank: int):
     """A process that can start no more threads is warned once, and no config is blamed."""
-    assert values(on_ranks(1, has_no_threads, is_dist=False)) == [([None] * 3, ["dist_tune does not watch for configs that never return"])]
-
-
-def has_no_threads(rank: int) -> Any:
     own = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:
@@ -141,10 +121,63 @@ def has_no_threads(rank: int) -> Any:
             raise RuntimeError("can't start new thread")
         own(thread)
 
-    pytest.MonkeyPatch().setattr(threading.Thread, "start", start)
-    kernel = autotuned()
-    step = contextual_autotune(n_repeat=1, n_warmup=0)(lambda: launch(kernel, torch.zeros(64)))
-    with warnings.catch_warnings(record=True) as told:
+    step = tuned(autotuned(), is_dist=False)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as told:
+        patch.setattr(threading.Thread, "start", start)
         warnings.simplefilter("always")
-        step()
-    return [each.failure for each in step.records[0].candidates], [str(each.message).partition(":")[0] for each in told]
+        step(torch.zeros(64))
+    assert [each.failure for each in step.records[0].candidates] == [None] * 3
+    assert [str(each.message).partition(":")[0] for each in told] == ["dist_tune does not watch for configs that never return"]
+
+
+def _released(rank: int) -> Any:
+    kernel = stuck_kernel("event", 2, 1 if rank == 1 else 0)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = launch(kernel, x)
+        dist.all_reduce(y)
+        return y
+
+    call = tuned(kernel, step, n_repeat=2, search="exhaustive", release=[free.set])
+    y = call(torch.zeros(64))
+    return best(kernel), y[0].item(), [each.failure for each in call.records[0].candidates], threads_left()
+
+
+def test_a_released_config_is_dropped_on_all_ranks():
+    """Config 2 waits for an event on rank 1: the watchdog calls release=, and the tuning goes on without that config."""
+    outcomes = on_ranks(2, _released, timeout_s=40)
+    got = values(outcomes)
+    assert got[0] == got[1]
+    winner, y, failures, left = got[0]
+    assert (winner != [64], y, left) == (True, 2.0, [])
+    assert [each is None for each in failures] == [True, True, False, True]
+    # Rank 0 waited in the all-reduce of that replay, and may have released it a little earlier.
+    assert re.match(r"rank [01]: (it did not return|a replay with it did not end) until release= was called, after 1", failures[2])
+    assert "it did not return until release= was called" in outcomes[1].log
+    assert "in hang" in outcomes[1].log
+
+
+def _waits_for_flag(rank: int) -> Any:
+    flag = torch.zeros(2)
+
+    @autotune([{"block": block} for block in (1, 2, 4)], key_fn=lambda x: x.numel(), n_warmup=0, n_repeat=1, release=[flag])
+    def function(x: torch.Tensor, block: int) -> torch.Tensor:
+        while block == 2 and flag[0].item() == 0:
+            time.sleep(0.01)
+        return x + 1
+
+    function(torch.zeros(4))
+    record = function.records[0]
+    return flag.tolist(), record.winner != 1, "release=" in str(record.candidates[1].failure)
+
+
+def test_a_spinning_flag_is_released_by_a_tensor():
+    """A tensor in release= is filled with ones from another thread; the function that waits for it goes on, and is dropped."""
+    assert values(on_ranks(1, _waits_for_flag, timeout_s=40, is_dist=False)) == [([1.0, 1.0], True, True)]
+
+
+@pytest.mark.parametrize("given", [1, "flag", [1], None])
+def test_release_takes_tensors_and_functions_only(given: Any):
+    """All else is refused where the function is decorated."""
+    with pytest.raises(TypeError, match="release must"):
+        contextual_autotune(release=given)(print)

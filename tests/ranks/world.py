@@ -1,4 +1,4 @@
-"""Assertions about ranks, as ``on_ranks`` reports them, and about the errors that they raise."""
+"""Assertions about ranks, as ``on_ranks`` reports them, and about the errors that they raise; a store of a rank's own."""
 
 from __future__ import annotations
 
@@ -40,3 +40,14 @@ def gathered(value: object) -> list[Any]:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
+
+
+def over_tcp(rank: int, lead: Callable[[int], int] = lambda port: port) -> None:
+    """Join a process group anew, over a TCP store that rank 0 hosts; others find it at the port to which ``lead`` leads."""
+    n = dist.get_world_size()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+    port: list[Any] = [lead(store.port) if store is not None else 0]
+    dist.broadcast_object_list(port)
+    dist.destroy_process_group()
+    store = store or dist.TCPStore("127.0.0.1", port[0], is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=n)
