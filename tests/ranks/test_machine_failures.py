@@ -166,7 +166,12 @@ def _hangs_without_descriptors(rank: int) -> None:
     over_tcp(rank)
     runs: list[int] = []
     kernel = autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=hook) for block in BLOCKS])
-    tuned(kernel, lambda x: (runs.append(1), launch(kernel, x))[1], n_repeat=2, search="exhaustive")(torch.zeros(64))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return launch(kernel, x)
+
+    tuned(kernel, step, n_repeat=2, search="exhaustive")(torch.zeros(64))
 
 
 def test_a_config_that_hangs_where_no_descriptor_is_left_is_named():

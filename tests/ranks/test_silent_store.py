@@ -51,7 +51,7 @@ def _cut_off(rank: int, at_run: int) -> Any:
 
     def lead(port: int) -> int:
         wires.append(Wire(port))
-        return wires[0].port
+        return int(wires[0].port)
 
     over_tcp(rank, lead=lead)
     kernel, runs = autotuned(), [0]
