@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import triton
 import triton.language as tl
+from hypothesis import given
+from hypothesis import strategies as st
 from triton.backends.nvidia.compiler import CUDABackend
 
 from dist_tune import autotune
-from dist_tune.testing import FakeH200, values
+from dist_tune.testing import FakeH200
+from dist_tune.tuning.compilation import equal_on_all, first_equals
 from tests.ranks.kernels import add_kernel, autotuned, launch, tuned
-from tests.ranks.worlds import on_fake
-
-pytestmark = pytest.mark.processes
+from tests.shared_worlds import log, on_each_rank
 
 STAGES = (1, 2, 3, 4)
+EQUAL = [None, 0, 0, 0, None, 4, 4, 4]
+on_one: Any = {"n": 1, "modes": ["fake"]}
 
 
 @triton.jit
@@ -40,10 +46,10 @@ def rank_loop_kernel(x_ptr, y_ptr, n_steps, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, sum)
 
 
-def counted() -> dict[str, int]:
-    """From here on, the runs of Triton's stages in this process."""
-    runs = dict.fromkeys(("make_llir", "make_ptx", "make_cubin"), 0)
-    lock = threading.Lock()
+@contextmanager
+def counted() -> Iterator[dict[str, int]]:
+    """The runs of Triton's stages in this process meanwhile."""
+    runs, lock = dict.fromkeys(("make_llir", "make_ptx", "make_cubin"), 0), threading.Lock()
 
     def counting(name: str, own: Any) -> Any:
         def stage(*args: Any) -> Any:
@@ -53,233 +59,228 @@ def counted() -> dict[str, int]:
 
         return stage
 
-    for name in runs:
-        setattr(CUDABackend, name, counting(name, getattr(CUDABackend, name)))
-    return runs
+    with pytest.MonkeyPatch.context() as patch:
+        for name in runs:
+            patch.setattr(CUDABackend, name, counting(name, getattr(CUDABackend, name)))
+        yield runs
 
 
-def launched() -> list[int]:
-    """From here on, the stages of each kernel that is launched."""
+def launched(ms: Callable[[int], float] = lambda block: 50.0 if block == 16 else 1.0) -> list[int]:
+    """From here on, the stages of each kernel that is launched; a launch takes the time of its block."""
     stages: list[int] = []
 
     def launch_ms(src: Any, metadata: Any) -> float:
+        took = ms(src.constants[(src.fn.arg_names.index("BLOCK"),)])
         stages.append(metadata.num_stages)
-        return 50.0 if src.constants[(src.fn.arg_names.index("BLOCK"),)] == 16 else 1.0
+        return took
 
     FakeH200.launch_ms = staticmethod(launch_ms)
     return stages
 
 
-def staged(*blocks: int, **options: Any) -> list[triton.Config]:
-    return [triton.Config({"BLOCK": block}, num_stages=stages, **options) for block in blocks for stages in STAGES]
+def staged(*blocks: int) -> list[triton.Config]:
+    return [triton.Config({"BLOCK": block}, num_stages=stages) for block in blocks for stages in STAGES]
 
 
-def _stages(rank: int, options: dict[str, Any]) -> Any:
-    runs, stages = counted(), launched()
-    kernel = autotuned(configs=staged(16, 32))
-    step = tuned(kernel, **options)
-    step(torch.zeros(64))
+def fresh(*blocks: int) -> Any:
+    """A kernel of which nothing is in memory."""
+    return autotuned(triton.jit(add_kernel.fn), configs=staged(*blocks))
+
+
+def raced(kernel: Any, closure: Any = None, **options: Any) -> Any:
+    """The record of a tuning."""
+    step = tuned(kernel, closure or (lambda: launch(kernel, torch.zeros(64))), **options)
+    step()
     (record,) = step.records
-    timings = [ms[0] for ms in kernel.configs_timings.values()]
-    return runs, stages, record.winner, [each.equal_to for each in record.candidates], record.candidates, timings
+    return record
 
 
-@pytest.mark.parametrize("options", [{}, {"search": "exhaustive"}, {"n_repeat": 3, "n_warmup": 1}], ids=str)
-def test_stages_without_effect_are_one_candidate(options: dict[str, Any]):
+def equals(record: Any) -> list[int | None]:
+    return [each.equal_to for each in record.candidates]
+
+
+@on_each_rank(**on_one, cases=[{}, {"search": "exhaustive"}, {"n_repeat": 3, "n_warmup": 1}])
+def test_stages_without_effect_are_one_candidate(rank: int, case: dict[str, Any]):
     """Eight configs, two kernels: each goes through LLVM and ptxas once; the lowest index races, and its times are all four's."""
-    ((runs, stages, winner, equal_to, candidates, timings),) = values(on_fake(1, _stages, options))
+    stages, kernel = launched(), fresh(16, 32)
+    with counted() as runs:
+        record = raced(kernel, **case)
     assert runs == {"make_llir": 2, "make_ptx": 2, "make_cubin": 2}
-    assert equal_to == [None, 0, 0, 0, None, 4, 4, 4]
-    assert set(stages) == {1}
-    assert winner == 4
-    assert [each.latency_ms == candidates[each.equal_to].latency_ms for each in candidates if each.equal_to is not None] == [True] * 6
+    assert (equals(record), set(stages), record.winner) == (EQUAL, {1}, 4)
+    times_ms = [each.latency_ms for each in record.candidates]
+    assert times_ms == [times_ms[0]] * 4 + [times_ms[4]] * 4
+    timings = [ms[0] for ms in kernel.configs_timings.values()]
     assert timings[4:] == [timings[4]] * 4
-    assert all(each.n_regs == 64 for each in candidates)
+    assert all(each.n_regs == 64 for each in record.candidates)
+    assert "6 of 8 candidates are the same kernel as another" in log()
+    assert log().count("the same kernel as candidate 4") == 3
 
 
-def _on_disk(rank: int) -> Any:
-    """Kernels in memory after a tuning, and those that Triton alone finds on disk, and makes anew in another folder."""
-    kernel = autotuned(configs=staged(16, 32))
-    tuned(kernel)(torch.zeros(64))
-    cache = add_kernel.device_caches[0][0]
+@on_each_rank(**on_one)
+def test_what_is_taken_over_is_what_triton_alone_makes(rank: int):
+    """Each key has all its files on disk, to the byte, and the metadata of its own config, also where Triton makes them anew."""
+    kernel = fresh(16, 32)
+    raced(kernel)
+    cache, hits = kernel.fn.device_caches[0][0], list[bool]()
 
     def contents() -> Any:
         return {key: ({**each.asm}, each.metadata, each.packed_metadata) for key, each in cache.items()}
 
-    ours, hits = contents(), []
+    ours = contents()
     triton.knobs.compilation.listener = lambda *, cache_hit, **facts: hits.append(cache_hit)
     for _ in range(2):
         cache.clear()
         for config in staged(16, 32):
-            launch(autotuned(configs=[config]), torch.zeros(64))
+            launch(autotuned(kernel.fn, configs=[config]), torch.zeros(64))
         assert contents() == ours
         os.environ["TRITON_CACHE_DIR"] += "-anew"
-    return hits, sorted(each.metadata.num_stages for each in cache.values())
-
-
-def test_what_is_taken_over_is_what_triton_alone_makes():
-    """Each key has all its files on disk, to the byte, and the metadata of its own config."""
-    ((hits, stages),) = values(on_fake(1, _on_disk))
     assert hits == [True] * 8 + [False] * 8
-    assert stages == sorted(STAGES * 2)
+    assert sorted(each.metadata.num_stages for each in cache.values()) == sorted(STAGES * 2)
 
 
-def _distinct(rank: int, kind: str) -> Any:
-    launched()
-    x, y, n = torch.zeros(64), torch.zeros(64), 64
-    if kind == "grid":
-        configs = [triton.Config({"BLOCK": 16, "PART": part}) for part in (1, 2)]
-        kernel = autotuned(unused_block_kernel, configs=configs)
-        step = tuned(kernel, lambda: kernel[lambda meta: (4 * meta["PART"],)](x, y, n))
-    else:
-        others: dict[str, list[dict[str, Any]]] = {
-            "maxnreg": [{"maxnreg": 64}, {"maxnreg": 128}, {}],
-            "warps": [{"num_warps": 1}, {"num_warps": 2}],
-            "pre_hook": [{"pre_hook": lambda args: args["y_ptr"].zero_()}, {"pre_hook": lambda args: None}, {}],
-        }
-        kernel = autotuned(configs=[triton.Config({"BLOCK": 16}, **each) for each in others[kind]])
-        step = tuned(kernel, lambda: launch(kernel, x, y))
-    step()
-    return [each.equal_to for each in step.records[0].candidates], [each.n_replays for each in step.records[0].candidates]
+OTHERS: dict[str, list[dict[str, Any]]] = {
+    "maxnreg": [{"maxnreg": 64}, {"maxnreg": 128}, {}],
+    "warps": [{"num_warps": 1}, {"num_warps": 2}],
+    "pre_hook": [{"pre_hook": lambda args: args["y_ptr"].zero_()}, {"pre_hook": lambda args: None}, {}],
+}
 
 
-@pytest.mark.parametrize("kind", ["grid", "maxnreg", "warps", "pre_hook"])
-def test_what_decides_a_launch_tells_candidates_apart(kind: str):
+@on_each_rank(**on_one, cases=["grid", *OTHERS])
+def test_what_decides_a_launch_tells_candidates_apart(rank: int, case: str):
     """A constant that the grid alone reads, a limit of registers, hooks: all are raced, though some have the same code."""
-    ((equal_to, n_replays),) = values(on_fake(1, _distinct, kind))
-    assert set(equal_to) == {None}
-    assert all(n_replays)
+    launched()
+    x, y = torch.zeros(64), torch.zeros(64)
+    if case == "grid":
+        kernel = autotuned(unused_block_kernel, configs=[triton.Config({"BLOCK": 16, "PART": part}) for part in (1, 2)])
+        record = raced(kernel, lambda: kernel[lambda meta: (4 * meta["PART"],)](x, y, 64))
+    else:
+        kernel = autotuned(configs=[triton.Config({"BLOCK": 16}, **each) for each in OTHERS[case]])
+        record = raced(kernel, lambda: launch(kernel, x, y))
+    assert set(equals(record)) == {None}
+    assert all(each.n_replays for each in record.candidates)
 
 
-def _specialised(rank: int, n_steps: list[int]) -> Any:
+@pytest.mark.once
+@on_each_rank(modes=["fake"], cases=[[1, 4], [1, 1]])
+def test_candidates_are_equal_if_they_are_on_all_ranks(rank: int, case: list[int]):
+    """One step on rank 0 makes one kernel of the four stages; on rank 1 they differ, so all race on both. One on both: nothing to race."""
     kernel = autotuned(rank_loop_kernel, configs=staged(32), key=("BLOCK",))
     x, y = torch.zeros(4 * 32 * 32, dtype=torch.float16), torch.zeros(32 * 32)
-    step = tuned(kernel, lambda: kernel[(1,)](x, y, n_steps[rank]))
-    step()
-    return [each.equal_to for each in step.records[0].candidates], [each.n_replays > 0 for each in step.records[0].candidates]
+    record = raced(kernel, lambda: kernel[(1,)](x, y, case[rank]))
+    is_equal = case == [1, 1]
+    assert equals(record) == ([None, 0, 0, 0] if is_equal else [None] * 4)
+    assert [each.n_replays > 0 for each in record.candidates] == [not is_equal] * 4
 
 
 @pytest.mark.once
-def test_candidates_are_equal_if_they_are_on_all_ranks():
-    """One step on rank 0 makes one kernel of the four stages; on rank 1 they differ, so all race on both. One on both: nothing to race."""
-    assert values(on_fake(2, _specialised, [1, 4])) == [([None] * 4, [True] * 4)] * 2
-    assert values(on_fake(2, _specialised, [1, 1])) == [([None, 0, 0, 0], [False] * 4)] * 2
+@on_each_rank(modes=["fake"])
+def test_a_rank_that_comes_late_runs_what_races_for_others(rank: int):
+    """Rank 1 meets the kernel after the first run, and finds one kernel where rank 0 has four: it launches what rank 0 is timed with."""
+    asked, runs = launched(lambda block: 1.0), list[int]()
+    kernel = autotuned(rank_loop_kernel, configs=staged(32), key=("BLOCK",))
+    x, y = torch.zeros(4 * 32 * 32, dtype=torch.float16), torch.zeros(32 * 32)
+
+    def closure() -> None:
+        runs.append(1)
+        if rank == 0 or len(runs) > 1:
+            kernel[(1,)](x, y, 1 if rank else 4)
+
+    record = raced(kernel, closure, n_repeat=2)
+    assert (equals(record), set(asked)) == ([None] * 4, set(STAGES))
 
 
 @pytest.mark.once
-def test_two_ranks_assemble_few_of_equal_kernels():
+@on_each_rank(modes=["fake"])
+def test_two_ranks_assemble_few_of_equal_kernels(rank: int):
     """The four stages of a block stay together, so that one rank makes them all, but for those that the other one takes at the end."""
-    got = values(on_fake(2, _stages, {}))
-    assert sum(runs["make_cubin"] for runs, *_ in got) <= 4
-    assert [equal_to for _, _, _, equal_to, _, _ in got] == [[None, 0, 0, 0, None, 4, 4, 4]] * 2
+    launched()
+    with counted() as runs:
+        record = raced(fresh(16, 32))
+    n_made = torch.tensor(runs["make_cubin"])
+    dist.all_reduce(n_made)
+    assert n_made.item() <= 4
+    assert equals(record) == EQUAL
 
 
-def _failing(rank: int) -> Any:
+@pytest.mark.once
+@on_each_rank(**on_one)
+def test_where_the_first_fails_its_equals_fail_alike(rank: int):
+    """It is launched once, and its equals never."""
     tried: list[int] = []
 
-    def launch_ms(src: Any, metadata: Any) -> float:
-        if src.constants[(src.fn.arg_names.index("BLOCK"),)] == 32:
-            tried.append(metadata.num_stages)
+    def fail(block: int) -> float:
+        if block == 32:
+            tried.append(block)
             raise RuntimeError("does not launch")
         return 0.1
 
-    FakeH200.launch_ms = staticmethod(launch_ms)
-    kernel = autotuned(configs=staged(16, 32))
-    step = tuned(kernel)
-    step(torch.zeros(64))
-    (record,) = step.records
-    return tried, record.winner, [each.failure for each in record.candidates]
+    launched(fail)
+    record = raced(fresh(16, 32))
+    failures = [each.failure for each in record.candidates]
+    assert (len(tried), record.winner) == (1, 0)
+    reason = "rank 0: RuntimeError: does not launch"
+    assert failures == [None] * 4 + [reason] + [f"the same kernel as candidate 4: {reason}"] * 3
 
 
 @pytest.mark.once
-def test_where_the_first_fails_its_equals_fail_alike():
-    """It is launched once, and its equals never."""
-    ((tried, winner, failures),) = values(on_fake(1, _failing))
-    assert tried == [1]
-    assert winner == 0
-    assert failures[:4] == [None] * 4
-    assert failures[4] == "rank 0: RuntimeError: does not launch"
-    assert failures[5:] == [f"the same kernel as candidate 4: {failures[4]}"] * 3
-
-
-def _again(rank: int) -> Any:
-    launched()
-    answers = []
-    for configs in (staged(16, 32), list(reversed(staged(16, 32))), staged(16, 32, 64), staged(16, 32)):
-        kernel = autotuned(configs=configs)
-        step = tuned(kernel)
-        step(torch.zeros(64))
-        (record,) = step.records
-        answers.append((record.is_recalled, record.best.fields["BLOCK"], record.best.equal_to, len(record.candidates)))
-    return answers
-
-
-@pytest.mark.once
-def test_records_of_other_candidate_lists_are_used():
+@on_each_rank(**on_one)
+def test_records_of_other_candidate_lists_are_used(rank: int):
     """Reversed, the winner of before is equal to one in front of it; more candidates; and the first list again, from the cache."""
-    ((first, reversed_, longer, recalled),) = values(on_fake(1, _again))
-    assert first == (False, 32, None, 8)
-    assert reversed_ == (False, 32, None, 8)
-    assert (longer[0], longer[2:]) == (False, (None, 12))
-    assert recalled == (True, 32, None, 8)
-
-
-def _log(rank: int) -> None:
     launched()
-    tuned(autotuned(configs=staged(16, 32)))(torch.zeros(64))
+    lists = (staged(16, 32), staged(16, 32)[::-1], staged(16, 32, 64), staged(16, 32))
+    first, reversed_, longer, recalled = (raced(autotuned(configs=each)) for each in lists)
+    told = [
+        (each.is_recalled, each.best.fields["BLOCK"], each.best.equal_to, len(each.candidates)) for each in (first, reversed_, recalled)
+    ]
+    assert told == [(False, 32, None, 8), (False, 32, None, 8), (True, 32, None, 8)]
+    assert (longer.is_recalled, longer.best.equal_to, len(longer.candidates)) == (False, None, 12)
 
 
 @pytest.mark.once
-def test_the_log_names_equal_candidates():
-    """In the compile phase with their number, and in the table."""
-    (outcome,) = on_fake(1, _log)
-    values([outcome])
-    assert "6 of 8 candidates are the same kernel as another" in outcome.log
-    assert outcome.log.count("the same kernel as candidate 4") == 3
-
-
-def _late(rank: int) -> Any:
-    asked: list[int] = []
-    FakeH200.launch_ms = staticmethod(lambda src, metadata: asked.append(metadata.num_stages) or 1.0)  # type: ignore[func-returns-value]
-    kernel = autotuned(rank_loop_kernel, configs=staged(32), key=("BLOCK",))
-    x, y = torch.zeros(4 * 32 * 32, dtype=torch.float16), torch.zeros(32 * 32)
-    n_runs = 0
-
-    def step() -> None:
-        nonlocal n_runs
-        n_runs += 1
-        if rank == 0 or n_runs > 1:
-            kernel[(1,)](x, y, 1 if rank else 4)
-
-    tune = tuned(kernel, step, n_repeat=2)
-    tune()
-    return set(asked), [each.equal_to for each in tune.records[0].candidates]
-
-
-@pytest.mark.once
-def test_a_rank_that_comes_late_runs_what_races_for_others():
-    """Rank 1 meets the kernel after the first run, and finds one kernel where rank 0 has four: it launches what rank 0 is timed with."""
-    got = values(on_fake(2, _late))
-    assert [equal_to for _, equal_to in got] == [[None] * 4] * 2
-    assert [asked for asked, _ in got] == [set(STAGES)] * 2
-
-
-def _function(rank: int) -> Any:
-    runs, seen = counted(), list[int]()
+@on_each_rank(**on_one)
+def test_configs_of_a_function_stay_apart(rank: int):
+    """The kernel is compiled in the recorded run, and once for the others; but a function may do anything with its config: all are run."""
+    kernel, seen = triton.jit(add_kernel.fn), set[int]()
 
     def add(x: torch.Tensor, num_stages: int) -> torch.Tensor:
-        seen.append(num_stages)
+        seen.add(num_stages)
         y = torch.empty_like(x)
-        add_kernel[(4,)](x, y, x.numel(), BLOCK=16, num_stages=num_stages)
+        kernel[(4,)](x, y, x.numel(), BLOCK=16, num_stages=num_stages)
         return y
 
     step = autotune([{"num_stages": stages} for stages in STAGES], lambda x: x.numel(), n_warmup=0, n_repeat=1)(add)
-    step(torch.zeros(64))
-    return runs["make_cubin"], [each.equal_to for each in step.records[0].candidates], set(seen)
+    with counted() as runs:
+        step(torch.zeros(64))
+    assert (runs["make_cubin"], equals(step.records[0]), seen) == (2, [None] * 4, set(STAGES))
+
+
+# -- found on each rank, and agreed on -------------------------------------------------------------------------------
+
+
+def config(block: int = 16, **options: Any) -> triton.Config:
+    return triton.Config({"BLOCK": block}, **options)
 
 
 @pytest.mark.once
-def test_configs_of_a_function_stay_apart():
-    """The kernel is compiled in the recorded run, and once for the others; but a function may do anything with its config: all are run."""
-    ((n_compiled, equal_to, seen),) = values(on_fake(1, _function))
-    assert (n_compiled, equal_to, seen) == (2, [None] * 4, set(STAGES))
+def test_same_kernel_and_config_but_for_stages():
+    """Another constant, number of warps or hook makes another launch of the same code; unknown kernels are equal to none."""
+    alike = [config(num_stages=stages) for stages in (1, 2, 3)]
+    assert first_equals(alike, ["k", "k", "k"]) == [0, 0, 0]
+    assert first_equals(alike, ["k", "l", "k"]) == [0, 1, 0]
+    assert first_equals(alike, ["", "", ""]) == []
+    others = [config(16), config(32), config(16, num_warps=8), config(16, maxnreg=64), config(16, num_ctas=2)]
+    assert first_equals(others, ["k"] * 5) == []
+    hooked = [config(num_stages=stages, pre_hook=lambda args: None) for stages in (1, 2)]  # is handed the number of stages
+    assert first_equals(hooked, ["k", "k"]) == []
+
+
+@pytest.mark.once
+@given(st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=1, max_size=3))
+def test_equal_on_all_ranks_are_those_that_each_has_found_equal(classes: list[list[int]]):
+    """For any classes on any ranks; the first of them stands for the others and for itself."""
+    rows = [[row.index(kernel) for kernel in row] for row in classes]
+    equal = equal_on_all(rows)
+    first = [equal.get(i, i) for i in range(4)]
+    for i in range(4):
+        assert first[i] == min(j for j in range(4) if all(row[i] == row[j] for row in rows))
+    assert equal_on_all([*rows, []]) == {}
