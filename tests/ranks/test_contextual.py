@@ -9,227 +9,146 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune import contextual_autotune
-from dist_tune.testing import values
-from tests.ranks.kernels import autotuned, best, is_unpatched, launch
-from tests.ranks.worlds import on_ranks
-
-QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
+from dist_tune.tuning import tuning
+from tests.ranks.kernels import autotuned, best, is_unpatched, launch, tuned
+from tests.shared_worlds import log, on_each_rank
 
 
-def _two_kernels(rank: int) -> Any:
-    first, second = autotuned(), autotuned(blocks=(32, 64))
-    runs = []
+@on_each_rank()
+def test_several_kernels_in_one_closure(rank: int) -> Any:
+    """Both kernels are tuned in the same replays, all ranks agree, and the returned value is that of one clean run."""
+    first, second, runs = autotuned(), autotuned(blocks=(32, 64)), list[int]()
 
-    @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1, search="exhaustive")
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def closure(x: torch.Tensor) -> float:
         runs.append(1)
         y = launch(first, x)
         dist.all_reduce(y)
-        return launch(second, y)
+        return launch(second, y)[0].item()
 
-    x = torch.full((64,), float(rank))
-    y = step(x)
-    tuned = len(runs)
-    z = step(x)
-    return best(first), best(second), y[0].item(), z[0].item(), tuned, len(runs) - tuned, len(step.records)
-
-
-def test_several_kernels_in_one_closure():
-    """Both kernels are tuned in the same replays, all ranks agree, and the returned value is that of one clean run."""
-    got = values(on_ranks(2, _two_kernels))
-    assert got[0] == got[1]
-    first, second, y, z, tuned, later, n_records = got[0]
-    assert len(first) == len(second) == 1
-    assert y == z == (1 + 2) + 1
-    assert tuned == 2 + 3 * 3 + 1
-    assert later == 1
-    assert n_records == 2
+    step, x = tuned(None, closure, n_repeat=2, n_warmup=1, search="exhaustive"), torch.full((64,), float(rank))
+    called = [(step(x), len(runs)) for _ in range(2)]
+    n_runs = 2 + 3 * 3 + 1
+    assert called == [((1 + 2) + 1, n_runs), ((1 + 2) + 1, n_runs + 1)]
+    assert len(step.records) == len(best(first) + best(second)) == 2
+    return best(first), best(second)
 
 
-def _two_keys(rank: int) -> Any:
-    kernel = autotuned(blocks=(16, 32))
-    outputs: list[list[torch.Tensor]] = []
-
-    @contextual_autotune(is_dist=True, **QUICK)
-    def step() -> list[torch.Tensor]:
-        fresh = [launch(kernel, torch.zeros(n)) for n in (64, 128)]
-        outputs.append(fresh)
-        return fresh
-
-    last = step()
-    written = [[bool((y == 1).all()) for y in replay] for replay in outputs]
-    return len(kernel.cache), written, [y.numel() for y in last], best(kernel)
-
-
-def test_one_kernel_at_two_keys_with_fresh_tensors_in_every_replay():
+@on_each_rank()
+def test_one_kernel_at_two_keys_with_fresh_tensors_in_every_replay(rank: int) -> Any:
     """Each key is a site of its own, and every replay launches with its own arguments: every output is written."""
-    got = values(on_ranks(2, _two_keys))
-    assert got[0] == got[1]
-    n_keys, written, sizes, _ = got[0]
-    assert n_keys == 2
-    assert sizes == [64, 128]
-    assert len(written) == 2 + 2 + 1
-    assert all(all(replay) for replay in written)
+    kernel, outputs = autotuned(blocks=(16, 32)), list[list[torch.Tensor]]()
+
+    def closure() -> list[torch.Tensor]:
+        outputs.append([launch(kernel, torch.zeros(n)) for n in (64, 128)])
+        return outputs[-1]
+
+    assert [y.numel() for y in tuned(None, closure)()] == [64, 128]
+    assert len(outputs) == 2 + 2 + 1
+    assert all(bool((y == 1).all()) for replay in outputs for y in replay)
+    assert len(kernel.cache) == 2
+    return best(kernel)
 
 
-def _steady(rank: int) -> Any:
-    kernel = autotuned(blocks=(16, 32))
-    step = contextual_autotune(is_dist=True, **QUICK)(lambda x: launch(kernel, x))
-    step(torch.zeros(64))
-    calls = {"store": 0, "collective": 0, "log": 0}
-    from dist_tune.tuning import tuning
-
-    def count(owner: Any, name: str, kind: str) -> None:
-        original = getattr(owner, name)
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            calls[kind] += threading.current_thread() is threading.main_thread()  # others still answer peers that come later
-            return original(*args, **kwargs)
-
-        setattr(owner, name, counted)
-
-    for name in ("set", "get", "add", "check", "wait", "compare_set", "multi_get"):
-        count(dist.PrefixStore, name, "store")
-    count(dist, "all_reduce", "collective")
-    count(tuning, "Story", "log")
-    seen: list[Any] = []
-    spy = contextual_autotune(is_dist=True, **QUICK)(lambda: seen.__iadd__([is_unpatched()]))
-    for _ in range(3):
-        step(torch.zeros(64))
-    spent = dict(calls)
-    spy()
-    return spent, not seen[0], is_unpatched()
-
-
-def test_a_steady_call_makes_no_collective_no_store_access_and_no_log_line():
+@on_each_rank()
+def test_a_steady_call_makes_no_collective_no_store_access_and_no_log_line(rank: int):
     """After the tuning, calls are ordinary; Triton is patched inside a closure and not outside."""
-    for spent, patched_inside, restored in values(on_ranks(2, _steady)):
-        assert spent == {"store": 0, "collective": 0, "log": 0}
-        assert patched_inside
-        assert restored
+    step, spent, seen = tuned(autotuned(blocks=(16, 32))), list[str](), list[bool]()
+    step(torch.zeros(64))
+    with pytest.MonkeyPatch.context() as patch:
+
+        def count(owner: Any, name: str) -> None:
+            original = getattr(owner, name)
+
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                if threading.current_thread() is threading.main_thread():  # others still answer peers that come later
+                    spent.append(name)
+                return original(*args, **kwargs)
+
+            patch.setattr(owner, name, counted)
+
+        for name in ("set", "get", "add", "check", "wait", "compare_set", "multi_get"):
+            count(dist.PrefixStore, name)
+        count(dist, "all_reduce")
+        count(tuning, "Story")
+        for _ in range(3):
+            step(torch.zeros(64))
+    tuned(None, lambda: seen.append(is_unpatched()))()
+    assert (spent, seen[0], is_unpatched()) == ([], False, True)
 
 
-def _no_kernels(rank: int) -> Any:
-    runs = []
-
-    @contextual_autotune(is_dist=True)
-    def step() -> int:
-        runs.append(1)
-        return len(runs)
-
-    return step(), step(), len(runs), len(step.records)
-
-
-def test_a_closure_without_autotuned_kernels_runs_once_and_says_so():
+@on_each_rank()
+def test_a_closure_without_autotuned_kernels_runs_once_and_says_so(rank: int):
     """It returns its value, and the log has one debug line about it."""
-    outcomes = on_ranks(2, _no_kernels)
-    assert values(outcomes) == [(1, 2, 2, 0)] * 2
-    for outcome in outcomes:
-        assert outcome.log.count("nothing to tune") == 1
-        assert "DEBUG" in next(line for line in outcome.log.splitlines() if "nothing to tune" in line)
-
-
-def _known_to_one(rank: int, config: int) -> Any:
-    kernel = autotuned(blocks=(16, 32, 64))
-    if rank == 1:
-        kernel.cache[(64, "torch.float32", "torch.float32")] = kernel.configs[config]
-    step = contextual_autotune(is_dist=True, **QUICK)(lambda x: launch(kernel, x))
-    y = step(torch.zeros(64))
-    return best(kernel), y[0].item()
+    runs: list[int] = []
+    step = tuned(None, lambda: runs.append(1) or len(runs))  # type: ignore[func-returns-value]
+    assert ([step(), step()], len(step.records)) == ([1, 2], 0)
+    (line,) = [line for line in log().splitlines() if "nothing to tune" in line]
+    assert "DEBUG" in line
 
 
 @pytest.mark.once
-def test_a_winner_known_to_one_rank_only_strands_nobody():
+@on_each_rank()
+def test_a_winner_known_to_one_rank_only_strands_nobody(rank: int) -> Any:
     """The site is tuned on both ranks, so both end with the same config; vanilla tuning before does not decide."""
-    got = values(on_ranks(2, _known_to_one, 0))
-    assert got[0] == got[1]
-    assert got[0][1] == 1.0
-
-
-def _known_differently(rank: int) -> Any:
-    kernel = autotuned(blocks=(16, 32, 64))
-    kernel.cache[(64, "torch.float32", "torch.float32")] = kernel.configs[rank]
-    step = contextual_autotune(is_dist=True, **QUICK)(lambda x: launch(kernel, x))
-    step(torch.zeros(64))
+    kernel = autotuned()
+    if rank == 1:
+        kernel.cache[64, "torch.float32", "torch.float32"] = kernel.configs[0]
+    step = tuned(kernel)
+    assert (step(torch.zeros(64))[0].item(), len(step.records)) == (1.0, 1)
     return best(kernel)
 
 
 @pytest.mark.once
-def test_ranks_that_know_different_winners_tune():
-    """Two ranks with different configs for one key end with one config."""
-    got = values(on_ranks(2, _known_differently))
-    assert got[0] == got[1]
-
-
-def _some_ranks(rank: int) -> Any:
+@on_each_rank()
+def test_a_site_met_on_one_rank_only(rank: int) -> Any:
+    """The other rank takes part in all replays and brings nothing; the owner gets its winner."""
     common, lonely = autotuned(blocks=(16, 32)), autotuned(blocks=(32, 64, 128))
 
-    @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=0)
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def closure(x: torch.Tensor) -> float:
         y = launch(common, x)
         if rank == 1:
             y = launch(lonely, y)
         dist.all_reduce(y)
-        return y
+        return y[0].item()
 
-    y = step(torch.zeros(64))
-    return best(common), best(lonely), y[0].item(), len(step.records)
+    step = tuned(None, closure, n_repeat=2)
+    assert (step(torch.zeros(64)), len(step.records), len(best(lonely))) == (3.0, 2, rank)
+    return best(common)
 
 
 @pytest.mark.once
-def test_a_site_met_on_one_rank_only():
-    """The other rank takes part in all replays and brings nothing; the owner gets its winner."""
-    got = values(on_ranks(2, _some_ranks))
-    assert got[0][0] == got[1][0]
-    assert got[0][1] == []
-    assert len(got[1][1]) == 1
-    assert got[0][2] == got[1][2] == 3.0
-    assert got[0][3] == got[1][3] == 2
+@on_each_rank()
+def test_sites_met_in_some_replays_only(rank: int) -> Any:
+    """A kernel launched in every other replay, and one that first comes up in the fourth, are tuned; the search ends."""
+    always, sometimes, late = autotuned(blocks=(16, 32)), autotuned(), autotuned(blocks=(32, 64))
+    runs: list[int] = []
 
-
-def _some_replays(rank: int) -> Any:
-    always, sometimes, late = autotuned(blocks=(16, 32)), autotuned(blocks=(16, 32, 64)), autotuned(blocks=(32, 64))
-    runs = []
-
-    @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1)
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def closure(x: torch.Tensor) -> torch.Tensor:
         runs.append(1)
         y = launch(always, x)
         if len(runs) % 2 == 1:
             y = launch(sometimes, y)
         if len(runs) > 3:
-            y = launch(late, y)
+            launch(late, y)
         return x
 
-    step(torch.zeros(64))
-    return best(always), best(sometimes), best(late), len(runs)
+    tuned(None, closure, n_repeat=2, n_warmup=1)(torch.zeros(64))
+    winners = [best(kernel) for kernel in (always, sometimes, late)]
+    assert [len(each) for each in winners] == [1, 1, 1]
+    assert len(runs) < 60
+    return winners
 
 
 @pytest.mark.once
-def test_sites_met_in_some_replays_only():
-    """A kernel launched in every other replay, and one that first comes up in the fourth, are tuned; the search ends."""
-    got = values(on_ranks(2, _some_replays))
-    assert got[0] == got[1]
-    assert [len(each) for each in got[0][:3]] == [1, 1, 1]
-    assert got[0][3] < 60
+@on_each_rank()
+def test_a_site_that_no_replay_meets_again_settles_on_the_first_that_runs(rank: int):
+    """Nothing can be measured, so the first candidate stays; the tuning ends after the nominal number of replays."""
+    kernel, runs = autotuned(), list[int]()
 
-
-def _only_discovery(rank: int) -> Any:
-    kernel = autotuned(blocks=(16, 32, 64))
-    runs = []
-
-    @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1, search="exhaustive")
-    def step(x: torch.Tensor) -> None:
+    def closure(x: torch.Tensor) -> None:
         runs.append(1)
         if len(runs) == 1:
             launch(kernel, x)
 
-    step(torch.zeros(64))
-    return best(kernel), len(runs)
-
-
-@pytest.mark.once
-def test_a_site_that_no_replay_meets_again_settles_on_the_first_that_runs():
-    """Nothing can be measured, so the first candidate stays; the tuning ends after the nominal number of replays."""
-    assert values(on_ranks(2, _only_discovery)) == [([16], 2 + 9 + 1)] * 2
+    tuned(None, closure, n_repeat=2, n_warmup=1, search="exhaustive")(torch.zeros(64))
+    assert (best(kernel), len(runs)) == ([16], 2 + 9 + 1)
