@@ -19,7 +19,7 @@ from dist_tune import autotune, contextual_autotune
 from dist_tune.testing import on_ranks, values
 from tests.ranks.journaled import BLOCKS
 from tests.ranks.kernels import autotuned, best
-from tests.ranks.test_supervised import supervised
+from tests.ranks.test_journals import supervised
 
 pytestmark = pytest.mark.gpu
 

@@ -1,4 +1,4 @@
-"""A tuning of two kernels on two ranks in which a config ends its process, or the test does; attempts count their launches in a folder."""
+"""A tuning of kernels or a function on two ranks in which a config ends its process; attempts count their launches in a folder."""
 
 from __future__ import annotations
 
@@ -14,126 +14,125 @@ import torch.distributed as dist
 import triton
 
 from dist_tune import autotune, contextual_autotune
+from dist_tune.testing import ExactTime
 from tests.ranks.kernels import add_kernel, autotuned, best, launch
 
 BLOCKS = (8, 16, 32, 64, 128, 256)
+Ends = tuple[int, int, int, str]
+"""Where a process ends: block, or 0 for all; rank; launches before, or -1 once ranks have agreed on times; and the way.
+
+The ways: "exit", each time; "once", "term" and "int", in one attempt, with SIGKILL and other signals; and "turns", where another rank exits
+in each attempt, from rank 0 on.
+"""
 
 
-def kill(number: int = signal.SIGKILL) -> None:
-    """End this process as the kernel's out-of-memory killer does, or another signal."""
-    os.kill(os.getpid(), number)
+def launches(folder: Path, name: str = "one") -> dict[tuple[int, int], int]:
+    """(Block, rank) -> launches so far."""
+    paths = {(block, rank): folder / f"{name}-{block}-rank-{rank}" for block in BLOCKS for rank in (0, 1)}
+    return {each: path.stat().st_size if path.exists() else 0 for each, path in paths.items()}
+
+
+def _has_agreed() -> bool:
+    """True once a meeting of the race is over on some rank."""
+    found = [path for path in Path(os.environ["DIST_TUNE_CACHE_DIR"]).glob("journals/*.jsonl") if path.is_file()]
+    return any(b'"agreed"' in path.read_bytes() for path in found)
+
+
+def _end(folder: Path, rank: int, block: int, ends: Ends) -> None:
+    at, who, n_before, how = ends
+    if rank != (who if how != "turns" else int(os.environ["TURN"])) or at not in (0, block):
+        return
+    n_launches = sum(n for (each, by), n in launches(folder).items() if by == rank and at in (0, each))
+    if n_launches <= n_before if n_before >= 0 else not _has_agreed():
+        return
+    died = folder / f"died-{rank}"
+    if how != "exit" and died.exists():
+        return
+    died.write_text("")
+    if how in ("exit", "turns"):
+        os._exit(7)
+    os.kill(os.getpid(), {"once": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}[how])
     time.sleep(60)
 
 
-def counted(folder: Path, rank: int, name: str, ends: Any) -> list[triton.Config]:
-    """Configs that write down their launches; the middle two are fast.
-
-    ``ends``: (block, rank, launches before, way), where the process ends: of that config, or of all if the block is 0; with -1 once ranks
-    have agreed on times. In the way "turns" another rank ends in each attempt, from rank 0 on.
-    """
-    os.environ["TURN"] = str(len(list(folder.glob("turn-*"))))  # no value of the hook's: with another one the kernel is another
+def _counted(folder: Path, rank: int, name: str, ends: Ends | None) -> list[triton.Config]:
+    """Configs that write down their launches; the middle two are fast."""
+    os.environ["TURN"] = str(len(list(folder.glob("died-*"))))  # no value of the hook's: with another one the kernel is another
 
     def hook(block: int) -> Any:
         def note(_: dict[str, Any]) -> None:
             with open(folder / f"{name}-{block}-rank-{rank}", "ab") as file:
                 file.write(b".")
-            time.sleep(0.002 if block in (32, 64) else 0.02 + BLOCKS.index(block) / 1e3)
-            if ends is not None and ends[3] == "turns" and block == ends[0] and os.environ["TURN"] == str(rank):
-                (folder / f"turn-{rank}").write_text("")
-                os._exit(7)
-            n_launches = sum(n for (b, r), n in launches(folder, name).items() if r == rank and ends is not None and ends[0] in (0, b))
-            is_time = ends is not None and (n_launches > ends[2] if ends[2] >= 0 else has_agreed())
-            if ends is not None and rank == ends[1] and ends[0] in (0, block) and is_time:
-                if ends[3] in ("once", "term", "int"):
-                    if (folder / "died").exists():
-                        return
-                    (folder / "died").write_text("")
-                    kill({"term": signal.SIGTERM, "int": signal.SIGINT}.get(ends[3], signal.SIGKILL))
-                os._exit(7) if ends[3] == "exit" else kill()
+            ExactTime.pass_ms(2 if block in (32, 64) else 20 + BLOCKS.index(block))
+            if ends is not None:
+                _end(folder, rank, block, ends)
 
         return note
 
     return [triton.Config({"BLOCK": block}, pre_hook=hook(block)) for block in BLOCKS]
 
 
-def has_agreed() -> bool:
-    """True once a meeting of the race is over on some rank."""
-    found = [path for path in Path(os.environ["DIST_TUNE_CACHE_DIR"]).glob("journals/*.jsonl") if path.is_file()]
-    return any(b'"agreed"' in path.read_bytes() for path in found)
+def tune(
+    rank: int,
+    folder: Path,
+    form: str = "kernels",
+    *,
+    ends: Ends | None = None,
+    n_kernels: int = 1,
+    fails: Any = (),
+    device: str = "cpu",
+    **options: Any,
+) -> dict[str, Any]:
+    """Tune, each config timed once, and tell what came of that. ``fails``: (run, rank, error) that the step raises.
 
-
-def launches(folder: Path, name: str = "one") -> dict[tuple[int, int], int]:
-    """(Block, rank) -> launches so far."""
-    found = {}
-    for block in BLOCKS:
-        for rank in (0, 1):
-            path = folder / f"{name}-{block}-rank-{rank}"
-            found[block, rank] = path.stat().st_size if path.exists() else 0
-    return found
-
-
-def tune(rank: int, folder: Path, ends: Any = None, n_kernels: int = 1, fails: Any = (), options: Any = (), device: str = "cpu") -> Any:
-    """Tune ``n_kernels`` kernels in one step, each config timed once; what a test wants to know of it. ``fails``: (run, rank) raises."""
-    names = ["one", "two"][:n_kernels]
-    kernels = [autotuned(add_kernel, configs=counted(folder, rank, name, ends if name == "one" else None)) for name in names]
+    ``form``: a step of ``n_kernels`` "kernels"; a "function"; or "nested", a kernel in a function, which ends its process, in a step.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    options = {"search": "exhaustive", "n_repeat": 1, "n_warmup": 0, **options}
+    kernels = [
+        autotuned(add_kernel, configs=_counted(folder, rank, name, ends if name == "one" else None)) for name in ("one", "two")[:n_kernels]
+    ]
     runs: list[int] = []
 
-    @contextual_autotune(is_dist=True, **{"search": "exhaustive", "n_repeat": 1, "n_warmup": 0, **dict(options)})
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def closure(x: torch.Tensor) -> torch.Tensor:
         runs.append(1)
-        if (len(runs), rank) == fails:
-            raise KeyboardInterrupt if dict(options).get("budget_s") else ValueError(f"run {len(runs)}")
+        if (len(runs), rank) == fails[:2]:
+            raise fails[2](f"run {len(runs)}")
         for k, kernel in enumerate(kernels):
             x = launch(kernel, x) if k == 0 else launch(kernel, x[:48])
+        if not fails:  # the other rank would wait there
+            dist.all_reduce(x)
+        return x
+
+    def function(x: torch.Tensor, BLOCK: int = 0) -> torch.Tensor:
+        if form == "nested":
+            x = launch(kernels[0], x)
+            if BLOCKS[0] == BLOCK:
+                os._exit(7)
+        else:
+            hooks[BLOCK]({})
+            x = x + 1
         dist.all_reduce(x)
         return x
 
+    hooks = {config.kwargs["BLOCK"]: config.pre_hook for config in kernels[0].configs}
+    step: Any = contextual_autotune(is_dist=True, **options)(closure)
+    if form != "kernels":
+        space = [{"BLOCK": block} for block in (BLOCKS if form == "function" else BLOCKS[:2])]
+        step = autotune(space, lambda x: x.numel(), **options)(function)
+    if form == "nested":
+        step = contextual_autotune(is_dist=True, **options)(step)
     y = step(torch.zeros(64, device=device))
-    records = [
-        (r.kernel, r.key, r.best.config, [c.failure for c in r.candidates], r.is_recalled, [c.left for c in r.candidates])
-        for r in step.records
-    ]
-    return {"runs": len(runs), "best": [best(k) for k in kernels], "y": y[0].item(), "records": records}
+    found = {
+        f"{record.kernel.rpartition('.')[2]}{record.key.split(',')[0]}": [each.failure for each in record.candidates]
+        for record in step.records
+    }
+    is_recalled = all(record.is_recalled for record in step.records)
+    return {"runs": len(runs), "best": [best(each) for each in kernels], "y": y[0].item(), "failures": found, "is_recalled": is_recalled}
 
 
-def tune_in(rank: int, folder: Path, ends: Any) -> Any:
-    """The same with temporary files of its own."""
-    tempfile.tempdir = str(folder / "tmp")
-    return tune(rank, folder, ends)
-
-
-def tune_function(rank: int, folder: Path, ends: Any = None) -> Any:
-    """The same for a function."""
-    hooks = {config.kwargs["BLOCK"]: config.pre_hook for config in counted(folder, rank, "one", ends)}
-
-    @autotune(config_space=[{"BLOCK": block} for block in BLOCKS], key_fn=lambda x: x.numel(), search="exhaustive", n_repeat=1, n_warmup=0)
-    def step(x: torch.Tensor, BLOCK: int = 0) -> torch.Tensor:
-        hooks[BLOCK]({})
-        y = torch.empty_like(x)
-        add_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, y, x.numel(), BLOCK=BLOCK)
-        dist.all_reduce(y)
-        return y
-
-    y = step(torch.zeros(64))
-    return {"y": y[0].item(), "records": [(r.best.config, [c.failure for c in r.candidates]) for r in step.records]}
-
-
-def tune_nested(rank: int, folder: Path) -> Any:
-    """A step around a function around a kernel, both tuned: the function's first config launches the kernel, and ends the process."""
-    kernel = autotuned(add_kernel, configs=counted(folder, rank, "one", None))
-
-    @autotune(config_space=[{"way": 0}, {"way": 1}], key_fn=lambda x: x.numel(), n_repeat=1, n_warmup=0)
-    def function(x: torch.Tensor, way: int = 0) -> torch.Tensor:
-        y = launch(kernel, x)
-        if way == 0:
-            os._exit(7)
-        return y
-
-    @contextual_autotune(is_dist=True, search="exhaustive", n_repeat=1, n_warmup=0)
-    def step(x: torch.Tensor) -> torch.Tensor:
-        y = function(x)
-        dist.all_reduce(y)
-        return y
-
-    y = step(torch.zeros(64))
-    return {"y": y[0].item(), "failures": [[each.failure for each in record.candidates] for record in step.records]}
+def attempt(rank: int, folder: Path, options: dict[str, Any]) -> Any:
+    """One start of the job."""
+    if "tmp" in options:
+        tempfile.tempdir = options.pop("tmp")
+    return tune(rank, folder, **options)
