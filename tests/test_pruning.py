@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -29,12 +28,9 @@ def config(
 
 
 @pytest.fixture
-def h200() -> Iterator[None]:
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that says what an H200 has: 232448 bytes of shared memory for a block."""
-    before = driver._active
-    driver.set_active(FakeH200())
-    yield
-    driver._active = before
+    monkeypatch.setattr(driver, "_active", FakeH200())
 
 
 def keeps(given: Any, *others: Any, a: torch.Tensor = A, **named: Any) -> bool:
@@ -98,27 +94,22 @@ def test_what_goes_through_registers_does_not_count():
     assert not keeps(large, along.t(), a=a)
     assert keeps(large, across, a=a)
     assert keeps(large, along, a=torch.empty(1024, 4096, dtype=torch.int8, device="meta").t())
-    square = torch.empty(1024, 1024, dtype=torch.int8, device="meta")
-    assert not keeps(large, square, a=a)
+    assert not keeps(large, a, a=a)
     tiny = config(16, 16, 32, stages=1000, warps=8)  # half a KB in 256 threads
     assert keeps(tiny, a=a)
     assert not keeps(config(16, 16, 32, stages=1000, warps=1), a=a)
 
 
-def test_without_a_device_everything_is_kept():
-    """No driver."""
+def test_without_a_device_everything_is_kept(monkeypatch: pytest.MonkeyPatch):
+    """No driver, a driver that cannot say, and the interpreter."""
     assert keeps(config(1024, 1024, 1024, stages=9))
     assert prune_by_group_size_m(config(group=1), A, B)
-
-
-@pytest.mark.usefixtures("h200")
-@pytest.mark.parametrize("is_interpreted", [True, False])
-def test_a_device_that_has_no_limit_keeps_everything(monkeypatch: pytest.MonkeyPatch, is_interpreted: bool):
-    """The interpreter, and a driver that cannot say."""
+    monkeypatch.setattr(driver, "_active", FakeH200())
     assert not keeps(config(stages=9))
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", is_interpreted)
-    if not is_interpreted:
-        monkeypatch.setattr(FakeH200.utils, "get_device_properties", lambda device: {})
+    with monkeypatch.context() as patch:
+        patch.setattr(triton.knobs.runtime, "interpret", True)
+        assert keeps(config(stages=9))
+    monkeypatch.setattr(FakeH200.utils, "get_device_properties", lambda device: {})
     assert keeps(config(stages=9))
 
 
@@ -147,11 +138,13 @@ def test_one_row_a_group_is_for_what_memory_bounds():
 
 @pytest.mark.usefixtures("speed")
 def test_groups_of_what_is_no_product_are_kept():
-    """Shapes that do not fit, more dimensions than two, and no groups."""
-    assert prune_by_group_size_m(config(group=1), torch.empty(4096, 4096, device="meta"), torch.empty(4095, 4097, device="meta"))
-    assert prune_by_group_size_m(config(group=1), torch.empty(4096, 4096, device="meta"), torch.empty(4096, 4096, 2, device="meta"))
-    assert prune_by_group_size_m(triton.Config({"BLOCK_M": 128, "BLOCK_N": 128}), A, B)
-    assert prune_by_group_size_m({"GROUP_SIZE_M": 1}, torch.empty(8192, 8192, device="meta"), torch.empty(8192, 8192, device="meta"))
+    """Shapes that do not fit, more dimensions than two, no groups, and no tiles."""
+    a, large = (torch.empty(n, n, device="meta") for n in (4096, 8192))
+    for given, left, right in [
+        (config(group=1), a, torch.empty(4095, 4097, device="meta")), (config(group=1), a, torch.empty(4096, 4096, 2, device="meta")),
+        (triton.Config({"BLOCK_M": 128, "BLOCK_N": 128}), A, B), ({"GROUP_SIZE_M": 1}, large, large),
+    ]:  # fmt: skip
+        assert prune_by_group_size_m(given, left, right)
 
 
 def test_speed_is_that_of_the_device():

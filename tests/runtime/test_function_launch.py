@@ -52,13 +52,14 @@ def _spied(space: Any = None, **options: Any) -> tuple[Any, list[dict[str, Any]]
     return autotune(space, lambda x: x, options.pop("prune_fn", None), **{**QUICK, **options})(function), ran
 
 
-def test_autotune_false_uses_the_first_config():
-    """And tunes nothing, also where something was tuned."""
+def test_calls_with_nothing_to_choose():
+    """autotune=False uses the first config, with what the caller gives; a config that is wholly given is an ordinary call."""
     tuned, ran = _spied()
     assert tuned(1, autotune=False) == 1
-    assert (ran, tuned.records) == ([{"block": 1, "stages": 3}], [])
     tuned(1, autotune=False, autotune_allow_arg_overwrite=True, stages=9)
-    assert ran[1:] == [{"block": 1, "stages": 9}]
+    tuned(1, block=30, stages=40, autotune_allow_arg_overwrite=True)
+    assert ran == [{"block": 1, "stages": 3}, {"block": 1, "stages": 9}, {"block": 30, "stages": 40}]
+    assert tuned.records == []
 
 
 def test_config_arguments_of_the_caller_are_refused_unless_asked_for():
@@ -69,13 +70,6 @@ def test_config_arguments_of_the_caller_are_refused_unless_asked_for():
     with pytest.raises(ValueError, match=r"\['block', 'stages'\]"):
         tuned(1, block=3, stages=1, autotune=False)
     assert ran == []
-
-
-def test_a_wholly_given_config_is_an_ordinary_call():
-    """Nothing is left to choose."""
-    tuned, ran = _spied()
-    assert tuned(1, block=30, stages=40, autotune_allow_arg_overwrite=True) == 1
-    assert (ran, tuned.records) == ([{"block": 30, "stages": 40}], [])
 
 
 def test_a_partly_given_config_is_tuned_for_itself():
@@ -103,7 +97,12 @@ def test_a_partly_given_config_is_tuned_for_itself():
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "words"), [((), {}, "missing a required argument: 'x'"), ((1,), {"z": 1}, "unexpected keyword argument 'z'")]
+    ("args", "kwargs", "words"),
+    [
+        ((), {}, "missing a required argument: 'x'"),
+        ((1,), {"z": 1}, "unexpected keyword argument 'z'"),
+        ((1, 2), {}, r"multiple values for argument 'block'; autotune passes \['block'\] as keywords"),
+    ],
 )
 def test_arguments_that_do_not_fit_are_the_callers_mistake(args: Any, kwargs: Any, words: str):
     """And no reason to drop every config."""
@@ -111,13 +110,6 @@ def test_arguments_that_do_not_fit_are_the_callers_mistake(args: Any, kwargs: An
     with pytest.raises(TypeError, match=f"<lambda>: .*{words}"):
         tuned(*args, **kwargs)
     assert tuned.records == []
-
-
-def test_a_config_argument_given_by_position():
-    """It cannot be told from others; the message says that autotune passes it by name."""
-    tuned = autotune(BLOCKS, None, **QUICK)(lambda x, block: x)
-    with pytest.raises(TypeError, match=r"multiple values for argument 'block'; autotune passes \['block'\] as keywords"):
-        tuned(1, 2)
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -193,25 +185,6 @@ def test_the_code_of_configs_and_check_counts():
     assert of(1, check=made(1)) != of(1, check=made(2))
     hooked = [triton.Config({}, pre_hook=made(scale)) for scale in (1, 2, 2)]
     assert of(hooked[0]) != of(hooked[1]) == of(hooked[2])
-
-
-def test_bare_values_go_to_the_parameter_config():
-    """A list of triton.Config or of anything, as the examples of others have it."""
-
-    def bare(x: int, config: int) -> int:
-        return x + 0 * config
-
-    tuned = autotune([8, 16], None, **QUICK)(bare)
-    assert tuned(1) == 1
-    assert [each.config for each in tuned.records[0].candidates] == ["config=8", "config=16"]
-    whole = autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], None, **QUICK)
-    assert whole(lambda x, config: config.kwargs["BLOCK"] > 0)(1) is True
-
-
-def test_a_config_of_nothing_is_the_functions_defaults():
-    """It may win, and is known from then on."""
-    tuned = autotune([{}], None, **QUICK)(ordinary)
-    assert (tuned(1), tuned(1), len(tuned.records)) == (3, 3, 1)
 
 
 def test_a_methods_source_is_that_of_its_class():

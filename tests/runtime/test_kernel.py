@@ -1,4 +1,4 @@
-"""Identity of a launch: all that decides the code and the candidates of a kernel tells it from others of its name and key."""
+"""Launches of kernels: keys as text, identities that tell kernels of one name and key apart, and launches with a known config."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
-from dist_tune import configs as dist_tune_configs
+from dist_tune import contextual_autotune
+from dist_tune.configs import describe
 from dist_tune.runtime import Launch
 from dist_tune.runtime import kernel as kernel_module
-from tests.ranks.kernels import configs
+from dist_tune.testing import on_ranks, values
+from tests.ranks.kernels import autotuned, configs
 
 pytestmark = pytest.mark.once
 
@@ -121,9 +123,10 @@ PAIRS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", PAIRS)
 def test_kernels_of_one_name_and_key_differ_by(kind: str):
-    """Each of these decides the code or the candidates of a launch."""
-    one, other = (made(**options) for options in PAIRS[kind])
-    assert identity(one) != identity(other)
+    """Each of these decides the code or the candidates of a launch. A kernel that is made anew is the same."""
+    one, other = (identity(made(**options)) for options in PAIRS[kind])
+    assert one != other
+    assert [one, other] == [identity(made(**options)) for options in PAIRS[kind]]
 
 
 def test_kernels_differ_by_a_global_that_they_read():
@@ -131,28 +134,14 @@ def test_kernels_differ_by_a_global_that_they_read():
     assert identity(of_globals(1)) != identity(of_globals(2))
 
 
-@pytest.mark.parametrize("kind", PAIRS)
-def test_a_kernel_that_is_made_anew_is_the_same(kind: str):
-    """A step may decorate its kernels in each call."""
-    for options in PAIRS[kind]:
-        assert identity(made(**options)) == identity(made(**options))
-
-
 def test_configs_that_read_alike_are_numbered():
-    """Hooks of one factory have one name; the second config is not the first."""
-    kernel = made(configs=[triton.Config({"BLOCK": 16}, pre_hook=hook(each)) for each in (1, 2)] + configs(32))
-    launch = Launch(kernel, (torch.zeros(64), 64), {})
-    text = dist_tune_configs.describe(kernel.configs[0])
-    texts = [launch.describe(each) for each in launch.candidates()]
-    assert texts == [text, f"{text} (#2)", dist_tune_configs.describe(kernel.configs[2])]
-
-
-def test_a_config_keeps_its_number_where_others_are_pruned():
-    """Its text is how it is found again."""
+    """Hooks of one factory have one name. A config keeps its number where others are pruned: its text is how it is found again."""
     alike = [triton.Config({"BLOCK": 16}, pre_hook=hook(each)) for each in (1, 2)]
-    kernel = made(configs=alike, prune_configs_by={"early_config_prune": lambda configs, named, **kwargs: configs[1:]})
-    launch = Launch(kernel, (torch.zeros(64), 64), {})
-    assert [launch.describe(each) for each in launch.candidates()] == [f"{dist_tune_configs.describe(alike[1])} (#2)"]
+    text = describe(alike[0])
+    for n_pruned, texts in enumerate([[text, f"{text} (#2)", describe(configs(32)[0])], [f"{text} (#2)", describe(configs(32)[0])]]):
+        pruning = {"early_config_prune": lambda configs, named, n=n_pruned, **kwargs: configs[n:]}
+        launch = Launch(made(configs=alike + configs(32), prune_configs_by=pruning), (torch.zeros(64), 64), {})
+        assert [launch.describe(each) for each in launch.candidates()] == texts
 
 
 class Opaque:
@@ -185,3 +174,59 @@ def test_kernels_of_a_module_are_read_when_they_must_be_told_apart(monkeypatch: 
     assert len(read) == 1
     assert [later["code"], later["code"]] == ["1", "1"]
     assert len(read) == 2
+
+
+@triton.jit
+def keyed_kernel(x_ptr, act, n):
+    pass
+
+
+PLAIN = {"silu": "silu", None: "None", 1: "1", 1.5: "1.5", torch.float16: "torch.float16"}
+VALUES: list[Any] = [*PLAIN, "None", True, "True", "1", 1.0, "1.0", "a,b", "a", "", "'a'", "[", "inf", float("inf"), "nan"]
+
+
+def test_keys_that_differ_read_differently():
+    """None and "None" are two keys, on disk as in ``kernel.cache``. Plain words, numbers and dtypes are not quoted."""
+    tuned = triton.autotune(configs=configs(16, 32), key=["act", "n"])(keyed_kernel)
+    texts = [Launch(tuned, (torch.zeros(4), value, 64), {}).key_text for value in VALUES]
+    assert len(set(texts)) == len(VALUES)
+    assert texts[: len(PLAIN)] == [f"[{text},64,torch.float32]" for text in PLAIN.values()]
+
+
+class _Names(list[str]):
+    """Names of a kernel's arguments; counts how often it is searched."""
+
+    n_searches = 0
+
+    def __contains__(self, name: object) -> bool:
+        self.n_searches += 1
+        return super().__contains__(name)
+
+
+def _known(rank: int) -> Any:
+    kernel, x, y, seen, is_broken = autotuned(blocks=(16, 32)), torch.zeros(64), torch.zeros(64), list[Any](), False
+
+    def grid(meta: dict[str, Any]) -> tuple[int]:
+        seen.append(list(kernel.nargs))
+        if is_broken:
+            raise ValueError("no grid")
+        return (64 // meta["BLOCK"],)
+
+    step = contextual_autotune(n_repeat=1, n_warmup=0, reset=lambda: None)(lambda: kernel[grid](x, y, n=64))
+    step()
+    kernel.arg_names = names = _Names(kernel.arg_names)
+    step()
+    left, n_searches, is_broken = kernel.nargs, names.n_searches, True
+    with pytest.raises(ValueError, match="no grid"):
+        step()
+    return {tuple(each) for each in seen}, n_searches, left, kernel.nargs
+
+
+@pytest.mark.processes
+def test_a_launch_with_a_known_config():
+    """Arguments by name as vanilla has them, and gone afterwards, also after an error; each keyword is searched once among the names.
+
+    Triton's own look-up, which searches each argument, is not made.
+    """
+    names, n_searches, *left = values(on_ranks(1, _known, is_dist=False))[0]
+    assert (names, n_searches, left) == ({("x_ptr", "y_ptr")}, 3, [None, None])
