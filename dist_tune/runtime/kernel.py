@@ -91,8 +91,9 @@ class Launch(Tunable):
         return len({self.describe(config) for config in self.kernel.configs})
 
     def known_config(self) -> triton.Config | None:
-        """The config that Triton would launch; None for a miss and for kernels with one config."""
-        return config_for(self.kernel, self.key) if len(self.kernel.configs) > 1 else None
+        """The config that Triton would launch, asked as Triton asks: a cache may be a library's own. None for a miss, and of one config."""
+        cache = self.kernel.cache
+        return cache[self.key] if len(self.kernel.configs) > 1 and self.key in cache else None
 
     def candidates(self) -> list[triton.Config]:
         """The configs after the kernel's own pruning, without repeats."""
@@ -338,13 +339,6 @@ class _Hiding(MutableMapping[Any, Any]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-
-def config_for(kernel: Any, key: tuple[Any, ...]) -> triton.Config | None:
-    """The config in a kernel's cache, asked as Triton asks: a library may have put its own mapping there."""
-    cache = kernel.cache
-    config: triton.Config | None = cache[key] if key in cache else None  # noqa: SIM401  # it may have no get, or another one
-    return config
 
 
 def own_hook(kernel: Any, name: str) -> Callable[..., Any] | None:

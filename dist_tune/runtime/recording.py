@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
 from threading import get_ident
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import triton
@@ -194,42 +194,39 @@ class _Ended(BaseException):
     """Ends a dry run; not an ``Exception``, which the run may catch."""
 
 
-class Watch(TorchDispatchMode):
-    """Ends a run before its first collective, with a ``CommunicatesError``."""
+class _Watch(TorchDispatchMode):
+    """Calls ``_refuse`` before a collective of torch's."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, refuse: Callable[[str], NoReturn]) -> None:
         super().__init__()
-        self._name = name
+        self._refuse = refuse
 
-    def see(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called by torch for each operator."""
+    def _see(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in _COLLECTIVE:
-            raise self.refusal(f"calls {func.namespace}.{func._schema.name.partition('::')[2]}")
+            self._refuse(f"calls {func.namespace}.{func._schema.name.partition('::')[2]}")
         return func(*args, **(kwargs or {}))
-
-    def refusal(self, what: str) -> CommunicatesError:
-        """The error of a run that does ``what``."""
-        return CommunicatesError(
-            f"{self._name} {what}, and so communicates with other ranks, which would not take part while one rank tunes it alone: use "
-            f'mode="merge", in which all ranks tune one problem together'
-        )
 
 
 # Not in the class, because torch then imports Dynamo, which takes seconds.
-Watch.__torch_dispatch__ = Watch.see  # type: ignore[assignment, method-assign]
+_Watch.__torch_dispatch__ = _Watch._see  # type: ignore[assignment, method-assign]
 
 
 @contextmanager
 def refusing_talk(name: str) -> Iterator[None]:
     """End a run of this thread before it communicates with other ranks, with a ``CommunicatesError`` that has the problem's name."""
-    watch = Watch(name)
+
+    def refuse(what: str) -> NoReturn:
+        raise CommunicatesError(
+            f"{name} {what}, and so communicates with other ranks, which would not take part while one rank tunes it alone: use "
+            f'mode="merge", in which all ranks tune one problem together'
+        )
 
     def note(run: Run, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if any(map(is_symmetric, tensors_in((args, kwargs)).values())):
-            raise watch.refusal(f"gives symmetric memory to {kernel.fn.__qualname__}")
+            refuse(f"gives symmetric memory to {kernel.fn.__qualname__}")
         return run(kernel, *args, **kwargs)
 
-    with around_launches(note), watch:
+    with around_launches(note), _Watch(refuse):
         yield
 
 
