@@ -11,7 +11,7 @@ import pytest
 
 from dist_tune import contextual_autotune
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.search import Plan, PriorTimes, Race, Report, SearchName, Times, Trial
+from dist_tune.search import Plan, PriorTimes, Race, Report, Times, Trial
 from dist_tune.search.selection import RacingOptions
 from tests.search.playing import Take, World, entered, searching
 
@@ -257,13 +257,6 @@ def found(times_ms: Mapping[int, float], winner: int | None = None) -> PriorTime
     return PriorTimes({i: Times(ms, ms + 1.0, n_replays=10) for i, ms in times_ms.items()}, winner)
 
 
-def test_where_nobody_is_new_the_choice_stands():
-    """A list that has only lost some, or changed its order: no replay at all, and all keep their times."""
-    world = raced([3.0, 2.0, 4.0], prior=found({0: 3.0, 1: 2.0, 2: 4.0}, winner=0))
-    assert (world.replays, world.search["s"].best) == ([], 0)
-    assert [each.times.n_replays for each in world.search["s"].results() if each.times] == [10] * 3
-
-
 def test_new_ones_have_the_old_winner_to_beat():
     """Six known ones and a new one that is twice as slow: only the two run, and the others keep their times."""
     times = [2.5, 1.0, 1.01, 1.02, 1.03, 1.04, 1.05]
@@ -294,17 +287,6 @@ def test_before_anything_is_measured_the_known_winner_is_the_incumbent():
 
 
 # -- a budget of seconds -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["racing", "exhaustive"])
-def test_the_search_ends_with_what_it_knows(name: SearchName):
-    """Twenty candidates of 1 s and a budget of 5 s: five are measured, the best of them wins, the others are named with the reason."""
-    world = World(entered(20, Plan(0, 1, name, budget_s=5.0)), 1, of([1e3 + 10 * i for i in range(20)]), began_s=0.0).finish()
-    assert 4 <= len(world.replays) <= 6
-    assert world.elapsed_s <= 5.0 + 1.2
-    assert world.search["s"].best == min(world.timed())
-    lefts = {i: each.left for i, each in enumerate(world.search["s"].results())}
-    assert {i for i, left in lefts.items() if left == "not raced: the budget of 5 s was spent"} == set(range(20)) - world.timed().keys()
 
 
 def test_a_budget_spent_before_the_race_still_tries_what_wins():
