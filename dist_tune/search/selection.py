@@ -7,7 +7,7 @@ holds the noise of everything else in it.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import hypot, sqrt
 
@@ -40,7 +40,7 @@ class RacingOptions:
     n_final_rounds: int = 3
     """Finalists that are clearly slower leave after each round."""
     tie: float = 0.0075
-    """Share of the kernel's time below which two candidates are as good as each other."""
+    """Share of the kernel's time below which two candidates are as good as each other, where that is more than the clock's error."""
     insured_ms: float = 50.0
     """A finalist that looks hopeless by one sample gets a second one if that is no longer: the first may have had a hiccup."""
     clock_ms: float = 0.0005
@@ -49,10 +49,6 @@ class RacingOptions:
     """Seconds of replays beyond those of a plain race, half of them in the finals, where candidates are as near as the clock's error."""
     enough_ms: float = 1000.0
     """Milliseconds of samples that are enough for a candidate in the race, and in a round of finals: long samples have little noise."""
-
-    def tie_of(self, launches_ms: float) -> float:
-        """The tie of a kernel of this length; none where it is less than the clock's error: the ties of many short ones would add up."""
-        return self.tie if self.tie * launches_ms > self.clock_ms else 0.0
 
     def margin(self, rung: int) -> float:
         """The margin after this rung, counted from 0."""
@@ -148,22 +144,6 @@ def kept(
     chosen = [i for n, i in enumerate(in_turn) if i in hopeful or n < n_least][:quota]
     near = {i for i in hopeful if launches_ms[i] <= min(launches_ms.values()) + N_ERRORS * error_ms} if error_ms else set()
     return sorted({*chosen, *near})
-
-
-def choose(
-    contenders: Mapping[int, Times],
-    options: RacingOptions,
-    objective: Objective,
-    timed_in_finals: Collection[int],
-    *,
-    is_alone: bool,
-) -> Selection:
-    """Choose among the best few contenders; by the kernel alone if only some of them had finals, which are timed unlike the race."""
-    near = kept(contenders, options.max_finalists, options.margins[-1], objective)
-    is_mixed = bool(timed_in_finals) and not set(near) <= set(timed_in_finals)
-    times = {i: contenders[i] for i in near}
-    tie = options.tie_of(min(each.launches_ms for each in times.values()))
-    return select(times, "kernel" if is_mixed else objective, tie, is_alone=is_alone)
 
 
 def select(times: Mapping[int, Times], objective: Objective, tie: float, *, is_alone: bool = False) -> Selection:

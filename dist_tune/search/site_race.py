@@ -16,11 +16,11 @@ from dist_tune.search.selection import (
     HOPELESS,
     RacingOptions,
     Selection,
-    choose,
     clock_error_ms,
     hopeless,
     kept,
     one_sided,
+    select,
 )
 
 MAX_ASKED = 5
@@ -391,9 +391,15 @@ class SiteRace:
 
     def _choose(self) -> Selection:
         self.stage = "done"
+        options, objective, in_finals = self._options, self._plan.objective, self._timed_in_finals
         if contenders := self._measured(self.alive()):
-            in_finals, is_alone = self._timed_in_finals, self.n_open < 2
-            self.selection = choose(contenders, self._options, self._plan.objective, in_finals, is_alone=is_alone)
+            times = {i: contenders[i] for i in kept(contenders, options.max_finalists, options.margins[-1], objective)}
+            # Finals are timed unlike the race: where only some of the best few had them, the kernels alone are compared.
+            is_mixed = bool(in_finals) and not times.keys() <= in_finals
+            # Ties below the clock's error would add up over many short kernels.
+            is_long = options.tie * min(each.launches_ms for each in times.values()) > options.clock_ms
+            tie, is_alone = options.tie if is_long else 0.0, self.n_open < 2
+            self.selection = select(times, "kernel" if is_mixed else objective, tie, is_alone=is_alone)
         else:  # never met: the first that runs
             self.selection = Selection(self.best or 0, frozenset(), is_clear=True, closure_weight=0.0)
         if len(contenders) < 2:

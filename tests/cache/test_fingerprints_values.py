@@ -60,8 +60,8 @@ def test_what_may_differ_between_ranks_does_not_count(one: object, other: object
     assert fingerprint(returning(one)) == fingerprint(returning(other))
 
 
-def test_an_object_is_not_asked():
-    """Not even for its class, though it answers for every attribute."""
+def test_nothing_is_asked():
+    """An object not even for its class, though it answers for every attribute; a lazy module stays unloaded."""
     asked: list[str] = []
 
     class Asking:
@@ -72,9 +72,15 @@ def test_an_object_is_not_asked():
         def __call__(self) -> None:
             pass
 
-    for function in (Asking(), returning(Asking()), returning([Asking()]), with_globals("def f(): return a.b, A", a=Asking(), A=Asking())):
-        fingerprint(function)
+    for thing in (Asking(), returning(Asking()), returning([Asking()]), with_globals("def f(): return a.b, A", a=Asking(), A=Asking())):
+        fingerprint(thing)
+    module = types.ModuleType("asking")
+    module.__getattr__ = asked.append  # type: ignore[method-assign]
+    function = with_globals("def f(x): return module.function(x)", module=module)
+    before = fingerprint(function)
     assert asked == []
+    vars(module)["function"] = adding
+    assert fingerprint(function) != before
 
 
 class Holder(Compiled):
@@ -139,17 +145,6 @@ def test_code_without_a_source_is_read():
     read = [fingerprint(with_globals(code)) for code in codes]
     assert len(set(read)) == len(codes)
     assert [fingerprint(with_globals(code)) for code in codes] == read
-
-
-def test_a_module_is_not_asked():
-    """A lazy one stays unloaded: its own __getattr__ is not called."""
-    asking, asked = types.ModuleType("asking"), list[str]()
-    asking.__getattr__ = asked.append  # type: ignore[method-assign]
-    function = with_globals("def f(x): return asking.function(x)", asking=asking)
-    before = fingerprint(function)
-    assert asked == []
-    vars(asking)["function"] = adding
-    assert fingerprint(function) != before
 
 
 def test_libraries_are_not_entered(monkeypatch: pytest.MonkeyPatch):
