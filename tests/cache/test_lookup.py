@@ -6,6 +6,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from dist_tune.cache.lookup import CacheLookup, LookupResult, explain, nearest, 
 from dist_tune.cache.records import CacheKey, TuningRecord
 from dist_tune.cache.records import environment as environment_here
 from dist_tune.cache.store import Cache
+from dist_tune.output import Story
 from dist_tune.settings import Settings
 from tests.cached_records import NOON, candidate, environment, record
 
@@ -28,21 +30,10 @@ HERE = environment_here(2, 2)
 UNMEASURED = [candidate(i, latency_ms=None, closure_ms=None, n_replays=0) for i in range(3)]
 
 
-class Log:
-    """As much of a logger as is used; what it was told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.debug = self.lines.append
-
-    def warning(self, text: str, *, shown: bool = False) -> None:
-        self.lines.append(f"{shown=} {text}")
-
-
 def lookup(folder: Path, *, is_used: bool = True, **settings: Any) -> CacheLookup:
     values = {"cache_dir": folder, "cache_path": "", **settings}
     made = Settings.model_construct(**{**Settings().model_dump(), **values})
-    return CacheLookup(made, Log(), is_used=is_used, world_size=2, ranks_per_host=2)  # type: ignore[arg-type]  # of it only debug and warning
+    return CacheLookup(made, mock.Mock(Story), is_used=is_used, world_size=2, ranks_per_host=2)
 
 
 def found(**changes: Any) -> TuningRecord:
@@ -140,8 +131,8 @@ def test_other_software_is_overlooked_with_a_warning(tmp_path: Path):
     assert asked(lookup(tmp_path))[0] is None
     mine = lookup(tmp_path, version_check=False)
     assert asked(mine)[0] is not None
-    told = mine._log.lines[0]  # type: ignore[attr-defined]
-    assert told.startswith("shown=True ")
+    (told,), shown = mine._log.warning.call_args  # type: ignore[attr-defined]
+    assert shown == {"shown": True}
     assert f"tuned with torch 1.0, here {HERE.torch}, triton 2.7, here {HERE.triton} (DIST_TUNE_VERSION_CHECK=0)" in told
     elsewhere = kept(tmp_path / "elsewhere", found(environment=HERE.model_copy(update={"device": "another GPU"})))
     assert asked(lookup(elsewhere, version_check=False))[0] is None
@@ -182,25 +173,19 @@ def test_times_of_another_list_are_known(
 
 
 def test_a_choice_is_kept_only_if_it_was_measured(tmp_path: Path):
-    """One that nothing is known of would be taken for a result for ever; where one alone runs there was no choice."""
-    for record_, n_kept in (
-        (found(candidates=UNMEASURED), 0),
-        (found(candidates=[candidate(0), UNMEASURED[1], candidate(2)]), 0),
-        (found(source=""), 0),
-        (found(candidates=[candidate(0, latency_ms=None, failure="rank 0: no"), UNMEASURED[1]]), 1),
-        (found(), 2),
-    ):
-        lookup(tmp_path).keep(record_)
-        assert len(Cache(tmp_path).entries()) == n_kept
+    """One that nothing is known of would be taken for a result for ever; where one alone runs there was no choice.
 
-
-def test_a_record_that_is_kept_has_an_id(tmp_path: Path):
-    """The beginning of its file's name, and of no other's: also where the candidates or the version of Triton alone differ."""
+    What is kept has an id, the beginning of its file's name and of no other's: also where the version of Triton alone differs.
+    """
     mine, older = lookup(tmp_path), HERE.model_copy(update={"triton": "3.0.0"})
-    for each in (found(), found(environment=older), found(candidates=[candidate(0), candidate(1)], winner=0), found(key="[1]")):
-        mine.keep(each)
+    alone = found(candidates=[candidate(0, latency_ms=None, failure="rank 0: no"), UNMEASURED[1]])
+    some = found(candidates=[candidate(0), UNMEASURED[1], candidate(2)])
+    for each in (found(candidates=UNMEASURED), some, found(source="")):
+        assert (mine.keep(each), mine.record_id(each)) == (False, "")
+    assert Cache(tmp_path).entries() == []
+    for each in (alone, found(), found(environment=older), found(key="[1]")):
+        assert mine.keep(each)
         assert len([path for path in tmp_path.glob("*/*.json") if path.stem.startswith(mine.record_id(each))]) == 1
-    assert mine.record_id(found(source="")) == ""
 
 
 # -- keys that differ --------------------------------------------------------------------------------------------------
