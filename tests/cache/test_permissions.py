@@ -36,15 +36,6 @@ def modes(folder: Path) -> tuple[set[str], set[str]]:
     return {mode(each) for each in paths if each.is_dir()}, {mode(each) for each in paths if not each.is_dir()}
 
 
-@pytest.mark.parametrize("mask", [0, 0o022, 0o377])
-@pytest.mark.parametrize(("is_shared", "expected"), [(False, ("0700", "0600")), (True, ("0770", "0660"))])
-def test_what_the_cache_makes_is_its_owners_or_the_groups_as_well(tmp_path: Path, mask: int, is_shared: bool, expected: tuple[str, str]):
-    """Records, and folders above it that were missing, under any umask; no other user's in any case."""
-    os.umask(mask)
-    Cache(tmp_path / "made" / "cache", is_shared=is_shared).store(record())
-    assert modes(tmp_path / "made") == ({expected[0]}, {expected[1]})
-
-
 def test_the_group_of_a_shared_folder_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A set-group-ID bit of the folder is in those made in it. An export, which is to be handed on, follows the umask as any file."""
     (tmp_path / "cache").mkdir()
@@ -58,8 +49,12 @@ def test_the_group_of_a_shared_folder_is_handed_on(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("shared", "folders", "files"), [("", "0700", "0600"), ("1", "0770", "0660")])
-def test_a_tuning_makes_private_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: str, folders: str, files: str):
-    """Also its journal, which is written before the first record; the log is its owner's in any case."""
+@pytest.mark.parametrize("mask", [0, 0o022, 0o377])
+def test_a_tuning_makes_private_files_or_the_groups_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int, shared: str, folders: str, files: str
+):
+    """Under any umask; also its journal, which is written before the first record; the log is its owner's in any case."""
+    os.umask(mask)
     quiet(monkeypatch, tmp_path / "made")
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "made" / "cache"))
     monkeypatch.setenv("DIST_TUNE_CACHE_SHARED", shared)
