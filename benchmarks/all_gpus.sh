@@ -16,6 +16,13 @@ if [[ $# -lt 1 || $1 == -* ]]; then
 fi
 mkdir -p "$1" && out=$(cd "$1" && pwd) || exit
 shift
+(($#)) || set -- tests tests-steps steps ag-gemm vanilla split attention
+for part; do
+    case $part in
+        tests | tests-steps | steps | ag-gemm | vanilla | split | attention) ;;
+        *) echo "${0##*/}: no part $part: tests, tests-steps, steps, ag-gemm, vanilla, split, attention" >&2; exit 2 ;;
+    esac
+done
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) && cd "$root" || exit
 python=python3
 if [[ -x .venv/bin/python ]]; then python=$root/.venv/bin/python; fi
@@ -87,10 +94,4 @@ attention() {
     "$python" -c 'import sys, torch, triton; print("Python", sys.version.split()[0], "torch", torch.__version__, "triton", triton.__version__)'
     if ((n_gpus > 0)); then nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader; fi
 } | tee -a "$out/summary.txt"
-(($#)) || set -- tests tests-steps steps ag-gemm vanilla split attention
-for part; do
-    case $part in
-        tests | tests-steps | steps | ag-gemm | vanilla | split | attention) "$part" ;;
-        *) echo "${0##*/}: no part $part: tests, tests-steps, steps, ag-gemm, vanilla, split, attention" >&2; exit 2 ;;
-    esac
-done
+for part; do "$part"; done

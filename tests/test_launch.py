@@ -26,7 +26,7 @@ else:
 SCONTROL = """#!/bin/sh
 [ "$*" = "show hostnames node[07-09]" ] && printf 'node07\\nnode08\\nnode09\\n'
 """
-SLURM = {"SLURM_NNODES": "3", "SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "node[07-09]", "SLURM_JOB_ID": "4012345"}
+SLURM = "SLURM_NNODES=3 SLURM_NODEID=1 SLURM_JOB_NODELIST=node[07-09] SLURM_JOB_ID=4012345"
 
 
 class Started(NamedTuple):
@@ -74,12 +74,6 @@ def start(checkout: Path, *arguments: str, **environment: str) -> Started:
     return Started(*json.loads(done.stdout))
 
 
-def test_a_script_that_is_not_there_is_one_line(checkout: Path):
-    """And no traceback of torchrun for each rank; what follows -m or --no-python is no path."""
-    done = call(checkout, "--nproc-per-node=2", "jop.py")
-    assert (done.returncode, done.stderr) == (2, "launch.sh: jop.py: no such file\n")
-
-
 def test_without_gpus_two_ranks_interpret(checkout: Path):
     """Two CPU ranks with one thread each, the checkout importable, the agent's store not shared, multicast off."""
     started = start(checkout, "job.py")
@@ -95,10 +89,45 @@ def test_without_gpus_two_ranks_interpret(checkout: Path):
     assert {name: started.environment.get(name) for name in expected} == expected
 
 
-def test_with_gpus_one_rank_each_and_no_interpreter(checkout: Path):
-    started = start(checkout, "job.py", N_GPUS="4")
-    assert "--nproc-per-node=4" in started.options
-    assert "TRITON_INTERPRET" not in started.environment
+ONE = "--nnodes=1 --nproc-per-node=2 --standalone"
+TWO = "--nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "expected"),
+    [
+        ("", "N_GPUS=4", "--nnodes=1 --nproc-per-node=4 --standalone"),
+        # Each spelling of an option overrides, and other options of torchrun pass through.
+        *(
+            (f"{option} --max_restarts 2", "N_GPUS=8", "--nnodes=1 --nproc-per-node=3 --standalone --max_restarts 2")
+            for option in ("--nproc_per_node=3", "--nproc_per_node 3", "--nproc-per-node=3", "--nproc-per-node 3")
+        ),
+        (
+            "",
+            "NNODES=2 NODE_RANK=0 MASTER_ADDR=alpha MASTER_PORT=1234",
+            f"{TWO} --rdzv-endpoint=alpha:1234 --rdzv-id=dist_tune --rdzv-conf=is_host=1",
+        ),
+        # Options beat the environment; a rank above 0 does not host the rendezvous.
+        (
+            "--nnodes 2 --node_rank=1 --master_addr beta --master_port=4321",
+            "NNODES=5 NODE_RANK=0 MASTER_ADDR=alpha MASTER_PORT=1234",
+            f"{TWO} --rdzv-endpoint=beta:4321 --rdzv-id=dist_tune --rdzv-conf=is_host=0",
+        ),
+        # Slurm needs no options: the first host of the job hosts the rendezvous, at a port that follows from the job.
+        (
+            "",
+            f"N_GPUS=8 {SLURM}",
+            "--nnodes=3 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=node07:22345 --rdzv-id=4012345 --rdzv-conf=is_host=0",
+        ),
+        ("--nnodes=1", SLURM, ONE),
+        # A rendezvous of one's own is left alone.
+        ("--nnodes=2 --rdzv-endpoint gamma:99", "MASTER_ADDR=alpha", f"{TWO} --node-rank=0 --rdzv-endpoint gamma:99"),
+    ],
+)
+def test_options_and_environment_become_options_of_torchrun(checkout: Path, words: str, environment: str, expected: str):
+    started = start(checkout, *words.split(), "job.py", **dict(each.split("=", 1) for each in environment.split()))
+    assert (started.options, started.script) == (expected.split(), ["job.py"])
+    assert ("TRITON_INTERPRET" in started.environment) == ("N_GPUS" not in environment)
 
 
 def test_the_user_environment_wins(checkout: Path):
@@ -108,64 +137,22 @@ def test_the_user_environment_wins(checkout: Path):
     assert started.environment["PYTHONPATH"] == f"{checkout}:/mine"
 
 
-@pytest.mark.parametrize("option", [["--nproc_per_node=3"], ["--nproc_per_node", "3"], ["--nproc-per-node=3"], ["--nproc-per-node", "3"]])
-def test_each_spelling_of_an_option_overrides(checkout: Path, option: list[str]):
-    started = start(checkout, *option, "job.py", N_GPUS="8")
-    assert started.options == ["--nnodes=1", "--nproc-per-node=3", "--standalone"]
-    assert started.script == ["job.py"]
-
-
-def test_other_torchrun_options_pass_through(checkout: Path):
-    started = start(checkout, "--max_restarts", "2", "--log-dir=my logs", "job.py")
-    assert started.options[-3:] == ["--max_restarts", "2", "--log-dir=my logs"]
-
-
 def test_script_arguments_are_the_script_s(checkout: Path):
-    """Spaces, empty words, a double dash and names of torchrun's options reach the script as they are."""
+    """Spaces, empty words, a double dash and names of torchrun's options reach the script as they are; also behind a module's name."""
     words = ["--nnodes", "7", "two words", "", "--", "--standalone", "*"]
     started = start(checkout, "job.py", *words)
-    assert started.script == ["job.py", *words]
-    assert started.options == ["--nnodes=1", "--nproc-per-node=2", "--standalone"]
-
-
-def test_a_module_instead_of_a_script(checkout: Path):
+    assert (started.options, started.script) == (ONE.split(), ["job.py", *words])
     assert start(checkout, "-m", "package.job", "--nnodes=7").arguments[-3:] == ["-m", "package.job", "--nnodes=7"]
-
-
-def test_several_machines_by_environment(checkout: Path):
-    started = start(checkout, "job.py", NNODES="2", NODE_RANK="0", MASTER_ADDR="alpha", MASTER_PORT="1234")
-    assert started.options[0] == "--nnodes=2"
-    assert started.options[2:] == ["--rdzv-backend=c10d", "--rdzv-endpoint=alpha:1234", "--rdzv-id=dist_tune", "--rdzv-conf=is_host=1"]
-
-
-def test_several_machines_by_option(checkout: Path):
-    """Options beat the environment; a rank above 0 does not host the rendezvous."""
-    options = ["--nnodes", "2", "--node_rank=1", "--master_addr", "beta", "--master_port=4321"]
-    started = start(checkout, *options, "job.py", NNODES="5", NODE_RANK="0", MASTER_ADDR="alpha", MASTER_PORT="1234")
-    assert started.options[0] == "--nnodes=2"
-    assert "--rdzv-endpoint=beta:4321" in started.options
-    assert "--rdzv-conf=is_host=0" in started.options
-
-
-def test_slurm_needs_no_options(checkout: Path):
-    """The first host of the job hosts the rendezvous, at a port that follows from the job."""
-    started = start(checkout, "job.py", N_GPUS="8", **SLURM)
-    assert started.options[:2] == ["--nnodes=3", "--nproc-per-node=8"]
-    assert started.options[3:] == ["--rdzv-endpoint=node07:22345", "--rdzv-id=4012345", "--rdzv-conf=is_host=0"]
-
-
-def test_one_machine_inside_a_slurm_job(checkout: Path):
-    assert "--standalone" in start(checkout, "--nnodes=1", "job.py", **SLURM).options
-
-
-def test_own_rendezvous_is_left_alone(checkout: Path):
-    started = start(checkout, "--nnodes=2", "--rdzv-endpoint", "gamma:99", "job.py", MASTER_ADDR="alpha")
-    assert started.options == ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--node-rank=0", "--rdzv-endpoint", "gamma:99"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "no script"), (["--nnodes=2", "job.py"], "need MASTER_ADDR"), (["--nnodes"], "needs a value")],
+    [
+        ([], "no script"),
+        (["--nnodes=2", "job.py"], "need MASTER_ADDR"),
+        (["--nnodes"], "needs a value"),
+        (["--nproc-per-node=2", "jop.py"], "launch.sh: jop.py: no such file\n"),  # and no traceback of torchrun for each rank
+    ],
 )
 def test_a_call_that_cannot_work_says_why(checkout: Path, arguments: list[str], message: str):
     done = call(checkout, *arguments)

@@ -23,19 +23,78 @@ ROOT = Path(__file__).parents[1]
 PROGRAM = """
 from typing import assert_type
 
-from dist_tune import contextual_autotune
+import torch
+
 import dist_tune
+from dist_tune import TunedClosure, TunedFunction, autotune, contextual_autotune
 
 
-@contextual_autotune()
-def step(n: int) -> float:
-    return float(n)
+@contextual_autotune(is_dist=True)
+def step(x: torch.Tensor, n: int = 1) -> float:
+    return float(x[n])
 
 
-assert_type(step(3), float)
-assert_type(dist_tune.__version__, str)
+@autotune([{"block": 1}], None)
+def scaled(x: torch.Tensor, factor: float = 1.0, *, block: int = 0) -> torch.Tensor:
+    return x * factor
+
+
+@autotune(configs=[{"n_chunks": 1}], key=["x"])
+def chunked(x: torch.Tensor, n_chunks: int) -> int:
+    return n_chunks
+
+
+class Layer:
+    @contextual_autotune()
+    def step(self, x: torch.Tensor) -> int:
+        return len(x)
+
+    @autotune([{"block": 1}], None)
+    def scaled(self, x: torch.Tensor, block: int = 0) -> torch.Tensor:
+        return x
+
+    @autotune([{"block": 1}], None)
+    def chunked(self, x: torch.Tensor, block: int) -> str:
+        return ""
+
+
+x = torch.ones(4)
+assert_type(step(x, n=2), float)
+assert_type(scaled(x, factor=2.0), torch.Tensor)
+assert_type(scaled(x, autotune=False), torch.Tensor)
+assert_type(scaled(x, autotune_pg=None, autotune_verbose=True), torch.Tensor)
+assert_type(scaled(x, block=3, autotune_allow_arg_overwrite=True), torch.Tensor)
+assert_type(chunked(x), int)
+assert_type(Layer().step(x), int)
+assert_type(Layer().scaled(x), torch.Tensor)
+assert_type(Layer().scaled(x, autotune_verbose=True), torch.Tensor)
+assert_type(Layer().chunked(x), str)
+assert_type(Layer.chunked(Layer(), x), str)
+Layer.step(Layer(), x)
+scaled.records[0].winner, scaled.configs[0], step.records, Layer().step.records, step.__wrapped__(x), scaled.__name__
+
 step("x")  # wrong
+step()  # wrong
+step(x, m=2)  # wrong
+step(x, 1, 2)  # wrong
+word: str = step(x)  # wrong
+number: int = scaled(x)  # wrong
+Layer().step(3)  # wrong
+Layer().step()  # wrong
+scaled.recrods  # wrong
+step.recrods  # wrong
+autotune(configs=3, key=["x"])  # wrong
+contextual_autotune(reset=5)  # wrong
+assert_type(dist_tune.__version__, str)
 dist_tune.contextual_autotun  # wrong
+"""
+TORCH = """
+class Tensor:
+    def __mul__(self, factor: float) -> Tensor: ...
+    def __getitem__(self, i: int) -> Tensor: ...
+    def __float__(self) -> float: ...
+    def __len__(self) -> int: ...
+def ones(*size: int) -> Tensor: ...
 """
 SKIPPED = "[mypy]\n" + "".join(
     f"[mypy-{name}.*]\nfollow_imports = skip\nignore_missing_imports = True\n" for name in ("torch", "triton", "numpy", "pydantic")
@@ -124,8 +183,13 @@ def test_relative_links_become_their_text(text: str, left: str):
 
 
 def test_a_program_that_uses_the_wheel_is_type_checked(python: Path, tmp_path: Path):
-    """By mypy --strict, which reads an installed package's types only where py.typed says so."""
+    """Line by line, by mypy --strict, which reads an installed package's types only where py.typed says so, beside a short torch.
+
+    Closures with their arguments, tuned functions by what they return, and methods of both.
+    """
     (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.pyi").write_text(TORCH)
     (tmp_path / "mypy.ini").write_text(SKIPPED)
     options = ["--strict", "--no-error-summary", "--config-file", "mypy.ini", "--python-executable", str(python)]
     done = run([sys.executable, "-m", "mypy", *options, "program.py"], tmp_path)
