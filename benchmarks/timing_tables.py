@@ -1,4 +1,4 @@
-"""Recorded tables of times: what an exhaustive search measured on real devices, read from its log and kept under benchmarks/tables.
+"""Recorded tables of times: what an exhaustive search measured on real devices, read from its events and kept under benchmarks/tables.
 
 python -m benchmarks.timing_tables .autotune_logs/rank-0.jsonl
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -37,12 +36,6 @@ class Table(BaseModel):
     rows: list[Row]
 
 
-_ROW = re.compile(
-    r"site=(?P<site>\S+) candidate=(?P<index>\d+) (?:kernel_ms=\S+ .*?closure_ms=(?P<closure>\S+) .*?ranks_ms=\[(?P<ranks>[^]]*)]"
-    r"|dropped: (?P<failure>.*?))(?: \w+=\d+)* config=\"(?P<config>.*)\"$"
-)
-
-
 def read_events(path: Path) -> list[Table]:
     """The table of each site of an exhaustive search, from the events of any of its ranks; of sites tuned again the last."""
     found: dict[str, list[Row]] = {}
@@ -57,30 +50,10 @@ def read_events(path: Path) -> list[Table]:
     return [Table(run=path.parent.name, site=site, rows=rows) for site, rows in found.items()]
 
 
-def read_log(log: Path) -> list[Table]:
-    """The table of each site of an exhaustive search, from the events of any of its ranks, or from a log of version 0.1."""
-    if log.suffix == ".jsonl":
-        return read_events(log)
-    found: dict[str, dict[int, Row]] = {}
-    for match in filter(None, map(_ROW.search, log.read_text().splitlines())):
-        ranks_ms = [float(each.partition(":")[2]) for each in (match["ranks"] or "").split()]
-        row = Row(
-            config=match["config"],
-            ranks_ms=ranks_ms,
-            closure_ms=float(match["closure"]) if match["closure"] else None,
-            failure=match["failure"],
-        )
-        found.setdefault(match["site"], {})[int(match["index"])] = row
-    for site, rows in found.items():
-        if sorted(rows) != list(range(len(rows))):
-            raise ValueError(f"{log}: site {site} has rows for candidates {sorted(rows)}; a table needs all of them")
-    return [Table(run=log.parent.name, site=site, rows=[rows[i] for i in range(len(rows))]) for site, rows in found.items()]
-
-
-def store_tables(log: Path, folder: Path) -> list[Path]:
-    """Write the tables of a log, one file a site."""
+def store_tables(events: Path, folder: Path) -> list[Path]:
+    """Write the tables of the events of a rank, one file a site."""
     paths = []
-    for table in read_log(log):
+    for table in read_events(events):
         shape = "x".join(part for part in table.site.partition("[")[2].rstrip("]").split(",") if part.isdigit())
         paths.append(folder / f"{table.run}-{shape}.json")
         rows = ",\n".join(json.dumps(row.model_dump()) for row in table.rows)
@@ -95,6 +68,6 @@ def load_tables() -> dict[str, Table]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("logs", nargs="+", type=Path, help="rank-<i>.jsonl of an exhaustive search, or rank-<i>.log of version 0.1")
-    for log in parser.parse_args().logs:
-        print(*store_tables(log, TABLES), sep="\n")
+    parser.add_argument("events", nargs="+", type=Path, help="rank-<i>.jsonl of an exhaustive search")
+    for events in parser.parse_args().events:
+        print(*store_tables(events, TABLES), sep="\n")

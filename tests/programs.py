@@ -27,6 +27,15 @@ import torch.distributed as dist
 from dist_tune.testing import choose_interpreter, fork_context
 
 Done = subprocess.CompletedProcess[str]
+ROOT = Path(__file__).parents[1]
+
+
+def of_checkout(cwd: Path, path: str = "", **variables: str) -> dict[str, str]:
+    """The environment of a program that interprets kernels, imports from `path` and the checkout, and keeps its caches in `cwd`."""
+    paths = os.pathsep.join(filter(None, [path, str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    own = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "TRITON_INTERPRET": "1"}
+    folders = {"DIST_TUNE_CACHE_DIR": str(cwd / "cache"), "TRITON_CACHE_DIR": str(cwd / "triton")}
+    return {**os.environ, **own, **folders, **variables}
 
 
 def run_python(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.programs import Done, run_python
+from tests.programs import ROOT, Done, of_checkout, run_python
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
-ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 PROGRAMS = [page for page in PAGES if "```python" in page.read_text()]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -31,12 +28,8 @@ def program(page: str) -> str:
 
 def run(folder: Path, text: str) -> Done:
     (folder / "page.py").write_text(text)
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "DIST_TUNE_CACHE_DIR": str(folder / "cache")}
-    if not torch.cuda.is_available():
-        environment["TRITON_INTERPRET"] = "1"
     # A page about ranks is one program on two of them.
-    return run_python("page.py", cwd=folder, env=environment, n_ranks=2 if "init_process_group(" in text else 0)
+    return run_python("page.py", cwd=folder, env=of_checkout(folder), n_ranks=2 if "init_process_group(" in text else 0)
 
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.stem)

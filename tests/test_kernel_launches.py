@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -341,3 +342,71 @@ def test_programs_of_a_multiprocessor_start_a_tile_apart():
     assert {start_cycles.fn(program, 264, 128 * 128, 5504, 2) for program in range(132, 264)} == {2 * 128 * 128 * 5504 // 4096}
     assert {start_cycles.fn(program, 132, 128 * 128, 5504, 1) for program in range(132)} == {0}
     assert all(each.kwargs["PER_SM"] > 1 for each in gpu_configs() if each.kwargs["STAGGER"])  # alone it would only be late
+
+
+def test_epochs_wrap_around_and_slots_take_turns():
+    """Also across the wrap."""
+    assert [symmetric.next_step(2**31 - 2 + i) for i in range(3)] == [(2**31 - 1, 1), (-(2**31), 0), (-(2**31) + 1, 1)]
+
+
+def test_tensors_of_a_block_start_at_multiples_of_128_bytes():
+    """None overlaps the next one, and none is empty of bytes."""
+    starts, n_bytes = symmetric.offsets({"a": ((3,), BF16), "b": ((65, 2), torch.int32), "c": ((0,), torch.int32)})
+    assert (starts, n_bytes) == ({"a": 0, "b": 128, "c": 768}, 768)
+
+
+class FakeHandle:
+    """What torch's rendezvous returns: a peer's block is mapped as long as this lives."""
+
+    def get_buffer(self, rank: int, sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(sizes, dtype=dtype)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[object]]:
+    """Rank 0 of two with torch's symmetric memory; "failures" is what each rank says of its allocation, None for what was said here."""
+    import torch.distributed._symmetric_memory as torchs
+
+    told: dict[str, list[object]] = {"failures": [None, None], "handles": []}
+
+    def all_gather_object(by_rank: list[object], own: object, group: object = None) -> None:
+        by_rank[:] = [own if each is None else each for each in told["failures"]]
+
+    def rendezvous(own: torch.Tensor, group: object) -> FakeHandle:
+        handle = FakeHandle()
+        told["handles"].append(weakref.ref(handle))
+        return handle
+
+    fakes = {"get_rank": lambda _: 0, "get_world_size": lambda _: 2, "all_gather_object": all_gather_object, "barrier": lambda _: None}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(dist, name, fake)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torchs, "empty", lambda n, dtype, device: torch.empty(n, dtype=dtype))
+    monkeypatch.setattr(torchs, "rendezvous", rendezvous)
+    return told
+
+
+def test_peers_blocks_stay_mapped_as_long_as_the_memory_lives(two_gpus: dict[str, list[object]]):
+    """Torch's buffers are bare addresses: the memory itself holds the handle that keeps them mapped."""
+    group: Any = None
+    blocks, mappings = symmetric._cuda_blocks(256, torch.device("cpu"), group)
+    (handle,) = two_gpus["handles"]
+    assert [len(block) for block in blocks] == [256, 256]
+    del blocks
+    assert handle() is mappings  # type: ignore[operator]
+
+
+def test_a_rank_without_memory_is_told_of_on_all_ranks(two_gpus: dict[str, list[object]]):
+    """Before the rendezvous, in which the others would wait for it for ever."""
+    two_gpus["failures"] = [None, "CUDA out of memory"]
+    group: Any = None
+    with pytest.raises(RuntimeError, match="no symmetric memory of 256 bytes on all ranks: rank 1: CUDA out of memory"):
+        symmetric._cuda_blocks(256, torch.device("cpu"), group)
+    assert two_gpus["handles"] == []
+
+
+def test_ranks_with_different_layouts_are_told(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
+    """A ValueError on every rank, with the layouts of all."""
+    monkeypatch.setattr(dist, "all_gather_object", lambda by_rank, own, group: by_rank.__setitem__(slice(None), [own, "slots [3]", own]))
+    with pytest.raises(ValueError, match=r"needs one layout on all ranks, got \['slots \[2\] torch.float32', 'slots \[3\]'"):
+        symmetric.SymmetricMemory({"slots": ((2,), torch.float32)}, torch.device("cpu"), GROUP)  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -12,25 +11,18 @@ from typing import Any
 import pytest
 
 from tests.cases import further
-from tests.programs import Done, run_python
+from tests.programs import ROOT, Done, of_checkout, run_python
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
-ROOT = Path(__file__).parents[1]
 SUM, SOFTMAX = ("--shape", "1025", "--dtype", "bf16", "--dtype", "fp32"), ("--shape", "1,1", "--shape", "2,300")
-
-
-def environment(cwd: Path) -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "DIST_TUNE_CACHE_DIR": str(cwd / "cache"), "TRITON_INTERPRET": "1"}
 
 
 def run(cwd: Path, program: str, *options: str, n_ranks: int = 0, timeout_s: float = 115.0) -> Done:
     """kernels/<first word of program>.py with the other words as its first options."""
     name, *first = program.split()
-    return run_python(
-        str(ROOT / f"kernels/{name}.py"), *first, *options, cwd=cwd, env=environment(cwd), n_ranks=n_ranks, timeout_s=timeout_s
-    )
+    script = str(ROOT / f"kernels/{name}.py")
+    return run_python(script, *first, *options, cwd=cwd, env=of_checkout(cwd), n_ranks=n_ranks, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +113,8 @@ def test_tuning_ends_with_one_winner_of_each_kernel(tmp_path: Path, program: str
 def test_commands_of_the_documents_end_right_and_leave_a_log_for_each_rank(tmp_path: Path, arguments: tuple[str, ...]):
     """Under launch.sh itself and torchrun, which start two CPU ranks that interpret."""
     command = ["bash", str(ROOT / "launch/launch.sh"), str(ROOT / f"kernels/{arguments[0]}.py"), *arguments[1:]]
-    own = {name: value for name, value in environment(tmp_path).items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**own, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=110, check=False
-    )
+    own = {name: value for name, value in of_checkout(tmp_path).items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " ok tuned" in done.stdout
     logs = [f"rank-{rank}.{ending}" for rank in (0, 1) for ending in ("jsonl", "log")]
@@ -199,7 +189,7 @@ code('persistent_gemm', '--shape', '9,9,9')
 
 def test_a_broken_kernel_fails_the_check(tmp_path: Path):
     """Kernels that write nothing, one that adds to the wrong place, one scale of 128 doubled, NaN, and a wrong reference."""
-    done = run_python("-c", BROKEN_KERNELS, cwd=tmp_path, env=environment(tmp_path))
+    done = run_python("-c", BROKEN_KERNELS, cwd=tmp_path, env=of_checkout(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("exit")] == ["exit 0", *["exit 1"] * 6]
 
@@ -224,7 +214,7 @@ def test_wrong_results_fail_the_check_on_all_ranks(tmp_path: Path, sabotage: str
         "open('exit-' + os.environ['RANK'], 'w').write(str(code))\n"
         "sys.exit(code)\n"
     )
-    done = run_python(str(script), cwd=tmp_path, env=environment(tmp_path), n_ranks=2)
+    done = run_python(str(script), cwd=tmp_path, env=of_checkout(tmp_path), n_ranks=2)
     assert done.returncode != 0
     # A tuned function is not even left with a wrong config: none was right while it was tuned.
     assert done.stdout.count("FAILED, the limit is") == 4
@@ -249,7 +239,7 @@ def test_times_are_a_table_with_each_contender(tmp_path: Path):
         "times = {'aligned, host ahead': dict.fromkeys(names, 2000.0), 'back to back': dict.fromkeys(names, 123456.78)}\n"
         "console.print(harness.times_table('M,N,K=(8192, 8192, 28672) torch.bfloat16', times, 2 * 8192**3))\n"
     )
-    done = run_python("-c", script, cwd=tmp_path, env=environment(tmp_path))
+    done = run_python("-c", script, cwd=tmp_path, env=of_checkout(tmp_path))
     assert done.returncode == 0, done.stderr
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if line.startswith("│")]
     assert [row[0] for row in rows[::3]][:2] == ["a + b [300] torch.float32", "A @ B.T [33, 17, 8] torch.float16"]

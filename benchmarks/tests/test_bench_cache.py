@@ -1,23 +1,19 @@
 """The benchmark of cache hits: its phases on two ranks under the interpreter, its order, and its part without ranks."""
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.programs import Done, run_python
+from tests.programs import ROOT, Done, of_checkout, run_python
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
-ROOT = Path(__file__).parents[2]
-
 
 def run(cwd: Path, *command: str, **variables: str) -> Done:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    environment |= {"DIST_TUNE_LOG_DIR": str(cwd / "logs"), "DIST_TUNE_CACHE_DIR": str(cwd / "cache"), **variables}
+    environment = of_checkout(cwd, DIST_TUNE_LOG_DIR=str(cwd / "logs"), **{"TRITON_INTERPRET": "0", **variables})
     return run_python(*command, cwd=cwd, env=environment)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.meeting_costs import Cost, latency_ms, tuning
 from benchmarks.simulator import Kernel, Played, World, play
-from benchmarks.timing_tables import load_tables, read_log
+from benchmarks.timing_tables import load_tables, read_events
 from benchmarks.worlds import kernel_of, many, small, step_of_148
 from dist_tune.output.events import Told, Won
 from dist_tune.search import Plan, Times
@@ -134,25 +134,6 @@ def test_twenty_sites_need_no_more_replays_than_one_and_its_finals():
     assert twenty.regret <= 0.03
 
 
-def test_a_log_reads_back_as_its_table(tmp_path: Path):
-    """With a candidate that was dropped; and a log that lacks a candidate is no table."""
-    head = "11:26:27.034 INFO    site=m.kernel[64,torch.bfloat16] candidate="
-    log = tmp_path / "run" / "rank-0.log"
-    log.parent.mkdir()
-    rows = [
-        f'{head}1 kernel_ms=0.1464 spread_ms=0.0005 closure_ms=0.1523 ranks_ms=[0:0.1464 1:0.1449] shared_bytes=2 regs=1 config="B=1"',
-        f'{head}0 dropped: rank 1: needs 9 bytes of shared memory shared_bytes=9 config="B=0"',
-    ]
-    log.write_text("\n".join(rows))
-    (table,) = read_log(log)
-    assert (table.run, table.site, [row.config for row in table.rows]) == ("run", "m.kernel[64,torch.bfloat16]", ["B=0", "B=1"])
-    assert (table.rows[0].failure, table.rows[0].closure_ms) == ("rank 1: needs 9 bytes of shared memory", None)
-    assert (table.rows[1].ranks_ms, table.rows[1].closure_ms) == ([0.1464, 0.1449], 0.1523)
-    log.write_text(rows[0])
-    with pytest.raises(ValueError, match=r"rows for candidates \[1\]"):
-        read_log(log)
-
-
 def test_latencies_are_those_measured():
     """And between them and beyond they only grow."""
     assert [round(latency_ms(n), 6) for n in (4, 8, 64, 256)] == [0.3, 0.7, 4.2, 18.9]
@@ -218,7 +199,7 @@ def test_events_read_back_as_their_table(tmp_path: Path):
     found = record(candidates=[candidate(0, failure="rank 1: no"), candidate(1, rank_latencies_ms={0: 0.2, 1: 0.1}, closure_ms=0.3)])
     events = [Won(at=0.0, rank=0, site=1, winner=1, reason="", record=each.model_dump(mode="json")) for each in (record(), found)]
     path.write_text("".join(f"{each.model_dump_json()}\n" for each in [Told(at=0.0, rank=0, level="WARNING", text="x"), *events]))
-    (table,) = read_log(path)
+    (table,) = read_events(path)
     assert (table.run, table.site) == ("run", "model.gemm[4096,2752,torch.bfloat16]")
     assert [(row.failure, row.ranks_ms, row.closure_ms) for row in table.rows][1] == (None, [0.2, 0.1], 0.3)
     assert table.rows[0].failure == "rank 1: no"

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.programs import Done, run_python
+from tests.programs import ROOT, Done, of_checkout, run_python
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def run(cwd: Path, *command: str, n_ranks: int = 0) -> Done:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "DIST_TUNE_CACHE_DIR": str(cwd / "cache")}
-    done = run_python(*command, cwd=cwd, env={**environment, "TRITON_INTERPRET": "1"}, n_ranks=n_ranks)
+    done = run_python(*command, cwd=cwd, env=of_checkout(cwd), n_ranks=n_ranks)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.cases import further
-from tests.programs import Done, run_python
+from tests.programs import ROOT, Done, of_checkout, run_python
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples/linear_attention.py")
 # Doubled by a kernel of triton.autotune, forward and backward: two sites, by the kernel's key.
 OPERATOR = """
@@ -59,9 +57,7 @@ sys.exit(example.main())
 
 
 def run(cwd: Path, *command: str, n_ranks: int = 0, path: str = "", interpret: str = "1") -> Done:
-    paths = os.pathsep.join(filter(None, [path, str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "TRITON_INTERPRET": interpret}
-    environment |= {"DIST_TUNE_CACHE_DIR": str(cwd / "cache"), "DIST_TUNE_VERBOSITY": "quiet"}
+    environment = of_checkout(cwd, path, TRITON_INTERPRET=interpret, DIST_TUNE_VERBOSITY="quiet")
     return run_python(*command, cwd=cwd, env=environment, n_ranks=n_ranks)
 
 

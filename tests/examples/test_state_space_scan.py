@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.programs import Done, run_python
+from tests.programs import ROOT, Done, of_checkout, run_python
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples/state_space_scan.py")
 # As the script, with as few replays as there can be: the interpreter takes a second for each.
 QUICK = """
@@ -24,9 +22,7 @@ scan.step = contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0, cache=Fals
 
 
 def run(cwd: Path, *command: str, n_ranks: int = 0, interpret: str = "1") -> Done:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TRITON_INTERPRET": interpret}
-    environment |= {"DIST_TUNE_CACHE_DIR": str(cwd / "cache"), "TRITON_CACHE_DIR": str(cwd / "triton"), "DIST_TUNE_VERBOSITY": "quiet"}
+    environment = of_checkout(cwd, TRITON_INTERPRET=interpret, DIST_TUNE_VERBOSITY="quiet")
     return run_python(*command, cwd=cwd, env=environment, n_ranks=n_ranks)
 
 
@@ -75,6 +71,7 @@ scan.backward = backward.backward
     assert "; FAILED" in done.stdout
 
 
+@pytest.mark.slow  # seconds of compilation; tests/test_kernel_code.py has the kernels of this repository's steps
 def test_the_kernels_compile_for_hopper(tmp_path: Path) -> None:
     """Twelve kernels at 15 keys have 110 configs; the first of each becomes sm_90 code, products with matrix units."""
     lines = [
