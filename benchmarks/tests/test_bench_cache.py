@@ -17,7 +17,7 @@ def run(cwd: Path, *command: str, **variables: str) -> Done:
     return run_python(*command, cwd=cwd, env=environment)
 
 
-@pytest.fixture(scope="module", params=["function", pytest.param("contextual", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["function", "contextual"])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[Any]]]:
     """Where the phases ran, and what both ranks found in each, or why they failed."""
     cwd = tmp_path_factory.mktemp(request.param)
@@ -26,6 +26,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return cwd, json.loads(done.stdout)
 
 
+@pytest.mark.slow  # tests/ranks/test_recall.py has what is measured here
 def test_what_some_processes_tune_others_find(found: tuple[Path, list[list[Any]]]) -> None:
     """New processes take the config from the cache, the first time and later, and a hit costs something."""
     _, (tuned, hits, *_) = found
@@ -35,6 +36,7 @@ def test_what_some_processes_tune_others_find(found: tuple[Path, list[list[Any]]
         assert all(0 < ms < 1e3 for ms in hit["least_ms"].values())
 
 
+@pytest.mark.slow
 def test_they_find_it_also_where_a_rank_lacks_it(found: tuple[Path, list[list[Any]]]) -> None:
     """Rank 1's folder was empty; its calls hit all the same, and the record lies there afterwards."""
     cwd, (*_, losses) = found
