@@ -172,43 +172,16 @@ def test_a_broken_collective_waits_for_the_cause(root: str, kinds: list[str], te
             assert error.cause == ("None" if (rank, root) == (1, "absent") else GLOO)
 
 
-def _mismatch(rank: int, what: str) -> Any:
-    ranks, place = group_of(None, DEADLINE_S), {"closure": "f", "topic": "step", what: f"{what} {rank // 2}"}
-    return caught(lambda: come(ranks, place["closure"], place["topic"])), meet_again(ranks)
+def _mismatch(rank: int) -> Any:
+    ranks = group_of(None, DEADLINE_S)
+    return caught(lambda: come(ranks, "f", f"topic {rank // 2}")), meet_again(ranks)
 
 
-@pytest.mark.parametrize(
-    ("what", "places"),
-    [
-        ("closure", "waits in closure 0, call 1 and rank 2 waits in closure 1, call 1"),
-        ("topic", "is in f, step 'topic 0', rank 2 is in f, step 'topic 1'"),
-    ],
-)
-def test_ranks_at_different_places_are_told(what: str, places: str):
-    """Another closure, or another step of the same one: an error on all ranks that quotes both places."""
-    for error, met in values(on_ranks(3, _mismatch, what)):
+def test_ranks_at_different_steps_are_told():
+    """An error on all ranks that quotes both steps."""
+    for error, met in values(on_ranks(3, _mismatch)):
         assert (error.kind, met) == ("RankMismatchError", AGAIN[:3])
-        assert re.match(rf"rank [01] {places}\.", error.message), error.message
-
-
-def _subgroups(rank: int) -> Any:
-    ranks = entered([dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2])
-    met, seconds = [], []
-    for number in range(20 if rank < 2 else 3):
-        began = time.monotonic()
-        met.append(meet(ranks, f"step {number}", f"{rank}"))
-        seconds.append(time.monotonic() - began)
-    began = time.monotonic()
-    error = caught(lambda: meet(ranks, "report", "") if rank == 2 else None)
-    return ranks.members, met, max(*seconds, time.monotonic() - began), error.kind, meet_again(group_of(None, DEADLINE_S))
-
-
-def test_subgroups_meet_on_their_own():
-    """Two pairs meet at once and not equally often; one that waits for its absentee disturbs neither the other nor the world."""
-    for rank, (members, met, longest_s, error, world) in enumerate(values(on_ranks(4, _subgroups))):
-        pair = (0, 1) if rank < 2 else (2, 3)
-        assert (members, met, world) == (pair, [[str(each) for each in pair]] * (20 if rank < 2 else 3), AGAIN[:4])
-        assert (error, longest_s > DEADLINE_S) == (("AbsentRanksError", True) if rank == 2 else ("", False))
+        assert re.match(r"rank [01] is in f, step 'topic 0', rank 2 is in f, step 'topic 1'\.", error.message), error.message
 
 
 def _host_dies(rank: int) -> Any:
