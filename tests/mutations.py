@@ -90,7 +90,7 @@ GUARDS = (
     Guard("a record of another key is refused", "cache/store.py", "if path.parts[-2:] != Path(_place_of(record.cache_key)).parts:", "if False:", "tests/cache"),
     Guard("the better record stays", "cli/records.py", "if (before.n_samples, before.tuned_at) >= (record.n_samples, record.tuned_at):", "if False:", "tests/cli"),
     Guard("a file is whole or absent", "files.py", "        os.replace(temporary, path)\n", "        path.write_bytes(content)\n", "tests/cache tests/test_files.py"),
-    Guard("an unmeasured choice is not kept", "cache/lookup.py", "is_kept = self._is_used and record.source and (record.best.latency_ms is not None or not had_choice)", "is_kept = self._is_used and record.source", "tests/cache tests/tuning/test_unkept_records.py tests/ranks/test_machine_failures.py"),
+    Guard("an unmeasured choice is not kept", "cache/lookup.py", "is_kept = self._is_used and record.source and (record.best.latency_ms is not None or not had_choice)", "is_kept = self._is_used and record.source", "tests/cache tests/tuning/test_notices.py tests/ranks/test_machine_failures.py"),
     Guard("one tuning at a time", "sites/exclusive.py", "    if not _acquired(_lock, wait_s):\n", "    if _acquired(_lock, 0.0) and False:\n", "tests/ranks/test_threads.py"),
     # Replays
     Guard("an undo between replays", "runtime/tunable.py", "        put_back(self._alive())\n        self.forget()\n", "        self.forget()\n", "tests/tuning"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ import triton
 import triton.language as tl
 
 from dist_tune import autotune
-from dist_tune.testing import ExactTime, on_ranks, values
+from dist_tune.testing import ExactTime
+from tests.function_options import BLOCKS
+from tests.ranks.kernels import autotuned, launch
+from tests.shared_worlds import on_each_rank
 
-pytestmark = [pytest.mark.processes, pytest.mark.once, pytest.mark.slow]
+pytestmark = pytest.mark.once
 
 N, N_WAYS = 256, 30
 
@@ -23,8 +27,11 @@ def _kernel(x_ptr, y_ptr, n, way, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1.0, mask=at < n)
 
 
-def _tune(rank: int) -> Any:
-    kernel = triton.autotune([triton.Config({"BLOCK": block}) for block in (16, 256)], key=["n", "way"])(_kernel)
+@pytest.mark.slow
+@on_each_rank(1, is_dist=False)
+def test_the_kernel_of_the_winning_way_runs_its_best_config(rank: int):
+    """Kernels of two configs are through before the ways have raced; that of the winner is timed nevertheless."""
+    kernel = autotuned(_kernel, blocks=(16, 256), key=("n", "way"))
 
     @autotune([{"way": way} for way in range(N_WAYS)], key_fn=None, n_warmup=1, n_repeat=4, cache=False)
     def step(x: torch.Tensor, way: int = 0) -> torch.Tensor:
@@ -36,11 +43,24 @@ def _tune(rank: int) -> Any:
     step(torch.zeros(N))
     (way,) = [each for each in step.records if each.key == "[]"]
     (inner,) = [each for each in step.records if each.key.startswith(f"[{N},{N_WAYS - 1},")]
-    return way.best.fields, inner.best.fields
+    assert way.best.fields == {"way": N_WAYS - 1}
+    assert inner.best.fields["BLOCK"] == 256
 
 
-def test_the_kernel_of_the_winning_way_runs_its_best_config():
-    """Kernels of two configs are through before the ways have raced; that of the winner is timed nevertheless."""
-    ((way, inner),) = values(on_ranks(1, _tune, is_dist=False, clock="exact"))
-    assert way == {"way": N_WAYS - 1}
-    assert inner["BLOCK"] == 256
+@on_each_rank(1, is_dist=False)
+def test_a_known_config_runs_once_also_where_kernels_inside_are_tuned(rank: int):
+    """The run that meets them is none that counts."""
+
+    def tuned() -> tuple[list[float], list[bool]]:
+        kernel = autotuned(blocks=(2, 4))
+
+        @autotune(BLOCKS, None, n_warmup=0, n_repeat=1)
+        def step(c: torch.Tensor, block: int) -> torch.Tensor:
+            return launch(kernel, c)
+
+        return step(torch.ones(4)).tolist(), [record.is_recalled for record in step.records]
+
+    assert tuned() == ([2.0] * 4, [False, False])
+    for path in Path(os.environ["DIST_TUNE_CACHE_DIR"]).glob("*add_kernel*/*.json"):
+        path.unlink()
+    assert tuned() == ([2.0] * 4, [False, True])

@@ -1,8 +1,9 @@
-"""Notices about many sites at once: a few on the terminal, all in the log."""
+"""Notices about many sites at once, about what was found, and about what is not kept: a few on the terminal, all in the log."""
 
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,9 @@ class _Story:
     def warning(self, text: str, *, shown: bool = False) -> None:
         self.told.append((text, "WARNING", shown))
 
+    def shown(self) -> list[str]:
+        return [text for text, _, is_shown in self.told if is_shown]
+
 
 def tuning(misses: dict[str, Miss], **fields: Any) -> Any:
     """The context of a tuning whose sites the cache misses so."""
@@ -51,8 +55,8 @@ def test_of_twenty_sites_three_are_told_on_the_terminal():
     notices, told = Notices(), {f"missed {k}": f"site {k} is tuned" for k in range(20)}
     notices.say_each(story, told, "sites more are tuned for such reasons: {rank-0}.log")
     notices.say_each(story, told, "")
-    shown = [text for text, _, is_shown in story.told if is_shown]
-    assert shown == ["site 0 is tuned", "site 1 is tuned", "site 2 is tuned", "17 sites more are tuned for such reasons: {rank-0}.log"]
+    more = "17 sites more are tuned for such reasons: {rank-0}.log"
+    assert story.shown() == ["site 0 is tuned", "site 1 is tuned", "site 2 is tuned", more]
     assert len(story.told) == 41
 
 
@@ -67,11 +71,7 @@ def test_a_new_shape_is_no_warning():
 
 
 @pytest.mark.parametrize(
-    ("n_sites", "told"),
-    [
-        (1, "prune rules removed 4 of 23 configs of site=gemm[0]"),
-        (3, "prune rules removed 12 of 69 configs at 3 sites, each in logs/rank-0.log"),
-    ],
+    ("n_sites", "told"), [(1, "4 of 23 configs of site=gemm[0]"), (3, "12 of 69 configs at 3 sites, each in logs/rank-0.log")]
 )
 def test_prune_rules_are_told_of_in_one_line(n_sites: int, told: str):
     """However many sites have them, once; the log numbers each site where it names it."""
@@ -79,30 +79,37 @@ def test_prune_rules_are_told_of_in_one_line(n_sites: int, told: str):
     context = tuning(misses, configs=[None] * 19, n_removed=4)
     for _ in range(2):
         tell_of_sites(context, misses)
-    assert [text for text, _, is_shown in context.story.told if is_shown] == [told]
+    assert context.story.shown() == [f"prune rules removed {told}"]
+
+
+# -- beside whole tunings of a function ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """Logs and a cache of the test's own, and a terminal that shows lines."""
+    for name, value in {"LOG_DIR": str(tmp_path / "logs"), "CACHE_DIR": str(tmp_path / "cache"), "VERBOSITY": "normal"}.items():
+        monkeypatch.setenv(f"DIST_TUNE_{name}", value)
+    monkeypatch.delenv("DIST_TUNE_PROGRESS", raising=False)
+    return monkeypatch
 
 
 def _work(x: int, block: int) -> int:
     return x
 
 
-def _tuned() -> Any:
+def _tuned(**options: Any) -> Any:
     """The function decorated anew, as in another process."""
-    return autotune(BLOCKS, lambda x: x, n_warmup=0, n_repeat=1)(_work)
+    return autotune(BLOCKS, lambda x: x, n_warmup=0, n_repeat=1, **options)(_work)
 
 
 @pytest.mark.parametrize(("verbosity", "n_told"), [("normal", 1), ("quiet", 0)])
-def test_a_hit_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verbosity: str, n_told: int
-):
+def test_a_hit_is_told_once(settings: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], verbosity: str, n_told: int):
     """Of two keys that the cache has, the first is told, with the day of its tuning; neither leaves events."""
-    for name in ("DIST_TUNE_LOG_DIR", "DIST_TUNE_CACHE_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.delenv("DIST_TUNE_PROGRESS", raising=False)
-    monkeypatch.setenv("DIST_TUNE_VERBOSITY", verbosity)
+    settings.setenv("DIST_TUNE_VERBOSITY", verbosity)
     first = _tuned()
     assert [first(1), first(2)] == [1, 2]
-    events = (tmp_path / "DIST_TUNE_LOG_DIR" / "rank-0.jsonl").read_text()
+    events = (tmp_path / "logs" / "rank-0.jsonl").read_text()
     capsys.readouterr()
     again = _tuned()
     assert [again(1), again(2), again(1)] == [1, 2, 1]
@@ -110,7 +117,26 @@ def test_a_hit_is_told_once(
     told = [line for line in capsys.readouterr().err.splitlines() if line]
     assert len(told) == n_told
     assert all(line.startswith("dist_tune: tests.tuning.test_notices._work: 1 site from the cache, tuned 20") for line in told)
-    assert (tmp_path / "DIST_TUNE_LOG_DIR" / "rank-0.jsonl").read_text() == events
+    assert (tmp_path / "logs" / "rank-0.jsonl").read_text() == events
+
+
+@pytest.mark.parametrize(("missing", "words"), [("LOG_DIR", "  log: "), ("CACHE_DIR", "dist-tune show")])
+def test_what_is_not_kept_is_not_named(settings: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str, words: str):
+    """Neither a log nor a record that `dist-tune show ID` would not find: a warning has said that it is not kept."""
+    _tuned()(3)
+    assert words in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    settings.setenv(f"DIST_TUNE_{missing}", str(tmp_path / "file"))
+    settings.setenv("DIST_TUNE_ALWAYS_TUNE", "1")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        _tuned()(4)
+    shown = capsys.readouterr().err
+    assert "3 tried" in shown
+    assert words not in shown
+    assert warned
+    if missing == "CACHE_DIR":
+        assert any("is not kept and will be repeated" in str(each.message) for each in warned)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +155,7 @@ def test_newer_versions_are_named(installed: dict[str, str], named: list[str], m
     monkeypatch.setattr(notices, "TESTED", {"torch": ("2.11", "2.13"), "triton": ("3.6", "3.9")})
     text = newer_than_tested(installed)
     assert [name in text for name in named] == [True] * len(named)
-    assert bool(text) is bool(named)
-    assert (f"dist_tune {__version__}" in text) is bool(named)
+    assert bool(text) is (f"dist_tune {__version__}" in text) is bool(named)
 
 
 def test_what_the_tests_install_is_what_is_tested():
@@ -138,19 +163,17 @@ def test_what_the_tests_install_is_what_is_tested():
     root = Path(__file__).parents[2]
     pins = dict(line.split("==") for line in (root / "launch/constraints.txt").read_text().splitlines() if "==" in line)
     (second,) = re.findall(r"triton==(\S+)", (root / "Makefile").read_text())
-    assert [pins["torch"].startswith(TESTED["torch"][1]), pins["triton"].startswith(TESTED["triton"][0])] == [True, True]
-    assert second.startswith(TESTED["triton"][1])
+    assert pins["torch"].startswith(TESTED["torch"][1])
+    assert (pins["triton"].startswith(TESTED["triton"][0]), second.startswith(TESTED["triton"][1])) == (True, True)
 
 
-def test_a_tuning_says_so_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_newer_versions_are_told_of_once(settings: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """One line for all tunings of a process, on the terminal of the first rank and in the log."""
-    monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(tmp_path))
-    monkeypatch.setattr(notices, "TESTED", {"torch": ("1.0", "1.1"), "triton": ("3.6", "99.0")})
-    monkeypatch.setattr(notices, "_of_process", notices.Notices())
-    for name in ("one", "other"):
-        tuned: Any = autotune(BLOCKS, None, n_warmup=0, n_repeat=1)(lambda x, block=0, name=name: f"{name}{x}")
-        assert tuned(3) == f"{name}3"
-    told = capsys.readouterr().err
+    settings.setattr(notices, "TESTED", {"torch": ("1.0", "1.1"), "triton": ("3.6", "99.0")})
+    settings.setattr(notices, "_of_process", notices.Notices())
+    for x in (1, 2):
+        assert _tuned()(x) == x
+    told = " ".join(capsys.readouterr().err.split())
     assert told.count("newer than dist_tune") == 1
-    assert f"torch {torch.__version__} (1.0 to 1.1). If a tuning fails, try a tested version" in " ".join(told.split())
-    assert " ".join((tmp_path / "rank-0.log").read_text().split()).count("newer than dist_tune") == 1
+    assert f"torch {torch.__version__} (1.0 to 1.1). If a tuning fails, try a tested version" in told
+    assert " ".join((tmp_path / "logs" / "rank-0.log").read_text().split()).count("newer than dist_tune") == 1
