@@ -414,20 +414,3 @@ def test_a_captured_graph_uses_what_is_known(rank: int):
         assert (function(1), function(2, autotune=False), kind) == (1, 2, "CaptureError")
     assert "<lambda>[2] has no config yet" in message
     assert "before the capture" in message
-
-
-@on_each_rank()
-def test_an_interrupted_tuning_leaves_nothing_behind(rank: int):
-    """The ranks part with their errors, Triton is as it was, and the next call tunes."""
-    calls: list[int] = []
-
-    def step(x: int, block: int) -> int:
-        calls.append(block)
-        if rank == 0 and len(calls) == 3:
-            raise KeyboardInterrupt
-        return x
-
-    function = autotune(BLOCKS, None, **QUICK)(step)
-    assert told(lambda: function(1))[0] == ["KeyboardInterrupt", "PeerFailedError"][rank]
-    assert (is_unpatched(), len(function.records)) == (True, 0)
-    assert (function(2), len(function.records)) == (2, 1)

@@ -9,23 +9,17 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.ranks.kernels import add_kernel, atomic_kernel, autotuned, best, configs, launch, tuned
+from tests.ranks.kernels import atomic_kernel, autotuned, best, configs, launch, tuned
 from tests.shared_worlds import on_each_rank
 
 N = 128
-Step = Callable[[torch.Tensor], torch.Tensor]
+Step = Callable[[torch.Tensor], object]
 
 
 @triton.jit
 def _partial_kernel(x_ptr, partials_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(partials_ptr + tl.program_id(0), tl.sum(tl.load(x_ptr + at, mask=at < n, other=0.0)))
-
-
-@triton.jit
-def _sum_kernel(partials_ptr, y_ptr, n_parts, BLOCK: tl.constexpr):
-    at = tl.arange(0, 8)
-    tl.store(y_ptr, tl.sum(tl.load(partials_ptr + at, mask=at < n_parts, other=0.0)))
 
 
 def block_of(kernel: Any) -> int:
@@ -38,95 +32,112 @@ def grid(meta: dict[str, Any]) -> tuple[int]:
     return (triton.cdiv(N, meta["BLOCK"]),)
 
 
-def partials() -> torch.Tensor:
-    return torch.full((8,), float("nan"))
+def in_its_grid_and_after_it(rank: int, is_right: list[bool]) -> Step:
+    """For two keys of one kernel."""
+    kernel, launched = autotuned(), list[int]()
 
+    def noted(meta: dict[str, Any]) -> tuple[int]:
+        launched.append(meta["BLOCK"])
+        is_right.append(block_of(kernel) == launched[-1])
+        return grid(meta)
 
-@on_each_rank(cases=["racing", "exhaustive"])
-def test_best_config_is_what_was_just_launched(rank: int, search: str):
-    """In the grid and after the launch, in every replay and in later calls, for two keys of one kernel."""
-    kernel = autotuned()
-    seen: list[tuple[int, int]] = []
-
-    def grid(meta: dict[str, Any]) -> tuple[int]:
-        seen.append((meta["BLOCK"], block_of(kernel)))
-        return (triton.cdiv(N, meta["BLOCK"]),)
-
-    def closure(x: torch.Tensor) -> float:
+    def step(x: torch.Tensor) -> float:
         y = torch.empty_like(x)
         for n in (N, N // 2):
-            kernel[grid](x, y, n)
-            seen.append((seen[-1][0], block_of(kernel)))
+            kernel[noted](x, y, n)
+            is_right.append(block_of(kernel) == launched[-1])
         return y[0].item()
 
-    step = tuned(kernel, closure, search=search)
-    assert [step(torch.zeros(N)) for _ in range(3)] == [1.0] * 3
-    assert all(meta == launched for meta, launched in seen)
-    assert (len(seen) > 20, {meta for meta, _ in seen}) == (True, {16, 32, 64})
+    return step
 
 
-@on_each_rank()
-def test_best_config_is_the_stand_in_where_a_candidate_fails(rank: int):
-    """A rank that cannot launch a candidate sees the config that ran in its place."""
-    kernel, seen = autotuned(_partial_kernel), list[int]()
+def of_a_stand_in(rank: int, is_right: list[bool]) -> Step:
+    """Where one rank cannot launch a candidate."""
 
     def failing(meta: dict[str, Any]) -> tuple[int]:
         if meta["BLOCK"] == 32 and rank == 1:
             raise ValueError("no such block here")
         return grid(meta)
 
-    def closure(x: torch.Tensor) -> float:
-        parts = partials()
-        kernel[failing](x, parts, N)
-        seen.append(block_of(kernel))
-        return parts[: N // block_of(kernel)].sum().item()
-
-    step = tuned(kernel, closure)
-    assert [step(torch.ones(N)) for _ in range(2)] == [N, N]
-    assert rank == 0 or 32 not in seen
+    return _summed(is_right, autotuned(_partial_kernel), failing, lambda partials, n: partials[:n].sum())
 
 
-@on_each_rank(cases=["torch", "grid", "buffer"])
-def test_partial_sums_follow_the_config_that_made_them(rank: int, where: str):
-    """A sum over as many partial sums as the launched config has made is right in every replay, in the first call and later."""
-    first, second = autotuned(_partial_kernel), autotuned(_sum_kernel, blocks=(16, 32), key=("n_parts",))
-    plus_one, sums = autotuned(add_kernel, blocks=(16, 32)), list[float]()
-
-    def closure(x: torch.Tensor) -> torch.Tensor:
-        parts = partials()
-        first[grid](x, parts, N)
-        n_parts = triton.cdiv(N, block_of(first))
-        if where == "torch":
-            y = parts[:n_parts].sum()
-        elif where == "grid":  # its programs follow the first one's config: one for each partial sum
-            y = torch.zeros(())
-            second[lambda meta: (triton.cdiv(N, block_of(first)) * 0 + 1,)](parts, y, n_parts)
-        else:  # the size of a buffer does
-            copy = parts.new_empty(n_parts).copy_(parts[:n_parts])
-            y = launch(plus_one, copy, torch.empty(n_parts)).sum() - n_parts
-        sums.append(y.item())
+def _summed(is_right: list[bool], kernel: Any, grid: Any, total: Callable[[torch.Tensor, int], torch.Tensor]) -> Step:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        partials = torch.full((8,), float("nan"))
+        kernel[grid](x, partials, N)
+        y = total(partials, triton.cdiv(N, block_of(kernel)))
+        is_right.append(y.item() == N)
         return y
 
-    step = tuned(first, closure)
+    return step
+
+
+def by_a_sum(rank: int, is_right: list[bool]) -> Step:
+    return _summed(is_right, autotuned(_partial_kernel), grid, lambda partials, n: partials[:n].sum())
+
+
+def by_a_grid(rank: int, is_right: list[bool]) -> Step:
+    """Its programs follow the first one's config: one for each partial sum."""
+    first, second = autotuned(_partial_kernel), autotuned(atomic_kernel, configs=configs(1, num_warps=1) + configs(1, num_warps=2))
+
+    def total(partials: torch.Tensor, n: int) -> torch.Tensor:
+        y = torch.zeros(())
+        second[lambda meta: (triton.cdiv(N, block_of(first)),)](partials, y, n)
+        return y
+
+    return _summed(is_right, first, grid, total)
+
+
+def by_a_buffer(rank: int, is_right: list[bool]) -> Step:
+    """Its size does."""
+    plus_one = autotuned(blocks=(16, 32))
+    return _summed(is_right, autotuned(_partial_kernel), grid, lambda partials, n: launch(plus_one, partials[:n].clone()).sum() - n)
+
+
+def by_a_hook_of_another(rank: int, is_right: list[bool]) -> Step:
+    """The hook of a config reads what another kernel was launched with, and its own kernel's arguments."""
+    first, launched = autotuned(_partial_kernel), list[int]()
+
+    def hook(full: dict[str, Any]) -> None:
+        is_right.append(block_of(first) == launched[-1] and second.nargs is not None and block_of(second) == full["BLOCK"])
+        full["y_ptr"].fill_(N // block_of(first))
+
+    second = autotuned(atomic_kernel, configs=configs(16, 32, pre_hook=hook))
+
+    def noted(meta: dict[str, Any]) -> tuple[int]:
+        launched.append(meta["BLOCK"])
+        return grid(meta)
+
+    def step(x: torch.Tensor) -> None:
+        y = torch.zeros(1)
+        first[noted](x, torch.zeros(8), N)
+        second[grid](torch.zeros(N), y, N)
+        is_right.append(y.item() == N // launched[-1])
+
+    return step
+
+
+@on_each_rank(cases=[in_its_grid_and_after_it, of_a_stand_in, by_a_sum, by_a_grid, by_a_buffer, by_a_hook_of_another])
+def test_best_config_is_what_was_just_launched(rank: int, make: Callable[[int, list[bool]], Step]):
+    """In every replay and in later calls."""
+    is_right: list[bool] = []
+    step = tuned(None, make(rank, is_right))
     for _ in range(3):
         step(torch.ones(N))
-    assert (set(sums), len(best(first))) == ({float(N)}, 1)
+    assert (all(is_right), len(is_right) > 7, len(step.records) > 0) == (True, True, True)
 
 
 @on_each_rank()
 def test_after_the_call_best_config_is_that_of_the_run_that_counts(rank: int):
     """An argument holds what the first run has written, and the caller reads from ``best_config`` how much that is."""
     kernel = autotuned(_partial_kernel, blocks=(64, 32, 16))
-
-    def closure(x: torch.Tensor, parts: torch.Tensor) -> None:
-        kernel[grid](x, parts, N)
-
-    step = tuned(kernel, closure)
+    step = tuned(kernel, lambda x, partials: kernel[grid](x, partials, N) and None)
     for _ in range(2):
-        parts = partials()
-        step(torch.ones(N), parts)
-        assert parts[: N // block_of(kernel)].sum().item() == N
-    assert parts.isnan().sum().item() == 8 - N // block_of(kernel)
+        partials = torch.full((8,), float("nan"))
+        step(torch.ones(N), partials)
+        assert partials[: N // block_of(kernel)].sum().item() == N
+    assert (partials.isnan().sum().item(), len(best(kernel))) == (8 - N // block_of(kernel), 1)
 
 
 @on_each_rank(cases=["config", "kernel", "names"])
@@ -155,29 +166,3 @@ def test_an_accumulated_output_is_zeroed_as_in_triton(rank: int, by: str):
         assert [step(torch.ones(N), *args).item() for _ in range(3)] == [N] * 3
         kernel.cache.clear()
     assert kept.item() == N
-
-
-@on_each_rank()
-def test_a_hook_sees_best_config_of_another_kernel(rank: int):
-    """The hook of a config reads what another kernel was launched with, and its own kernel's arguments."""
-    first, seen, launched = autotuned(_partial_kernel), list[bool](), list[int]()
-
-    def hook(full: dict[str, Any]) -> None:
-        seen.append(block_of(first) == launched[-1] and second.nargs is not None and block_of(second) == full["BLOCK"])
-        full["y_ptr"].fill_(N // block_of(first))
-
-    second = autotuned(atomic_kernel, configs=configs(16, 32, pre_hook=hook))
-
-    def noted(meta: dict[str, Any]) -> tuple[int]:
-        launched.append(meta["BLOCK"])
-        return grid(meta)
-
-    def closure(x: torch.Tensor) -> bool:
-        y = torch.zeros(1)
-        first[noted](x, torch.zeros(8), N)
-        second[grid](torch.zeros(N), y, N)
-        return y.item() == N // launched[-1]
-
-    step = tuned(first, closure)
-    assert [step(torch.ones(N)) for _ in range(2)] == [True, True]
-    assert (all(seen), len(seen) > 5) == (True, True)
