@@ -19,7 +19,7 @@ from dist_tune.errors import NestedTuningError
 from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.measure import StepState, is_capturing, is_traced
 from dist_tune.replays import FirstRun
-from dist_tune.runtime import Tunable, interception, keepers, own_runs
+from dist_tune.runtime import Listener, Tunable, interception, keepers, own_runs
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.sites import Signatures, Turn, Untuned, check_not_capturing
@@ -142,6 +142,8 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         self.why_not = ""
         """Why no run of the function may be repeated, if a first run has shown it."""
         self.signatures = Signatures()
+        self.opened: dict[Listener, Tuning] = {}
+        """By the listener that has taken this one's place: tunings begun by a miss in a call that expected none."""
         self.call: Callable[..., R] = function  # the function in the closure's place
 
     def tuned(self) -> TunedClosure[P, R]:
@@ -188,7 +190,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
                 return value
             held = [value]
             del value
-            return self.tune_missed(cast("Tuning", interception.pop()), args, kwargs, held)
+            return self.tune_missed(self.opened.pop(interception.pop()), args, kwargs, held)
 
         self.call = call
         wrapper = cast("TunedClosure[P, R]", update_wrapper(call, function))
@@ -209,16 +211,19 @@ class _ClosureTuner(Tuner, Generic[P, R]):
 
     def first_call(self, args: Any, kwargs: Any) -> R:
         """A call with arguments of a new kind: heard from its beginning, and ended by a meeting, hit or miss."""
-        interception.push(self.open())
+        tuning = self.open()
+        interception.push(tuning.trials)
         try:
             first = self.first_run(args, kwargs, is_watched=True)
             with first.watched():
                 first.end([self.function(*args, **kwargs)])
         except BaseException as error:  # raised again: peers are told, and the listener is taken away
-            self.leave(interception.pop(), error)
+            interception.pop()
+            tuning.leave(error)
             raise
+        interception.pop()
         self.why_not = self.why_not or first.why_not
-        return self.tune(cast("Tuning", interception.pop()), args, kwargs, first, is_watched=True)
+        return self.tune(tuning, args, kwargs, first, is_watched=True)
 
     def tune_missed(self, tuning: Tuning, args: Any, kwargs: Any, held: list[R]) -> R:
         """Go on from a run that had begun as an ordinary call, and returned what is ``held``."""
@@ -244,10 +249,10 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         # Of a run that was not heard from its beginning, what an earlier one has shown.
         return FirstRun(StepState(self.function, args, kwargs, is_watched=is_watched), "" if is_watched else self.why_not)
 
-    def leave(self, listener: object, error: BaseException) -> None:
-        """The first run of the closure raised: if it had begun to tune, the other ranks must know."""
-        if isinstance(listener, Tuning):
-            listener.leave(error)
+    def leave(self, listener: Listener, error: BaseException) -> None:
+        """A call raised that expected no miss: if it had begun to tune, the other ranks must know."""
+        if (tuning := self.opened.pop(listener, None)) is not None:
+            tuning.leave(error)
         else:
             self.calls.n_calls += 1
 
@@ -277,5 +282,6 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         if (config := self.untuned.config(launch)) is not None:
             return launch.run(config, None, is_trial=False)
         tuning = self.open()
-        interception.replace(self, tuning)
-        return tuning.missed(launch)
+        self.opened[tuning.trials] = tuning
+        interception.replace(self, tuning.trials)
+        return tuning.trials.missed(launch)

@@ -272,7 +272,7 @@ class _FunctionTuner(Tuner):
             told = f"{len(keys)} tunings in as many calls with arguments alike, keys {', '.join(keys)}"
             remedy = "let key_fn return only what decides whether a config can be used again"
             tuning.refuse(f"has a key that never repeats: {told}; {remedy}")
-        value = tuning.tune(partial(tuning.missed, launch), first)
+        value = tuning.tune(partial(tuning.trials.missed, launch), first)
         self.keep(tuning)
         if is_endless or not all(each.is_recalled for each in tuning.records):
             keys += [launch.key_text] * (not is_endless)

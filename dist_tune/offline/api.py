@@ -282,7 +282,7 @@ class Job:
         tuning = Tuning(problem.name, ranks, TuningOptions(options.plan(len(chosen), start), uses_cache=True), self._settings)
         try:
             tuning.meet(launch)
-            tuning.tune(partial(tuning.missed, launch), None)
+            tuning.tune(partial(tuning.trials.missed, launch), None)
             record = next(each for each in tuning.records if each.kernel == problem.name)
             found = dict(zip(chosen, record.candidates, strict=True))
             failures = {i: each.failure for i, each in found.items() if each.failure is not None}

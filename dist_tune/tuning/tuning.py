@@ -33,7 +33,7 @@ from dist_tune.watch import Kind, Watchdog, prepare_release
 
 
 class Tuning:
-    """The tuning of one call of a closure, made between replays or at the first miss. The ``Listener`` of the first run."""
+    """The tuning of one call of a closure, made between replays or at the first miss."""
 
     def __init__(self, name: str, ranks: Ranks, options: TuningOptions, settings: Settings) -> None:
         self.is_alone = False
@@ -67,7 +67,8 @@ class Tuning:
         trials = Trials(name, ranks, sites, Variants(sites, compiler, story), clock, watchdog=self._watchdog)
         ranks.activity.troubles = trials.suspects
         replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites, start=self._start)
-        self._trials = trials
+        self.trials = trials
+        """The ``Listener`` of its runs, the first one among them."""
         self._context = TuningContext(
             name, ranks, options.plan, story,
             race=Race(options.plan), sites=sites, compiler=compiler, lookup=lookup, replays=replays,
@@ -79,33 +80,6 @@ class Tuning:
         """One for each site that has its config now."""
         return self._context.records
 
-    @property
-    def is_watching(self) -> bool:
-        """True if launches are announced before they are made."""
-        return self._trials.is_watching
-
-    @property
-    def members(self) -> frozenset[int]:
-        """Global ranks that decide; empty for a process that decides alone."""
-        return self._trials.members
-
-    def launching(self, launch: Tunable) -> None:
-        """A launch in the closure."""
-        self._trials.launching(launch)
-
-    @property
-    def is_keeping(self) -> bool:
-        """True if launches with a known config are announced that change what they restore or zero while they are tuned."""
-        return self._trials.is_keeping
-
-    def keeping(self, launch: Tunable) -> None:
-        """Such a launch."""
-        self._trials.keeping(launch)
-
-    def missed(self, launch: Tunable) -> Any:
-        """A launch in the closure that Triton has no config for."""
-        return self._trials.missed(launch)
-
     def meet(self, launch: Tunable) -> Site:
         """Enter the site of the launch that is the whole closure, before it is made; its arguments are kept for all runs."""
         self._context.replays.keep(launch)
@@ -113,7 +87,7 @@ class Tuning:
 
     def refuse(self, why_not: str) -> None:
         """Tune nothing, on no rank: the keys of this closure have no end."""
-        self._trials.variants.endless = why_not
+        self.trials.variants.endless = why_not
 
     @property
     def untuned(self) -> list[Site]:
@@ -234,7 +208,7 @@ class Tuning:
         context = self._context
         self._watchdog.note("the end of the tuning", Kind.UNLIMITED)
         context.sites.journal.end_with(error)
-        for each in self._trials.suspects:
+        for each in self.trials.suspects:
             error.add_note(f"rank {context.ranks.rank} left {each}, after a collective; if there were more after it, ranks are out of step")
         context.story.broken(f"{type(error).__name__}: {error}", context.expenses.total().model_dump(), context.replays.n_replays)
         try:
