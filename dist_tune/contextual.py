@@ -6,7 +6,7 @@ Decides when to tune, and does little where there is nothing to tune.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, update_wrapper
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
@@ -22,7 +22,7 @@ from dist_tune.replays import FirstRun
 from dist_tune.runtime import Listener, Tunable, interception, keepers, own_runs
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
-from dist_tune.sites import Signatures, Turn, Untuned, check_not_capturing
+from dist_tune.sites import Site, Turn, check_not_capturing
 from dist_tune.tuning import TunedClosure, Tuning, TuningOptions, note_of_tracing
 from dist_tune.validation import check_function, check_ordinary
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_ALWAYS = 8
+"""Calls in which such a site asks for a meeting; after these in every call whose number is a power of two. Asking costs about 0.1 s."""
 
 
 def contextual_autotune(
@@ -102,6 +104,30 @@ def contextual_autotune(
     return decorate
 
 
+class Untuned:
+    """Sites of one closure that this rank has met without the others."""
+
+    def __init__(self) -> None:
+        self._sites: dict[tuple[int, str], list[Any]] = {}
+        """(Identity of the decorated object, key) -> site and number of its calls."""
+
+    def note(self, sites: Iterable[Site]) -> None:
+        """Add sites, or keep those that are known."""
+        for site in sites:
+            for owner in site.slots:
+                self._sites.setdefault((owner, site.key), [site, 0])
+
+    def config(self, launch: Tunable) -> Any:
+        """The config for a launch that shall not ask for a meeting; None for one that is new, or whose turn it is."""
+        entry = self._sites.get((id(launch.owner), launch.key_text)) if self._sites else None
+        if entry is None:
+            return None
+        entry[1] += 1
+        site, n_calls = entry
+        is_due = n_calls <= _ALWAYS or n_calls & (n_calls - 1) == 0
+        return None if is_due else site.configs[next(i for i in (site.stand_in, site.near, 0) if i is not None)]
+
+
 class Tuner:
     """What a decorated function keeps between calls. Base of both decorators'."""
 
@@ -141,14 +167,17 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         self.calls = Calls()
         self.why_not = ""
         """Why no run of the function may be repeated, if a first run has shown it."""
-        self.signatures = Signatures()
+        self.seen = set[object]()
+        """Signatures that have had their first call; one set for ever, because calls look into it themselves."""
+        self.is_waived = False
+        """True once ranks were found to be called with different arguments, so that only a miss is worth a meeting."""
         self.opened: dict[Listener, Tuning] = {}
         """By the listener that has taken this one's place: tunings begun by a miss in a call that expected none."""
         self.call: Callable[..., R] = function  # the function in the closure's place
 
     def tuned(self) -> TunedClosure[P, R]:
         """The function to put in the closure's place; a plain function, so that it also works as a method."""
-        function, seen, listeners, patch = self.function, self.signatures.known, interception.listeners, interception.triton_patch()
+        function, seen, listeners, patch = self.function, self.seen, interception.listeners, interception.triton_patch()
         run, our_code, own_code, marks, mark = patch.function, patch.our_code, patch.own_code, patch.marks, interception.DYNAMO_SKIPS
         note_tracing = self.note_tracing
 
@@ -165,7 +194,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
                 is_new = signature not in seen and (signature := lasting_signature(signature, args, kwargs)) not in seen
             except TypeError:  # a shape that cannot be hashed
                 signature, is_new = type(args), type(args) not in seen
-            if is_new and not self.signatures.is_waived and not is_capturing():
+            if is_new and not self.is_waived and not is_capturing():
                 return self.first_call_in_turn(signature, args, kwargs)
             # From here to the return nothing waits, logs or talks unless a kernel misses: push and pop written out, for two calls less.
             ident = get_ident()
@@ -203,9 +232,9 @@ class _ClosureTuner(Tuner, Generic[P, R]):
             self.note_tracing()
             return self.function(*args, **kwargs)
         with self.turn.taken(read_settings().deadline_s):
-            if signature not in self.signatures.known:
+            if signature not in self.seen:
                 value = self.first_call(args, kwargs)
-                self.signatures.known.add(signature)
+                self.seen.add(signature)
                 return value
         return self.call(*args, **kwargs)
 
@@ -239,7 +268,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         """Go on from the first run of a call. ``is_watched``: it was heard from its beginning."""
         value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), first, is_watched=is_watched))
         self.keep(tuning)
-        self.signatures.is_waived |= tuning.is_alone
+        self.is_waived |= tuning.is_alone
         return value
 
     def first_run(self, args: Any, kwargs: Any, *, is_watched: bool) -> FirstRun:

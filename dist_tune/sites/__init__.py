@@ -3,11 +3,9 @@
 Knows candidates, records and compilation; nothing of replays or of the order of a tuning.
 """
 
-from dist_tune.sites.alone import Signatures, Untuned
 from dist_tune.sites.exclusive import Turn, note_progress, one_at_a_time
 from dist_tune.sites.journal import TuningJournal
 from dist_tune.sites.manifest import RankManifest, SiteManifest, reduce_manifests
-from dist_tune.sites.nearest import NearestConfigs
 from dist_tune.sites.site import (
     Outcome,
     Site,
@@ -23,7 +21,7 @@ from dist_tune.sites.site import (
 from dist_tune.sites.sites import Sites
 
 __all__ = [
-    "NearestConfigs", "Outcome", "RankManifest", "Signatures", "Site", "SiteManifest", "Sites", "TuningJournal",
-    "Turn", "Untuned", "Variant", "check_alive", "check_machine", "check_not_capturing", "is_fatal", "no_fit",
+    "Outcome", "RankManifest", "Site", "SiteManifest", "Sites", "TuningJournal",
+    "Turn", "Variant", "check_alive", "check_machine", "check_not_capturing", "is_fatal", "no_fit",
     "no_valid_config", "note_progress", "one_at_a_time", "reduce_manifests", "take_failures",
 ]  # fmt: skip
