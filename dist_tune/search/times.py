@@ -43,6 +43,12 @@ class Report:
     has_new_variants: bool = False
     """True if a launch on some rank asked for variants that are not compiled for all candidates in the race."""
     nesting: Nesting = field(default_factory=dict)
+    equal: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Site -> compiled candidate -> the one of lower index with the same kernel. A rank without the site leaves it out."""
+    n_variants: dict[str, int] = field(default_factory=dict)
+    """Site -> variants of its kernel, where there are several; on the rank with the most."""
+    endless: str = ""
+    """Why variants of a kernel have no end, of the first rank that has found so."""
 
 
 def reduce_reports(reports: Mapping[int, Report]) -> Report:
@@ -65,6 +71,7 @@ def reduce_reports(reports: Mapping[int, Report]) -> Report:
                     failure = CandidateFailure(FailureKind.CLOCK, f"rank {rank}: the clock gave {each.kernel_ms} ms")
                     failures.setdefault(site, {}).setdefault(candidate, failure)
     everyone = reports.values()
+    compiled = {label for each in everyone for label in each.equal}
     return Report(
         # Measured by all who own the site, or not at all: a MAX over some ranks may hide the slowest.
         {
@@ -79,7 +86,17 @@ def reduce_reports(reports: Mapping[int, Report]) -> Report:
         lost=sorted({replay for each in everyone for replay in each.lost}),
         has_new_variants=any(each.has_new_variants for each in everyone),
         nesting=nesting,
+        equal={label: equal_on_all([each.equal[label] for each in everyone if label in each.equal]) for label in compiled},
+        n_variants={label: max(each.n_variants.get(label, 1) for each in everyone) for one in everyone for label in one.n_variants},
+        endless=next((each.endless for each in everyone if each.endless), ""),
     )
+
+
+def equal_on_all(ranks: Sequence[Mapping[int, int]]) -> dict[int, int]:
+    """Candidate -> the one of lower index that is equal to it on every rank. ``ranks``: the same of each rank."""
+    first: dict[tuple[int, ...], int] = {}
+    named = sorted({i for each in ranks for pair in each.items() for i in pair})
+    return {i: k for i in named if (k := first.setdefault(tuple(each.get(i, i) for each in ranks), i)) != i}
 
 
 def _reduce(by_rank: Mapping[int, Times]) -> Times:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from dist_tune.compiler import standing_in
-from dist_tune.distributed import Reduction
 from dist_tune.errors import Failures, reasons
 from dist_tune.runtime import LaunchRecorder, RecordedLaunch, precompiles
-from dist_tune.search import Report, reduce_reports
+from dist_tune.search import Report
 from dist_tune.sites import Site, Variant, note_progress, take_failures
-from dist_tune.tuning.context import TuningContext
+from dist_tune.tuning.context import REPORTS, TuningContext
 from dist_tune.watch import Kind
 
 Waves = Mapping[str, Collection[int]]
@@ -30,80 +28,32 @@ _LOAD_S = 0.05
 """Longest time of loading between two looks at the compilations."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """One rank's report of loaded sites."""
-
-    failures: Failures = field(default_factory=dict)
-    """Candidates that do not load."""
-    first: dict[str, list[int]] = field(default_factory=dict)
-    """Site -> for each candidate the first one with the same kernel; empty if all differ. A rank without the site leaves it out."""
-    n_variants: dict[str, int] = field(default_factory=dict)
-    endless: str = ""
-    """Why variants have no end, as this rank has found."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The outcome of compiling and loading on all ranks; the same on each."""
-
-    failures: Failures = field(default_factory=dict)
-    """Candidates that cannot run on some rank."""
-    equal: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Site -> candidate -> the one of lower index with the same kernel."""
-    n_variants: dict[str, int] = field(default_factory=dict)
-    """Site -> variants of its kernel, on the rank with the most."""
-    endless: str = ""
-    """Of the first rank that has found so."""
-
-
-@Reduction
-def _reduced(reports: Mapping[int, LoadReport]) -> Loaded:
-    by_site: dict[str, list[list[int]]] = {}
-    for report in reports.values():
-        for label, first in report.first.items():
-            by_site.setdefault(label, []).append(first)
-    equal = {label: found for label, rows in by_site.items() if (found := equal_on_all(rows))}
-    failures = reduce_reports({rank: Report(failures=each.failures) for rank, each in reports.items()}).failures
-    n_variants = {
-        label: max(each.n_variants.get(label, 1) for each in reports.values()) for one in reports.values() for label in one.n_variants
-    }
-    return Loaded(failures, equal, n_variants, next((each.endless for each in reports.values() if each.endless), ""))
-
-
-def equal_on_all(rows: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Candidate -> the first one that is equal to it in every row; none if a row is empty."""
-    seen: dict[tuple[int, ...], int] = {}
-    columns = enumerate(zip(*rows, strict=True)) if all(rows) else ()
-    return {i: first for i, column in columns if (first := seen.setdefault(column, i)) != i}
-
-
-def first_equals(configs: Sequence[Any], kernels: Sequence[str]) -> list[int]:
-    """For each candidate the first one with the same kernel and launch; empty if all differ. ``kernels``: digests, empty if unknown.
+def equals(configs: Sequence[Any], kernels: Sequence[str]) -> dict[int, int]:
+    """Candidate -> the first one with the same kernel and launch. ``kernels``: digests, empty if unknown.
 
     Their configs are equal but for ``num_stages``: a grid or another library may read what the kernel's code does not. A config's hook
     is handed all of the config and may do anything with it.
     """
-    seen: dict[tuple[str, str], int] = {}
-    first = []
+    first: dict[tuple[str, str], int] = {}
+    found = {}
     for i, (config, kernel) in enumerate(zip(configs, kernels, strict=True)):
-        rest = sorted((name, value) for name, value in config.all_kwargs().items() if name != "num_stages")
-        is_comparable = kernel and config.pre_hook is None
-        first.append(seen.setdefault((kernel, repr(rest)), i) if is_comparable else i)
-    return first if first != list(range(len(first))) else []
+        if kernel and config.pre_hook is None:
+            rest = sorted((name, value) for name, value in config.all_kwargs().items() if name != "num_stages")
+            found[i] = first.setdefault((kernel, repr(rest)), i)
+    return {i: k for i, k in found.items() if i != k}
 
 
-def _first_equals(context: TuningContext, site: Site) -> list[int]:
+def _equals(context: TuningContext, site: Site) -> dict[int, int]:
     """Equal in all variants so far."""
     by_variant = zip(*(context.compiler.kernels(each.label) for each in site.variants), strict=True)
     kernels = [" ".join(each) if all(each) else "" for each in by_variant]
-    return first_equals(site.configs, ["" if i in site.failures or i in site.untried else kernel for i, kernel in enumerate(kernels)])
+    return equals(site.configs, ["" if i in site.failures or i in site.untried else kernel for i, kernel in enumerate(kernels)])
 
 
-def compile_new(context: TuningContext, *, is_any_compiled: bool) -> Loaded:
+def compile_new(context: TuningContext, *, is_any_compiled: bool) -> Report:
     """Compile and load the candidates of new sites. ``is_any_compiled``: one of them is compiled ahead, on some rank."""
     new = [site for site in context.sites.met.values() if site.is_new and site.is_compiled and not site.is_given_up]
-    loaded = load_all(context, new, {site.label: site.tried for site in new}) if is_any_compiled else Loaded()
+    loaded = load_all(context, new, {site.label: site.tried for site in new}) if is_any_compiled else Report()
     for site in context.sites.met.values():
         site.is_new = False
     for site in new:
@@ -201,7 +151,7 @@ _Unit = tuple[Site, Variant, set[int]]
 """A variant of a site, and the candidates to compile and load for it."""
 
 
-def load_all(context: TuningContext, sites: Sequence[Site], wanted: Waves) -> Loaded:
+def load_all(context: TuningContext, sites: Sequence[Site], wanted: Waves) -> Report:
     """Compile and load the ``wanted`` candidates of some sites, for all of their variants."""
     variants = context.replays.trials.variants
     known = [(site, each) for site in sites for each in site.variants] if not variants.endless else []
@@ -213,9 +163,10 @@ def load_all(context: TuningContext, sites: Sequence[Site], wanted: Waves) -> Lo
     if told := standing_in():
         context.story.warning(told)
     context.compiler.close()
-    equals = {each.label: _first_equals(context, each) for each in sites}
+    equal = {each.label: _equals(context, each) for each in sites}
     n_variants = {each.label: len(each.variants) for each in sites if len(each.variants) > 1}
-    loaded = context.reduce("loaded", LoadReport(take_failures(sites), equals, n_variants, variants.endless), _reduced)
+    report = Report(failures=take_failures(sites), equal=equal, n_variants=n_variants, endless=variants.endless)
+    loaded = context.reduce("loaded", report, REPORTS)
     context.note_machine(loaded.failures)
     variants.counts.update(loaded.n_variants)
     variants.endless = loaded.endless
