@@ -96,3 +96,12 @@ def test_what_a_page_points_to_exists(page: Path):
     assert [str(path) for path in named + linked if not path.exists()] == []
     outside = [str(path) for path in linked if not path.resolve().is_relative_to(ROOT / "docs")]
     assert outside == [], "mkdocs refuses links out of docs/: name the file in backticks"
+
+
+def test_a_tuning_is_followed_through_35_modules_at_most():
+    """The files that the table of phases names are there, each named once."""
+    table = (ROOT / "docs/how-it-works.md").read_text().partition("### One tuning, module by module")[2].partition("###")[0]
+    modules = re.findall(r"`([a-z_]+(?:/[a-z_]+)?[.]py)`", table.partition("|---|")[2])
+    assert 20 < len(modules) <= 35
+    assert len({*modules}) == len(modules)
+    assert [each for each in modules if not (ROOT / "dist_tune" / each).is_file()] == []
