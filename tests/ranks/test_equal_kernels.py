@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from triton.backends.nvidia.compiler import CUDABackend
 
 from dist_tune import autotune
+from dist_tune.search import Report, reduce_reports
 from dist_tune.testing import FakeH200
-from dist_tune.tuning.compilation import equal_on_all, first_equals
+from dist_tune.tuning.compilation import equals
 from tests.ranks.kernels import add_kernel, autotuned, launch, tuned
 from tests.shared_worlds import log, on_each_rank
 
@@ -265,13 +266,13 @@ def config(block: int = 16, **options: Any) -> triton.Config:
 def test_same_kernel_and_config_but_for_stages():
     """Another constant, number of warps or hook makes another launch of the same code; unknown kernels are equal to none."""
     alike = [config(num_stages=stages) for stages in (1, 2, 3)]
-    assert first_equals(alike, ["k", "k", "k"]) == [0, 0, 0]
-    assert first_equals(alike, ["k", "l", "k"]) == [0, 1, 0]
-    assert first_equals(alike, ["", "", ""]) == []
+    assert equals(alike, ["k", "k", "k"]) == {1: 0, 2: 0}
+    assert equals(alike, ["k", "l", "k"]) == {2: 0}
+    assert equals(alike, ["", "", ""]) == {}
     others = [config(16), config(32), config(16, num_warps=8), config(16, maxnreg=64), config(16, num_ctas=2)]
-    assert first_equals(others, ["k"] * 5) == []
+    assert equals(others, ["k"] * 5) == {}
     hooked = [config(num_stages=stages, pre_hook=lambda args: None) for stages in (1, 2)]  # is handed the number of stages
-    assert first_equals(hooked, ["k", "k"]) == []
+    assert equals(hooked, ["k", "k"]) == {}
 
 
 @pytest.mark.once
@@ -279,8 +280,9 @@ def test_same_kernel_and_config_but_for_stages():
 def test_equal_on_all_ranks_are_those_that_each_has_found_equal(classes: list[list[int]]):
     """For any classes on any ranks; the first of them stands for the others and for itself."""
     rows = [[row.index(kernel) for kernel in row] for row in classes]
-    equal = equal_on_all(rows)
+    reports = [Report(equal={"s": {i: first for i, first in enumerate(row) if i != first}}) for row in rows]
+    equal = reduce_reports(dict(enumerate([*reports, Report()]))).equal["s"]  # the last rank has not met the site
     first = [equal.get(i, i) for i in range(4)]
     for i in range(4):
         assert first[i] == min(j for j in range(4) if all(row[i] == row[j] for row in rows))
-    assert equal_on_all([*rows, []]) == {}
+    assert reduce_reports(dict(enumerate([*reports, Report(equal={"s": {}})]))).equal["s"] == {}
