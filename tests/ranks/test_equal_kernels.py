@@ -20,7 +20,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from dist_tune import autotune
 from dist_tune.search import Report, reduce_reports
 from dist_tune.testing import FakeH200
-from dist_tune.tuning.compilation import equals
+from dist_tune.tuning.compilation import equals as same_kernels
 from tests.ranks.kernels import add_kernel, autotuned, launch, tuned
 from tests.shared_worlds import log, on_each_rank
 
@@ -96,7 +96,7 @@ def raced(kernel: Any, closure: Any = None, **options: Any) -> Any:
     return record
 
 
-def equals(record: Any) -> list[int | None]:
+def equal_to(record: Any) -> list[int | None]:
     return [each.equal_to for each in record.candidates]
 
 
@@ -107,7 +107,7 @@ def test_stages_without_effect_are_one_candidate(rank: int, case: dict[str, Any]
     with counted() as runs:
         record = raced(kernel, **case)
     assert runs == {"make_llir": 2, "make_ptx": 2, "make_cubin": 2}
-    assert (equals(record), set(stages), record.winner) == (EQUAL, {1}, 4)
+    assert (equal_to(record), set(stages), record.winner) == (EQUAL, {1}, 4)
     times_ms = [each.latency_ms for each in record.candidates]
     assert times_ms == [times_ms[0]] * 4 + [times_ms[4]] * 4
     timings = [ms[0] for ms in kernel.configs_timings.values()]
@@ -157,7 +157,7 @@ def test_what_decides_a_launch_tells_candidates_apart(rank: int, case: str):
     else:
         kernel = autotuned(configs=[triton.Config({"BLOCK": 16}, **each) for each in OTHERS[case]])
         record = raced(kernel, lambda: launch(kernel, x, y))
-    assert set(equals(record)) == {None}
+    assert set(equal_to(record)) == {None}
     assert all(each.n_replays for each in record.candidates)
 
 
@@ -169,7 +169,7 @@ def test_candidates_are_equal_if_they_are_on_all_ranks(rank: int, case: list[int
     x, y = torch.zeros(4 * 32 * 32, dtype=torch.float16), torch.zeros(32 * 32)
     record = raced(kernel, lambda: kernel[(1,)](x, y, case[rank]))
     is_equal = case == [1, 1]
-    assert equals(record) == ([None, 0, 0, 0] if is_equal else [None] * 4)
+    assert equal_to(record) == ([None, 0, 0, 0] if is_equal else [None] * 4)
     assert [each.n_replays > 0 for each in record.candidates] == [not is_equal] * 4
 
 
@@ -187,7 +187,7 @@ def test_a_rank_that_comes_late_runs_what_races_for_others(rank: int):
             kernel[(1,)](x, y, 1 if rank else 4)
 
     record = raced(kernel, closure, n_repeat=2)
-    assert (equals(record), set(asked)) == ([None] * 4, set(STAGES))
+    assert (equal_to(record), set(asked)) == ([None] * 4, set(STAGES))
 
 
 @pytest.mark.once
@@ -200,7 +200,7 @@ def test_two_ranks_assemble_few_of_equal_kernels(rank: int):
     n_made = torch.tensor(runs["make_cubin"])
     dist.all_reduce(n_made)
     assert n_made.item() <= 4
-    assert equals(record) == EQUAL
+    assert equal_to(record) == EQUAL
 
 
 @pytest.mark.once
@@ -252,7 +252,7 @@ def test_configs_of_a_function_stay_apart(rank: int):
     step = autotune([{"num_stages": stages} for stages in STAGES], lambda x: x.numel(), n_warmup=0, n_repeat=1)(add)
     with counted() as runs:
         step(torch.zeros(64))
-    assert (runs["make_cubin"], equals(step.records[0]), seen) == (2, [None] * 4, set(STAGES))
+    assert (runs["make_cubin"], equal_to(step.records[0]), seen) == (2, [None] * 4, set(STAGES))
 
 
 # -- found on each rank, and agreed on -------------------------------------------------------------------------------
@@ -266,13 +266,13 @@ def config(block: int = 16, **options: Any) -> triton.Config:
 def test_same_kernel_and_config_but_for_stages():
     """Another constant, number of warps or hook makes another launch of the same code; unknown kernels are equal to none."""
     alike = [config(num_stages=stages) for stages in (1, 2, 3)]
-    assert equals(alike, ["k", "k", "k"]) == {1: 0, 2: 0}
-    assert equals(alike, ["k", "l", "k"]) == {2: 0}
-    assert equals(alike, ["", "", ""]) == {}
+    assert same_kernels(alike, ["k", "k", "k"]) == {1: 0, 2: 0}
+    assert same_kernels(alike, ["k", "l", "k"]) == {2: 0}
+    assert same_kernels(alike, ["", "", ""]) == {}
     others = [config(16), config(32), config(16, num_warps=8), config(16, maxnreg=64), config(16, num_ctas=2)]
-    assert equals(others, ["k"] * 5) == {}
+    assert same_kernels(others, ["k"] * 5) == {}
     hooked = [config(num_stages=stages, pre_hook=lambda args: None) for stages in (1, 2)]  # is handed the number of stages
-    assert equals(hooked, ["k", "k"]) == {}
+    assert same_kernels(hooked, ["k", "k"]) == {}
 
 
 @pytest.mark.once
