@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune import autotune, contextual
+from dist_tune import contextual
 from dist_tune.keys import bucketed, key_text, power_of_two, size_classes, to_hashable
 from dist_tune.measure.compare import difference
 
@@ -192,26 +192,6 @@ def test_calls_with_nested_tensors_are_of_one_kind(layout: torch.layout, monkeyp
     assert len(opened) == 2  # by position, and by name
     step(nested(layout, 3, 5, width=4), 2.0)
     assert len(opened) == 3
-
-
-@pytest.mark.usefixtures("_quiet")
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_function_of_nested_tensors_is_tuned_once(layout: torch.layout):
-    """For its key; the results are checked."""
-    ran: list[int] = []
-
-    def double(x: torch.Tensor, *, block: int) -> torch.Tensor:
-        ran.append(block)
-        return x * 2.0
-
-    def is_right(y: Any, x: torch.Tensor) -> bool:
-        return bool(y.unbind()[0].sum() == 2 * x.unbind()[0].sum())
-
-    tuned = autotune([{"block": 1}, {"block": 2}], to_hashable, check=is_right, n_warmup=0, n_repeat=1)(double)
-    tuned(nested(layout, 3, 5))
-    n_runs = len(ran)
-    assert tuned(nested(layout, 3, 6)).is_nested
-    assert (len(ran), len(tuned.records)) == (n_runs + 1, 1)
 
 
 @pytest.mark.usefixtures("_quiet")
