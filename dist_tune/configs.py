@@ -167,7 +167,7 @@ class ConfigView(Mapping[str, Any]):
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._values = {name: _indexable(value) if isinstance(value, triton.Config) else value for name, value in config.items()}
+        self._values = {name: _IndexableConfig(value) if isinstance(value, triton.Config) else value for name, value in config.items()}
         self._inner = next((value for value in self._values.values() if isinstance(value, triton.Config)), None)
 
     def __getitem__(self, name: str) -> Any:
@@ -188,14 +188,11 @@ class ConfigView(Mapping[str, Any]):
 
 
 class _IndexableConfig(triton.Config):  # type: ignore[misc]  # untyped
+    def __init__(self, config: triton.Config) -> None:
+        self.__dict__.update(config.__dict__)
+
     def __getitem__(self, name: str) -> Any:
         return self.all_kwargs()[name]
-
-
-def _indexable(config: triton.Config) -> triton.Config:
-    copy = object.__new__(_IndexableConfig)
-    copy.__dict__.update(config.__dict__)
-    return copy
 
 
 def _describe_value(value: object) -> str:

@@ -65,10 +65,8 @@ def signature_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return to_hashable(value)
     kind = type(value)
-    if kind is float:
-        return kind
     if kind in _SCALARS or kind is torch.Size:
-        return kind, value
+        return kind if kind is float else (kind, value)
     if isinstance(value, list | tuple):
         return kind, tuple([signature_of(each) for each in value])
     if isinstance(value, dict):

@@ -30,7 +30,7 @@ def find_own_runs(hear: Hear) -> list[FunctionType]:
     """Take note of the tuners that were defined since, and return the functions for their places: ``hear(run, kernel, args, kwargs)``."""
 
     def hearing(run: FunctionType) -> Any:
-        return wraps(run)(lambda kernel, *args, **kwargs: hear(run, kernel, args, kwargs))
+        return wraps(run)(lambda kernel, /, *args, **kwargs: hear(run, kernel, args, kwargs))
 
     found = {cls: hearing(run) for cls, run in _tuners() if cls not in own_runs and "cache" in run.__code__.co_names}
     own_runs.update(found)

@@ -77,9 +77,9 @@ def around_launches(around: Around) -> Iterator[None]:
 
 def _heard_run(run: Run) -> Run:
     def within(run: Run, around: Around) -> Run:
-        return lambda kernel, *args, **kwargs: around(run, kernel, args, kwargs)
+        return lambda kernel, /, *args, **kwargs: around(run, kernel, args, kwargs)
 
-    def launch(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    def launch(kernel: Any, /, *args: Any, **kwargs: Any) -> Any:  # an argument may be named so, too
         return reduce(within, [] if kwargs.get("warmup") else here(_around), run)(kernel, *args, **kwargs)
 
     return launch
@@ -247,7 +247,7 @@ def dry_run(run: Callable[[], Any], label: str, candidate: int) -> list[Recorded
             raise _Ended
 
     def skip(run: Callable[..., object]) -> Callable[..., object]:
-        return lambda tuner, *args, **kwargs: None if get_ident() == ident else run(tuner, *args, **kwargs)
+        return lambda tuner, /, *args, **kwargs: None if get_ident() == ident else run(tuner, *args, **kwargs)
 
     try:
         with suppress(_Ended), around_launches(note), replaced(Autotuner, "run", skip):

@@ -43,8 +43,8 @@ def thrice(x):
 
 
 @triton.jit
-def act_kernel(x_ptr, ACT: tl.constexpr, block: tl.constexpr):
-    at = tl.arange(0, block)
+def act_kernel(x_ptr, ACT: tl.constexpr, kernel: tl.constexpr):  # an argument with the name of a parameter of our wrappers
+    at = tl.arange(0, kernel)
     tl.store(x_ptr + at, ACT(tl.load(x_ptr + at)))
 
 
@@ -117,7 +117,7 @@ FOLLOWED: dict[str, tuple[Any, Any]] = {
         lambda x, y, block, mode: copy_kernel[(1,)](x, y, 256, BLOCK=block),
         [{"block": b, "mode": mode} for b in (16, 32) for mode in ("a", "b")],
     ),
-    "functions": (lambda x, y, act: act_kernel[(1,)](x, ACT=act, block=16), [{"act": twice}, {"act": thrice}]),
+    "functions": (lambda x, y, act: act_kernel[(1,)](x, ACT=act, kernel=16), [{"act": twice}, {"act": thrice}]),
     "to an unaligned tensor": (lambda x, y, config: copy_kernel[(1,)](x[1:], y, 16, **config.kwargs), tiles(16, 32)),
     "to several launches": (
         lambda x, y, config: [copy_kernel[(1,)](a, b, 16, **config.kwargs) for a, b in ((x, y), (y, x))] + [act_kernel[(1,)](x, twice, 32)],
