@@ -7,81 +7,14 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
-import torch
-import triton
-import triton.language as tl
 
-from dist_tune import contextual_autotune
 from dist_tune.cache import read_code
 from dist_tune.testing import on_ranks, values
+from tests.cache.hit_program import calls_in, first_call
 from tests.programs import run_python
-
-HEAVY = {"sklearn", "scipy", "pandas", "rich", "typer", "click", "jinja2", "matplotlib", "IPython"}
-"""Packages of the command line, of reports and of tuning, none of which a hit needs."""
-
-
-def calls_in(function: Callable[[], Any], *names: str) -> Counter[str]:
-    """How often ``function`` calls Python functions of these names."""
-    counted: Counter[str] = Counter()
-
-    def count(frame: FrameType, event: str, what: Any) -> None:
-        if event == "call" and frame.f_code.co_name in names:
-            counted[frame.f_code.co_name] += 1
-
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return counted
-
-
-@triton.jit
-def shifted(x):
-    """A callee that both kernels have."""
-    return x + 1.0
-
-
-CONFIGS = [triton.Config({"BLOCK": block}) for block in (16, 32)]
-
-
-@triton.autotune(configs=CONFIGS, key=["n"])
-@triton.jit
-def first_kernel(x_ptr, n, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    tl.store(x_ptr + at, shifted(tl.load(x_ptr + at, mask=at < n)), mask=at < n)
-
-
-@triton.autotune(configs=CONFIGS, key=["n"])
-@triton.jit
-def second_kernel(x_ptr, n, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    tl.store(x_ptr + at, shifted(shifted(tl.load(x_ptr + at, mask=at < n))), mask=at < n)
-
-
-def first_call(rank: int = 0, *, is_dist: bool = True) -> dict[str, Any]:
-    """Tune or hit, and count."""
-
-    def step(x: torch.Tensor) -> None:
-        first_kernel[(1,)](x, 64)
-        second_kernel[(1,)](x, 64)
-
-    tuned = contextual_autotune(is_dist=is_dist, n_repeat=1, n_warmup=0)(step)
-    before, x = set(sys.modules), torch.zeros(64)
-    names = ("record_in", "read_code", "anatomy", "_settings_build_values", "environment", "start")
-    counted = calls_in(lambda: tuned(x), *names)
-    return {
-        "imported": sorted(set(sys.modules) - before), "loaded": sorted(HEAVY & sys.modules.keys()), "counted": counted,
-        "hits": [each.is_recalled for each in tuned.records],
-    }  # fmt: skip
-
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,24 +43,16 @@ def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Pat
     }
     program = (
         "import json; from dist_tune.testing import install_fake_driver; install_fake_driver(); "
-        "from tests.cache.test_hit_costs import first_call; print(json.dumps(first_call(is_dist=False)))"
+        "from tests.cache.hit_program import first_call; print(json.dumps(first_call(is_dist=False)))"
     )
     tuned = run_python("-c", program, env=environment, cwd=ROOT)
     done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert (tuned.returncode, done.returncode) == (0, 0), tuned.stderr + done.stderr
     hit = json.loads(done.stdout.splitlines()[-1])
-    assert hit["hits"] == [True, True]
-    assert hit["loaded"] == []
+    assert (hit["hits"], hit["loaded"]) == ([True, True], [])
     assert [name for name in hit["imported"] if not name.startswith(("triton.", "torch."))] == []
-    counted = hit["counted"]
-    assert {name: counted.get(name, 0) for name in ("record_in", "read_code", "anatomy")} == {
-        "record_in": 2,
-        "read_code": 2,
-        "anatomy": 0,  # in one process nothing is to be told apart
-    }
-    assert counted["environment"] == 1
-    assert counted.get("start", 0) == 0  # no thread: what was measured before needs no watch
-    assert counted.get("_settings_build_values", 0) == 0  # read at import, in the same environment
+    # Settings were read at import, in the same environment. In one process nothing is to be told apart; what was measured needs no watch.
+    assert hit["counted"] == {"record_in": 2, "read_code": 2, "environment": 1}
 
 
 @pytest.mark.once
