@@ -177,7 +177,7 @@ def _table(named: Sequence[tuple[Settled, str]], width: int) -> list[str]:
     # Kernel and config share what numbers and ids leave.
     longest = {name: max(len(row[name]) for row in rows) for name in ("kernel", "config") if name in rows[0]}
     numbers = table([{name: cell for name, cell in row.items() if name not in longest} for row in rows])
-    rest = width - max(map(len, numbers)) - 2 * len(longest)
+    rest = width - max(map(len, numbers), default=0) - 2 * len(longest)
     if is_wide:
         longest["config"] = max(6, min(longest["config"], max(rest - longest["kernel"], rest // 2)))
         rest -= longest["config"]

@@ -96,6 +96,8 @@ def test_many_sites_are_a_table_of_the_ten_with_the_largest_share():
     assert [re.findall(r"\[(\d+)\]", line)[0] for line in lines[1:11]] == [str(i) for i in range(50, 40, -1)]
     assert lines[11].startswith("and 41 more   3.4 s   why: dist-tune show ID   log: ")
     assert len(lines) == 12
+    untimed = [Settled(i, ag_gemm(key=f"[{i}]", candidates=[row(0, None), row(1, None)])) for i in range(6)]
+    assert shown(untimed, 60).splitlines()[1] == "ag_gemm [0]"
 
 
 @pytest.mark.parametrize("columns", [40, 80, 100, 140])
