@@ -11,9 +11,6 @@ from typing import Any
 from triton.runtime import _async_compile
 from triton.runtime.jit import JITFunction
 
-_thread = threading.local()
-"""``refusal`` of a thread within ``refused``."""
-
 
 class SharedContext:
     """A context that the first of several users enters and the last one leaves, on any threads."""
@@ -71,25 +68,28 @@ class Refusal:
 
 
 @contextmanager
-def refused() -> Iterator[Refusal]:
-    """Launches of this thread raise ``NotLoaded`` where they would compile."""
-    before, _thread.refusal = getattr(_thread, "refusal", None), Refusal()
-    try:
-        with _watched():
-            yield _thread.refusal
-    finally:
-        _thread.refusal = before
-
-
-@contextmanager
 def noted(note: Callable[[Any], None]) -> Iterator[None]:
-    """Call ``note(kernel)`` before a launch of any thread compiles a kernel that is not in memory, unless it is refused."""
+    """Call ``note(kernel)`` before a launch of any thread compiles a kernel that is not in memory; the latest first, which may raise."""
     with _watched():
-        _notes.append(note)
+        _notes.insert(0, note)
         try:
             yield
         finally:
             _notes.remove(note)
+
+
+@contextmanager
+def refused() -> Iterator[Refusal]:
+    """Launches of this thread raise ``NotLoaded`` where they would compile."""
+    refusal, thread = Refusal(), threading.get_ident()
+
+    def refuse(kernel: Any) -> None:
+        if threading.get_ident() == thread:
+            refusal.is_raised = True
+            raise NotLoaded
+
+    with noted(refuse):
+        yield refusal
 
 
 def is_compiling(thread: int) -> bool:
@@ -101,10 +101,6 @@ def _do_compile(own: Any) -> Any:
     @functools.wraps(own)
     def do_compile(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         if _async_compile.active_mode.get() is None:  # else Triton is asked, or compiles in the user's threads
-            refusal: Refusal | None = getattr(_thread, "refusal", None)
-            if refusal is not None:
-                refusal.is_raised = True
-                raise NotLoaded
             for note in list(_notes):
                 note(kernel)
         _compiling.add(ident := threading.get_ident())

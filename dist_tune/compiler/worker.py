@@ -29,7 +29,7 @@ IDLE_S = 20.0
 NICENESS = 3
 """The rank's own threads, front end and launches, go first."""
 Made = tuple[dict[str, str | bytes], dict[str, Any], dict[str, float]]
-"""Text of each stage, the metadata that they have written, and the seconds of those that were run."""
+"""Text of each stage, the metadata with what they have written, and the seconds of those that were run."""
 
 
 class Observed:
@@ -110,8 +110,8 @@ def compile_kernel(on_wait: Callable[[], None], ttir: str, target: Any, options:
         source.flush()
         module: Any = ir.parse_mlir_module(source.name, context)
     module.context = context  # the module keeps it alive, as Triton's own modules do
-    given: dict[str, Any] = {"target": target, **vars(options)}
-    metadata, texts, seconds = dict(given), dict[str, str | bytes](), dict[str, float]()
+    metadata: dict[str, Any] = {"target": target, **vars(options)}
+    texts, seconds = dict[str, str | bytes](), dict[str, float]()
 
     def run(names: tuple[str, ...]) -> None:
         nonlocal module
@@ -140,7 +140,7 @@ def compile_kernel(on_wait: Callable[[], None], ttir: str, target: Any, options:
                     written = {name: value for name, value in metadata.items() if name != "num_stages"}
                     kept.write(pickle.dumps(({name: texts[name] for name in STAGES[2:]}, written)))
                     kept.flush()
-    return texts, {name: value for name, value in metadata.items() if name not in given or given[name] != value}, seconds
+    return texts, metadata, seconds
 
 
 def main(descriptor: int, paths: list[str]) -> None:
