@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from dist_tune.cache import CandidateRecord, Seconds, TuningRecord, step_times
-from dist_tune.output.words import amount
 from dist_tune.search import CandidateResult
 from dist_tune.search.plan import Times
-from dist_tune.tuning.results import MAX_BLOCKS, Settled, _candidate, block, headline, names_of, page, summary, table_rows
+from dist_tune.tuning.results import Settled, _candidate, block, headline, names_of, page, summary, table_rows
 from tests.cached_records import candidate, record
 
 pytestmark = pytest.mark.once
@@ -70,23 +69,21 @@ def test_a_file_gets_the_same_lines_without_escapes():
     assert shown([site]).splitlines() == block(site, LOG)
 
 
-@pytest.mark.parametrize("n_sites", [1, MAX_BLOCKS + 1])
-def test_a_narrow_terminal_has_no_line_beyond_its_width(n_sites: int):
-    """40 columns: words go on in the next row, cells of a table end with an ellipsis."""
-    text = shown([Settled(i, ag_gemm(), "085d29") for i in range(n_sites)], 40)
-    assert max(len(line.rstrip()) for line in text.splitlines()) <= 40
-    assert "0.146" in text
-
-
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 160])
-def test_a_table_shortens_names_and_no_numbers(columns: int):
-    """Time, gain and share are whole at any width; kernel and config end with an ellipsis where there is no room."""
-    sites = [Settled(i, ag_gemm(kernel=f"m.a_kernel_with_a_long_name_{i}"), f"{i:06}") for i in range(12)]
-    _, *rows = shown(sites, columns).splitlines()
-    for each in rows[:10]:
-        assert len(each.rstrip()) <= columns
-        assert re.search(r"  0.146  1.43x  59 %( |$)", each)
-    assert ("…" in rows[0]) == (columns < 160)
+def test_no_line_is_beyond_the_terminals_width(columns: int):
+    """Words go on in the next row; in a table kernel and config end with an ellipsis where there is no room, and numbers never do."""
+    block_of_one = shown([Settled(1, ag_gemm(), "085d29")], columns).splitlines()
+    named = shown([Settled(i, ag_gemm(kernel=f"m.a_kernel_with_a_long_name_{i}"), f"{i:06}") for i in range(12)], columns).splitlines()
+    rows = [row(i, 0.5 + i, config=" ".join(f"BLOCK_{k}={i}" for k in range(9))) for i in range(2)]
+    keyed = shown(
+        [Settled(i, ag_gemm(key=f"[{i}{',torch.float32' * 12}]", candidates=rows), "085d29") for i in range(6)], columns
+    ).splitlines()
+    assert max(len(line.rstrip()) for line in [*block_of_one, *named, *keyed]) <= columns
+    assert "0.146" in block_of_one[0]
+    assert all(re.search(r"  0.146  1.43x  59 %( |$)", line) for line in named[1:11])
+    assert ("…" in named[1]) == (columns < 160)
+    assert keyed[0].split()[:4] == ["kernel", "ms", "gain", "step"]
+    assert all("ag_gemm [" in line and "1.500" in line and ("085d29" in line) == (columns >= 80) for line in keyed[1:7])
 
 
 def test_many_sites_are_a_table_of_the_ten_with_the_largest_share():
@@ -98,21 +95,6 @@ def test_many_sites_are_a_table_of_the_ten_with_the_largest_share():
     assert len(lines) == 12
     untimed = [Settled(i, ag_gemm(key=f"[{i}]", candidates=[row(0, None), row(1, None)])) for i in range(6)]
     assert shown(untimed, 60).splitlines()[1] == "ag_gemm [0]"
-
-
-@pytest.mark.parametrize("columns", [40, 80, 100, 140])
-def test_long_keys_leave_room_for_times_and_ids(columns: int):
-    """A kernel with twelve dtypes in its key, and a config of nine fields: both are shortened before a number is."""
-    rows = [row(i, 0.5 + i, config=" ".join(f"BLOCK_{k}={i}" for k in range(9))) for i in range(2)]
-    sites = [Settled(i, ag_gemm(key=f"[{i}{',torch.float32' * 12}]", candidates=rows), "085d29") for i in range(6)]
-    lines = shown(sites, columns).splitlines()
-    assert lines[0].split()[:4] == ["kernel", "ms", "gain", "step"]
-    assert all("ag_gemm [" in line and "1.500" in line and ("085d29" in line) == (columns >= 80) for line in lines[1:7])
-
-
-@pytest.mark.parametrize(("n", "text"), [(0, "0 sites"), (1, "1 site"), (2, "2 sites")])
-def test_one_site_is_no_sites(n: int, text: str):
-    assert amount(n, "site") == text
 
 
 def test_the_table_is_aligned_and_names_a_reason_for_each():
@@ -152,76 +134,58 @@ def test_the_log_of_20_sites_fits():
     assert len(summary("f", sites, Seconds(), {})) <= 70
 
 
-def test_the_step_before_and_after():
-    """Of two sites the differences that their first configs make are added up; without one of them there is no first."""
-    sites = [ag_gemm(candidates=[row(0, 1.0 + i), row(1, 0.5)]) for i in (1, 2)]
-    assert step_times(sites) == pytest.approx((0.6 + 1.5 + 2.5, 0.6))
-    untimed = ag_gemm(candidates=[row(0, None, failure=SMEM), row(1, 0.5)])
-    assert step_times([*sites, untimed]) == pytest.approx((None, 0.6))
-
-
-LOG_SUMMARY_WORDS = Path("rank-0.log")
 DTYPES = ",triton.language.bfloat16,torch.bfloat16,torch.int64,torch.int32"
 
 
-def test_a_block_names_the_values_of_the_key_alone():
-    """The dtypes of all arguments are in the log."""
-    (first, *_) = block(Settled(1, ag_gemm(key=f"[4096,True{DTYPES}]")), LOG_SUMMARY_WORDS)
-    assert first.startswith("ag_gemm [4096, True, bf16]  0.146 ms, ")
-
-
 @pytest.mark.parametrize("n_sites", [2, 7])
-def test_sites_that_differ_in_dtypes_alone_show_them(n_sites: int):
-    """In blocks and in a table; two of one kernel and key are told apart by the number that the log gives them."""
+def test_a_site_is_named_by_the_values_of_its_key(n_sites: int):
+    """With dtypes only where sites differ in these alone, in blocks and in a table; those of one kernel and key have the log's number."""
+    (first, *_) = block(Settled(1, ag_gemm(key=f"[4096,True{DTYPES}]")), LOG)
+    assert first.startswith("ag_gemm [4096, True, bf16]  0.146 ms, ")
     keys = ["[64,torch.bfloat16,torch.float32]", "[64,torch.bfloat16,torch.bfloat16]", *["[8]"] * (n_sites - 2)]
     text = shown([Settled(i, ag_gemm(key=key)) for i, key in enumerate(keys)])
-    assert "ag_gemm [64, bf16, fp32]  " in text
-    assert "ag_gemm [64, bf16, bf16]  " in text
+    assert [name in text for name in ("ag_gemm [64, bf16, fp32]  ", "ag_gemm [64, bf16, bf16]  ")] == [True, True]
     assert text.count("ag_gemm [8] (site ") == n_sites - 2
+    assert names_of([Settled(k, ag_gemm(key="[1]")) for k in (1, 2)]) == [f"ag_gemm [1] (site {k} of the log)" for k in (1, 2)]
 
 
-def test_names_of_sites_differ():
-    names = names_of([Settled(1, ag_gemm(key="[1]")), Settled(2, ag_gemm(key="[1]"))])
-    assert names == ["ag_gemm [1] (site 1 of the log)", "ag_gemm [1] (site 2 of the log)"]
+def left_race(ms: float, step_ms: float) -> CandidateRecord:
+    return row(0, ms, closure_ms=step_ms, left="left the race after rung 0")
 
 
-def test_a_winner_that_is_slower_by_its_kernel_says_so_in_words():
-    """The step was faster with it: "0.95x the first config" would read like a gain."""
-    rows = [row(0, 0.2169, closure_ms=0.3), row(1, 0.2293, closure_ms=0.25)]
-    told = headline(record(candidates=rows, winner=1, closure_weight=1.0, reason="fastest step"))
-    assert "6 % slower than the first config by its kernel (0.217 ms)" in told
-    assert told.endswith("chosen because the step is faster")
-    assert "0.95x" not in told
+HEADLINES: list[Any] = [
+    # The step was faster with it: "0.95x the first config" would read like a gain.
+    ([row(0, 0.2169, closure_ms=0.3), row(1, 0.2293, closure_ms=0.25)], {"closure_weight": 1.0},
+     ["6 % slower than the first config by its kernel (0.217 ms)", "chosen because the step is faster"], "0.95x"),
+    ([row(0, 0.5), row(1, 0.1)], {}, ["5.0x the next"], "ahead"),  # a reader of "263.2 % ahead" has to compute
+    ([row(0, None), row(1, 0.5), row(2, 0.6)], {}, [", the first config was not timed, "], "x the first"),
+]  # fmt: skip
 
 
-def test_a_lead_of_more_than_the_time_itself_is_a_factor():
-    """A reader of "263.2 % ahead" has to compute."""
-    told = headline(ag_gemm(candidates=[row(0, 0.5), row(1, 0.1)]))
-    assert "5.0x the next" in told
-    assert "ahead" not in told
+@pytest.mark.parametrize(("rows", "changes", "words", "never"), HEADLINES)
+def test_a_headline_reads_as_it_is_meant(rows: list[CandidateRecord], changes: dict[str, Any], words: list[str], never: str):
+    told = headline(ag_gemm(candidates=rows, **changes))
+    assert [word for word in words if word not in told] == []
+    assert never not in told
 
 
-def test_the_step_before_is_no_sum_of_what_other_sites_tried():
-    """In the race other sites tried candidates beside the first config: 3.4 ms was told of a step that its kernels slow down by 0.2 ms."""
-    rows = [row(0, 0.7, closure_ms=3.0, left="left the race after rung 0"), row(1, 0.5, closure_ms=1.0)]
-    assert step_times([ag_gemm(candidates=rows)] * 2) == pytest.approx((1.4, 1.0))
-    finalist = [row(0, 0.7, closure_ms=1.1, left="left the finals after round 0"), rows[1]]
-    assert step_times([ag_gemm(candidates=finalist)]) == pytest.approx((1.1, 1.0))
+STEPS: list[Any] = [
+    # Of two sites the differences that their first configs make are added up; without one of them there is no first.
+    ([[row(0, 1.0 + i), row(1, 0.5)] for i in (1, 2)], 1, (0.6 + 1.5 + 2.5, 0.6)),
+    ([*([row(0, 1.0 + i), row(1, 0.5)] for i in (1, 2)), [row(0, None, failure=SMEM), row(1, 0.5)]], 1, (None, 0.6)),
+    # In the race other sites tried candidates beside the first config: 3.4 ms was told of a step that its kernels slow down by 0.2 ms.
+    ([[left_race(0.7, 3.0), row(1, 0.5, closure_ms=1.0)]] * 2, 1, (1.4, 1.0)),
+    ([[row(0, 0.7, closure_ms=1.1, left="left the finals after round 0"), row(1, 0.5, closure_ms=1.0)]], 1, (1.1, 1.0)),
+    # The winner's kernel is slower, and its step faster: by how much, the race does not tell.
+    ([[left_race(0.4, 3.0), row(1, 0.5, closure_ms=1.0)]], 1, (None, 1.0)),
+    ([[row(0, 0.4), row(1, 0.5)]], 0, (0.5, 0.5)),
+]
 
 
-def test_nothing_is_told_of_the_step_before_where_only_a_race_timed_it():
-    """The winner's kernel is slower, and its step faster: by how much, the race does not tell."""
-    rows = [row(0, 0.4, closure_ms=3.0, left="left the race after rung 0"), row(1, 0.5, closure_ms=1.0)]
-    assert step_times([ag_gemm(candidates=rows)]) == (None, 1.0)
-
-
-def test_the_first_config_loses_nothing_to_itself():
-    assert step_times([ag_gemm(winner=0, candidates=[row(0, 0.4), row(1, 0.5)])]) == pytest.approx((0.5, 0.5))
-
-
-def test_a_first_config_without_a_time_is_told_of():
-    """No gain stands there, and the reader would look for it."""
-    assert ", the first config was not timed, " in headline(ag_gemm(candidates=[row(0, None), row(1, 0.5), row(2, 0.6)]))
+@pytest.mark.parametrize(("sites", "winner", "expected"), STEPS)
+def test_the_step_before_and_after(sites: list[list[CandidateRecord]], winner: int, expected: Any):
+    """No sum of what other sites tried in the race, and nothing where only a race has timed it."""
+    assert step_times([ag_gemm(candidates=rows, winner=winner) for rows in sites]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("closure_ms", "n_launches", "step_ms"), [(0.5, 1, 0.5), (0.1057, 1, 0.2), (0.3, 2, 0.4)])
