@@ -110,32 +110,6 @@ def test_a_function_that_changes_its_argument_does_so_once(is_counted: bool):
     assert c.tolist() == [5.0] * 4
 
 
-class Counts(torch.nn.Module):
-    total: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.ones(2))
-        self.register_buffer("total", torch.zeros(2))
-
-    @autotune(BLOCKS, None, **QUICK)
-    def step(self, state: dict[str, Any], block: int) -> torch.Tensor:
-        self.total.add_(1)
-        state["moments"][0].mul_(2)
-        with torch.no_grad():
-            self.scale.add_(1)
-        return self.scale * self.total
-
-
-def test_arguments_in_containers_and_of_modules_count():
-    """Lists and dicts of tensors, parameters and buffers; views of one memory; elements that share memory."""
-    module: Any = Counts()
-    state: Any = {"moments": [torch.ones(2)], "view": torch.ones(6)[1:4], "expanded": torch.ones(1).expand(4)}
-    assert module.step(state).tolist() == [2.0, 2.0]
-    assert module.total.tolist() == [1.0, 1.0]
-    assert state["moments"][0].tolist() == [2.0, 2.0]
-
-
 def is_told(result: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> bool:
     return torch.allclose(out, x + 1)
 
@@ -234,28 +208,3 @@ def test_tensors_of_all_kinds_are_put_back(make: Callable[[], torch.Tensor]):
     before = parts(c)
     step(c)
     torch.testing.assert_close(parts(c), [2 * each for each in before], equal_nan=True)
-
-
-def test_gradients_are_those_of_one_call():
-    """Of a function that writes to a tensor through which a backward pass goes, and of one that makes that pass itself."""
-
-    def forward(c: torch.Tensor, block: int) -> torch.Tensor:
-        return c.mul_(3)
-
-    @autotune(BLOCKS, None, **QUICK)
-    def both(x: torch.Tensor, y: torch.Tensor, block: int) -> None:
-        (x * y).sum().backward()
-
-    x: Any = torch.ones(4, requires_grad=True)
-    y: Any = torch.ones(4, requires_grad=True)
-    tuned: Any = autotune(BLOCKS, None, **QUICK)(forward)
-    tuned(2 * x).sum().backward()
-    mine: Any = x.grad
-    assert mine.tolist() == [6.0] * 4
-    both(x, y)
-    assert x.grad is mine
-    assert (mine.tolist(), y.grad.tolist()) == ([7.0] * 4, [1.0] * 4)
-    view = (2 * x)[:2]
-    again: Any = autotune(BLOCKS, None, **QUICK)(forward)
-    again(view)
-    assert view.tolist() == [6.0] * 2
