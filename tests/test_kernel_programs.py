@@ -121,18 +121,6 @@ def test_commands_of_the_documents_end_right_and_leave_a_log_for_each_rank(tmp_p
     assert sorted(path.name for path in (tmp_path / ".autotune_logs").iterdir()) == logs
 
 
-@pytest.mark.slow  # tests/ranks/test_recall.py and the README's example go on from a cache
-def test_a_second_run_takes_the_winner_from_the_cache_and_says_so(tmp_path: Path):
-    """The same winner, when it was tuned and how to do it again; the function has its module's name also where its file is the program."""
-    runs = [run(tmp_path, "ag_gemm", "--case", "tune", "--tuner", "function", "--shape", "2,16,8", n_ranks=2) for _ in range(2)]
-    first, second = (done.stdout for done in runs)
-    assert "from the cache, tuned 20" not in first
-    assert "from the cache, tuned 20" in second
-    assert "DIST_TUNE_ALWAYS_TUNE=1 tunes anew" in second
-    assert len({line for done in (first, second) for line in done.splitlines() if line.startswith("winner of ")}) == 1
-    assert {path.name for path in (tmp_path / "cache").iterdir()} == {"journals", "kernels.ag_gemm.ag_gemm"}
-
-
 @pytest.mark.parametrize(
     ("program", "n_ranks", "options", "message"),
     [

@@ -196,14 +196,3 @@ def test_a_program_that_uses_the_wheel_is_type_checked(python: Path, tmp_path: P
     lines = PROGRAM.splitlines()
     found = {lines[int(number) - 1] for number in re.findall(r"^program\.py:(\d+): error", done.stdout, re.MULTILINE)}
     assert found == {line for line in lines if line.endswith("# wrong")}, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_the_installed_launcher_starts_ranks(python: Path, tmp_path: Path):
-    """From an empty folder, with the installed package: two CPU ranks, each with the script's words."""
-    (tmp_path / "job.py").write_text(
-        'import os, sys\nos.write(1, f\'{os.environ["RANK"]} {sys.argv[1:]} {os.environ.get("PYTHONPATH")}\\n\'.encode())\n'
-    )
-    done = run(["env", "CUDA_VISIBLE_DEVICES=", str(python), "-m", "dist_tune", "launch", "job.py", "--help"], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["0 ['--help'] None", "1 ['--help'] None"]
