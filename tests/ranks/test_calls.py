@@ -156,7 +156,7 @@ def test_any_arguments_will_do(rank: int):
 def test_graph_capture_uses_known_winners_and_tunes_nothing(rank: int):
     """Under capture a known key runs, also at new shapes of other arguments; an unknown one is a clear error, also in the first call."""
     kernel, other, captures = autotuned(blocks=(16, 32)), autotuned(blocks=(16, 32)), [True]
-    step = tuned(kernel)
+    step = tuned(kernel, lambda x: launch(kernel, torch.zeros(64 if x.numel() < 128 else 128)))
 
     def closure() -> None:
         captures[0] = True
@@ -171,8 +171,9 @@ def test_graph_capture_uses_known_winners_and_tunes_nothing(rank: int):
             step(torch.zeros(64))
         captures[0] = False
         step(torch.zeros(64))
-        captures[0] = True
-        assert step(torch.zeros(64))[0] == 1.0
+        captures[0], before = True, log()
+        assert [step(torch.zeros(n))[0] for n in (64, 65)] == [1.0, 1.0]
+        assert log() == before
         with pytest.raises(CaptureError, match="before the capture"):
             step(torch.zeros(128))
         captures[0] = False

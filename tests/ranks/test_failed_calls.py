@@ -65,7 +65,7 @@ def _without_collective(rank: int) -> None:
         if rank == 1 and len(runs) == 4:
             raise RuntimeError("mine")
 
-    tuned(kernel, step, n_repeat=50)(torch.zeros(64))
+    tuned(kernel, step, n_repeat=50, search="exhaustive")(torch.zeros(64))
 
 
 def _interrupted(rank: int, n_verdicts: int = 1) -> None:
