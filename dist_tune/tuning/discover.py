@@ -16,6 +16,7 @@ from dist_tune.search import PriorTimes
 from dist_tune.settings import shared_settings
 from dist_tune.sites import Outcome, RankManifest, SiteManifest, reduce_manifests
 from dist_tune.tuning.context import Closure, TuningContext
+from dist_tune.tuning.notices import of_process
 
 _MAX_DISCOVERIES = 4
 _told_settings: set[str] = set()
@@ -82,7 +83,7 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
     if records:
         days = sorted({f"{record.tuned_at:%Y-%m-%d}" for record in records.values()})
         text = f"{context.name}: {amount(len(records), 'site')} from the cache, tuned {' to '.join(dict.fromkeys([days[0], days[-1]]))}"
-        context.notices.note(context.story, "hit", text)
+        of_process.note(context.story, f"hit {context.name}", text)  # not of the object: a factory may decorate in every call
     for label in manifest.cached.keys() - records.keys():  # of other ranks: this one may come to it later
         context.sites.apply(label, Outcome(manifest.cached[label].winner))
     context.sites.tell(records, is_hit=True)

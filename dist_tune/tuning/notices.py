@@ -69,7 +69,7 @@ class Notices:
             log.info(text, shown=True)
 
 
-_of_process = Notices()
+of_process = Notices()
 """Told once for all decorated objects."""
 
 
@@ -147,7 +147,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
     """Before sites are tuned: untested versions, candidates that prune rules removed, and why the nearest record does not count."""
     if newer := newer_than_tested({"torch": torch.__version__, "triton": triton_version()}):
-        _of_process.say(context.story, "versions", f"{newer}. If a tuning fails, try a tested version; dist-tune doctor tries each part")
+        of_process.say(context.story, "versions", f"{newer}. If a tuning fails, try a tested version; dist-tune doctor tries each part")
     numbers = context.story.numbers
     pruned: dict[str, tuple[int, int]] = {}
     missed: dict[str, str] = {}

@@ -98,25 +98,32 @@ def _work(x: int, block: int) -> int:
     return x
 
 
-def _tuned(**options: Any) -> Any:
+def _tuned(function: Any = _work, **options: Any) -> Any:
     """The function decorated anew, as in another process."""
-    return autotune(BLOCKS, lambda x: x, n_warmup=0, n_repeat=1, **options)(_work)
+    return autotune(BLOCKS, lambda x: x, n_warmup=0, n_repeat=1, **options)(function)
 
 
 @pytest.mark.parametrize(("verbosity", "n_told"), [("normal", 1), ("quiet", 0)])
 def test_a_hit_is_told_once(settings: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], verbosity: str, n_told: int):
-    """Of two keys that the cache has, the first is told, with the day of its tuning; neither leaves events."""
+    """Of two keys that the cache has, and of a factory that decorates in every call, the first, with the day; none leaves events."""
+
+    def work(x: int, block: int) -> int:
+        return x
+
+    work.__qualname__ = f"work_{tmp_path.name}"  # none that this process has told of
     settings.setenv("DIST_TUNE_VERBOSITY", verbosity)
-    first = _tuned()
+    first = _tuned(work)
     assert [first(1), first(2)] == [1, 2]
     events = (tmp_path / "logs" / "rank-0.jsonl").read_text()
     capsys.readouterr()
-    again = _tuned()
-    assert [again(1), again(2), again(1)] == [1, 2, 1]
+    again = _tuned(work)
+    assert [again(1), again(2), again(1), _tuned(work)(2)] == [1, 2, 1, 2]
     assert [each.is_recalled for each in again.records] == [True, True]
     told = [line for line in capsys.readouterr().err.splitlines() if line]
     assert len(told) == n_told
-    assert all(line.startswith("dist_tune: tests.tuning.test_notices._work: 1 site from the cache, tuned 20") for line in told)
+    assert all(
+        line.startswith(f"dist_tune: tests.tuning.test_notices.{work.__qualname__}: 1 site from the cache, tuned 20") for line in told
+    )
     assert (tmp_path / "logs" / "rank-0.jsonl").read_text() == events
 
 
