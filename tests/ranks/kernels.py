@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -65,10 +64,3 @@ def tuned(kernel: Any, closure: Any = None, **options: Any) -> Any:
 def is_unpatched() -> bool:
     """Whether ``Autotuner.run`` has Triton's own code: none of its constants is ours."""
     return not any(type(constant).__module__.startswith("dist_tune") for constant in Autotuner.run.__code__.co_consts)
-
-
-def copy_of(function: FunctionType) -> FunctionType:
-    """Another function object with the same code."""
-    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    copy.__annotations__ = function.__annotations__
-    return copy

@@ -22,7 +22,7 @@ from tests.cases import further
 from tests.compiler.test_candidate import in_memory
 from tests.ranks.functions import failures
 from tests.ranks.jobs import edited, job, records
-from tests.ranks.kernels import add_kernel, autotuned, best, configs, copy_of, launch, tuned
+from tests.ranks.kernels import add_kernel, autotuned, best, configs, launch, tuned
 from tests.ranks.world import gathered
 from tests.shared_worlds import log, on_each_rank
 
@@ -130,22 +130,6 @@ def test_threads_compile_beside_the_discovery_replay(rank: int):
 
     tuned(None, closure, is_dist=False)(torch.zeros(64))
     assert seen[0] == 3
-
-
-@pytest.mark.once
-@on_each_rank(modes=("fake",))
-def test_a_kernel_defined_anew_in_every_replay(rank: int):
-    """One site; later objects find on disk what was compiled for the first."""
-    blocks, kernels = compiled(), list[Any]()
-
-    def closure(x: torch.Tensor) -> None:
-        kernels.append(triton.jit(copy_of(add_kernel.fn)))
-        launch(autotuned(kernels[-1], blocks=(16, 32)), x)
-
-    step = tuned(None, closure)
-    step(torch.zeros(64))
-    assert by_ranks(blocks, 0, 1) == [32]
-    assert (failures(step), len(step.records), len({*map(id, kernels)}) > 2) == ([None, None], 1, True)
 
 
 @pytest.mark.once
