@@ -115,8 +115,8 @@ class Reachable:
     """Iterators, DataLoaders, queues, files to read and private random generators, described: a run takes from them for good."""
     names: dict[int, str] = field(default_factory=dict)
     """Identity of an object -> its name."""
-    parameters: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    """Tensors that autograd makes gradients of, with their names."""
+    parameters: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
+    """Tensors that autograd makes gradients of, by identity, with their names."""
     shared: set[int] = field(default_factory=set)
     """Identities of objects that lead to memory which peers can reach: what else they hold may count for peers, too."""
 
@@ -147,8 +147,7 @@ def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     while waiting and len(seen) < _MAX_OBJECTS:
         name, value, kind, depth, owners = waiting.pop()
         if isinstance(value, torch.Tensor):
-            if value.is_leaf and value.requires_grad:
-                found.parameters.append((name, value))
+            if value.is_leaf and value.requires_grad and found.parameters.setdefault(id(value), (name, value))[0] == name:
                 for tensor in plain_tensors(value.grad) if value.grad is not None else ():
                     _enter(found, tensor, Leaf(f"{name}.grad", tensor, True, ()))
             if type(value) in (torch.Tensor, torch.nn.Parameter):  # and no wrapper, whose attributes are its parts
@@ -175,8 +174,7 @@ def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
             if isinstance(value, _TRAINING):
                 found.training = found.training or name
             if isinstance(value, torch.nn.Module):
-                held = (("_parameters", value._parameters), ("_buffers", value._buffers))
-                found.holders += [Holder(f"{name}.{path}", each, True) for path, each in held]
+                found.holders += [Holder(f"{name}.{path}", getattr(value, path), True) for path in ("_parameters", "_buffers")]
             if isinstance(value, list | tuple | set | deque) or is_mapping(value):
                 rest = islice(value, _MAX_ITEMS, None)
                 found.is_cut |= any(not isinstance(each, int | float | str | bytes | None) for each in rest)

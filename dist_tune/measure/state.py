@@ -117,7 +117,7 @@ class StepState:
         if names := [self._tensors[key].name for key in moved if self._tensors[key].is_state]:  # by resize_ or .data =: a probe would again
             return f"gives other memory to {_listed(names)}"
         made = set[int]()
-        for name, tensor in self._reached.parameters:
+        for name, tensor in self._reached.parameters.values():
             self._gradients.append((tensor, tensor.grad))
             parts = {id(each) for each in plain_tensors(tensor.grad)} if tensor.grad is not None else set()
             if tensor.grad is not None and self._is_watched and not parts & before.keys():
