@@ -177,7 +177,7 @@ def test_what_the_tests_install_is_what_is_tested():
 def test_newer_versions_are_told_of_once(settings: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """One line for all tunings of a process, on the terminal of the first rank and in the log."""
     settings.setattr(notices, "TESTED", {"torch": ("1.0", "1.1"), "triton": ("3.6", "99.0")})
-    settings.setattr(notices, "_of_process", notices.Notices())
+    settings.setattr(notices, "of_process", notices.Notices())
     for x in (1, 2):
         assert _tuned()(x) == x
     told = " ".join(capsys.readouterr().err.split())
