@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dist_tune.testing import Outcome, on_ranks
+from dist_tune.testing import Outcome
 from tests.faults.jobs import DEADLINE_S, FAULTS, PHASES, VICTIM, Face, Phase, run
+from tests.ranks.worlds import on_ranks
 
 MAX_PLAYS = 5
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
@@ -107,9 +108,7 @@ def _play(case: Case) -> Result:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         env = _environment(folder)
-        outcomes = on_ranks(
-            case.n_ranks, run, case.phase, case.fault, case.on_all, case.face, env=env, timeout_s=4 * DEADLINE_S + 10, clock="exact"
-        )
+        outcomes = on_ranks(case.n_ranks, run, case.phase, case.fault, case.on_all, case.face, env=env, timeout_s=4 * DEADLINE_S + 10)
         left = [*_left_processes(folder), *(each.name for each in (folder / "tmp").iterdir())]
         again = on_ranks(case.n_ranks, run, case.phase, "nothing", False, case.face, env=env)[0].value
     return Result(case, outcomes, None if again is None else int(again["n_runs"]), left)
