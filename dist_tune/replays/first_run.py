@@ -132,10 +132,10 @@ class FirstRun:
     def go_back(self) -> None:
         """To the state that the run has left."""
         if not self._is_accepted and self.is_probed:
-            if self._undo is not None:
-                self._undo.exchange()
             if self._state is not None:
                 self._state.put_back()
+            if self._undo is not None:  # after it: the probe's copies of such memory are of before the first run
+                self._undo.exchange()
             self._after.restore()
         elif self._is_accepted:  # an error: what it was about may never let the device go on
             self._after.restore()

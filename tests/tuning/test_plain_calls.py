@@ -39,8 +39,8 @@ def test_a_step_that_must_not_be_repeated_is_not_tuned(rank: int, case: str):
 @on_each_rank(1, cases=["rt", "srsr", "tsrtr"], is_dist=False)
 def test_atomics_of_several_kernels_into_one_tensor_add_once(rank: int, case: str):
     """The tensor is an argument of the step, or a default of it."""
-    for is_argument, faces in [(True, [*steps.FACES]), (False, ["contextual"])]:
-        found = steps.beside_plain(partial(steps.atomics, order=case, is_argument=is_argument), faces)
+    for is_argument in (True, False):
+        found = steps.beside_plain(partial(steps.atomics, order=case, is_argument=is_argument))
         assert all(is_plain for is_plain, _ in found), (is_argument, found)
 
 
