@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,25 @@ def test_an_option_is_named(decorator: Any, options: dict[str, Any], words: str)
     with pytest.raises(TypeError, match=words) as caught:
         decorator(**options)
     assert " at 0x" not in str(caught.value)
+
+
+@pytest.mark.parametrize("decorator", [contextual_autotune, partial(autotune, **SPACE)])
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"n_repeat": 0}, ValueError, "need n_repeat >= 1, got 0"),
+        ({"n_repeat": 1.5}, TypeError, "n_repeat must be .*got 1.5"),
+        ({"n_warmup": -1}, ValueError, "need n_warmup >= 0, got -1"),
+        ({"n_warmup": True}, TypeError, "n_warmup must be .*got True"),
+        ({"budget_s": 0}, ValueError, "need budget_s >= 0.001, got 0"),
+        ({"search": "random"}, ValueError, "search must be one of .* got 'random'"),
+        ({"release": 3}, TypeError, "release must be a list .* got 3"),
+    ],
+)
+def test_a_number_or_word_out_of_range_is_named(decorator: Any, options: dict[str, Any], error: type[Exception], words: str):
+    """By both decorators, with the value."""
+    with pytest.raises(error, match=words):
+        decorator(**options)(step)
 
 
 @pytest.mark.parametrize(
