@@ -14,9 +14,9 @@ pytest := $(python) -m pytest
 on_newer := PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(pytest) -m "not gpu and not slow and not once"
 # Runs of like length, side by side: tests of several processes wait much and compute little.
 first := tests/ranks/test_[a-q]*.py
-second := tests/ranks/test_[r-z]*.py tests/examples
-third := tests/faults tests/offline tests/compiler
-last := $(addprefix --ignore=,tests/ranks tests/examples $(third))
+second := tests/ranks/test_[r-z]*.py tests/examples tests/compiler tests/cli
+third := tests/faults tests/offline
+last := $(addprefix --ignore=,tests/ranks tests/examples tests/compiler tests/cli $(third))
 fast := not gpu and not slow and not processes
 half := benchmarks/tests tests/measure tests/offline tests/report tests/search
 
