@@ -49,7 +49,9 @@ class Ranks(Meetings):
             # Groups of other members may have the same name.
             name = f"dist_tune/{group.group_name}/{sha256(str(members).encode()).hexdigest()[:16]}"
             _generations[name] += 1
-            store = dist.PrefixStore(f"{name}/{_generations[name]}", own_client(c10d._get_default_store()))
+            # Held until this process ends, which may be its server: peers answer until then, and torch tells each of a lost one at length.
+            self._job_store = c10d._get_default_store()
+            store = dist.PrefixStore(f"{name}/{_generations[name]}", own_client(self._job_store))
             super().__init__(store, dist.get_rank(), members, deadline_s)
         self.activity.calls = _calls.setdefault(() if group is None else self.members, {})
         self.is_alone = group is None

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import socket
 import threading
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from dist_tune import autotune
+from dist_tune.testing import values
 from tests.cases import further
 from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.stuck import left_with
@@ -104,3 +110,26 @@ def test_the_last_rank_goes_on_with_configs_it_knows(face: str, is_late: bool):
     """New shapes and new keys after the host of the store has ended its program are no error: nothing is tuned."""
     _, outcome = on_ranks(2, _host_ends, face, is_late)
     assert (outcome.error, outcome.value) == ("", [128.0, 192.0, 256.0]), outcome.message
+
+
+def _group_ends(rank: int) -> bool:
+    over_tcp(rank)
+    tuned(autotuned(blocks=(16, 32)))(torch.zeros(64))
+    store: Any = c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    port = store.port
+    dist.barrier()
+    del store
+    dist.destroy_process_group()
+    gc.collect()
+    if rank > 0:
+        return True
+    with contextlib.suppress(dist.DistError):
+        return bool(dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=2)))
+    return False
+
+
+def test_the_host_of_the_store_lives_as_long_as_its_process():
+    """Not only as long as the group: threads of peers that still answer would end in torch's warnings, with a stack each."""
+    assert values(on_ranks(2, _group_ends)) == [True, True]
