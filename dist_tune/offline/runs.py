@@ -16,10 +16,9 @@ import torch
 from dist_tune.cache import Code, anatomy, digest
 from dist_tune.compiler import reason_of
 from dist_tune.configs import describe_all
-from dist_tune.errors import CommunicatesError
-from dist_tune.measure import Checker, Matches, Span, is_interpreted
+from dist_tune.measure import Checker, Matches, Span
 from dist_tune.offline.problem import Problem, Run, SearchOptions
-from dist_tune.runtime import FunctionLaunch, RecordedLaunch, TunableFunction, Undo, dry_run, refusing_talk
+from dist_tune.runtime import FunctionLaunch, TunableFunction, Undo, refusing_talk
 from dist_tune.sites import is_fatal
 from dist_tune.validation import spelled
 
@@ -43,7 +42,6 @@ class RunLaunch(FunctionLaunch):
         function = TunableFunction(self.made, list(configs), describe_all(configs), key_fn=None, prune_fn=None, check=None, bucket=None)
         super().__init__(function, key=(), slot_key=(), args=(), kwargs={}, is_whole=True)
         self.name = problem.name
-        self.dry_run = self._dry_run if is_alone and not is_interpreted() else None  # collectives would be made in a dry run
         self._index = {id(config): i for i, config in enumerate(configs)}
         self._problem, self._options = problem, options
         # All that measurements depend on beside the machine. Before the factory runs, which may keep what it makes.
@@ -135,16 +133,6 @@ class RunLaunch(FunctionLaunch):
     def _watched(self, run: Run) -> Any:
         with refusing_talk(self.name) if self._refuses_talk else nullcontext():
             return run()
-
-    def _dry_run(self, config: dict[str, Any], label: str) -> list[RecordedLaunch]:
-        """The launches inside a run, which are not made."""
-        index = self._index[id(config)]
-        try:
-            return dry_run(partial(self._watched, self.made(index)[0]), label, index)
-        except CommunicatesError:
-            raise
-        except Exception:  # noqa: BLE001  # without results a run may fail; where it fails with them, that is a vote
-            return []
 
 
 def _is_memory_short() -> bool:

@@ -135,8 +135,6 @@ class TunableFunction:
 class FunctionLaunch(Tunable):
     """One call. A launch whose kernel is the whole function."""
 
-    is_recorded = True
-
     def __init__(
         self, tunable: TunableFunction, key: Hashable, slot_key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_whole: bool
     ) -> None:

@@ -1,7 +1,6 @@
-"""Launches of Triton's kernels: heard while they are made, recorded or left out, and compiled ahead with other configs.
+"""Launches of Triton's kernels: heard while they are made, recorded, and compiled ahead with other configs.
 
-All but the launches of a dry run is done, with outputs of any content, so a dry run is for code that does not wait for the results of
-kernels. Most functions pass the fields of their config on to a Triton kernel, under the same names; so one recorded launch, with those
+Most functions pass the fields of their config on to a Triton kernel, under the same names; so one recorded launch, with those
 fields exchanged, predicts what every other config will compile. The prediction can be wrong where other arguments follow from the config,
 so it drops no config: a launch that does not compile or load fails when it is made after all, on all ranks alike.
 Knows Triton's launches and torch's operators; nothing of search or files.
@@ -13,7 +12,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from threading import get_ident
@@ -22,21 +21,18 @@ from typing import Any, NoReturn
 import torch
 import triton
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 from dist_tune.compiler import SharedContext, replaced
 from dist_tune.configs import FunctionConfig
 from dist_tune.distributed import is_symmetric
 from dist_tune.errors import CommunicatesError
-from dist_tune.measure import RngState, tensors_in
+from dist_tune.measure import tensors_in
 
 _MAX_OF_KERNEL = 2
 """Recorded launches of a kernel at one site, so that a loop does not hide the other kernels."""
 _MAX_LAUNCHES = 8
 """Of one function; each costs about 0.1 ms a candidate to ask for."""
-_MAX_OF_DRY_RUN = 64
-"""Launches of a dry run, which ends there: a loop that waits for a kernel's result has no other end."""
 _COLLECTIVE = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 """Namespaces of torch's operators that other ranks take part in."""
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
@@ -181,17 +177,14 @@ class LaunchRecorder:
 
     def _note(self, run: Run, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._at is not None and isinstance(kernel, JITFunction):
-            launch = _recorded(*self._at, kernel, args, kwargs)
+            given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs, "grid": None}  # a grid may hold tensors, too
+            launch = RecordedLaunch(*self._at, kernel, {name: _without_memory(value) for name, value in given.items()}, len(args))
             for each, reason in self.failures:
                 if (each.label, each.candidate) == self._at and each.is_like(launch):
                     raise PredictedFailureError(reason)
             if sum(each.label == launch.label and each.kernel is kernel for each in self.launches) < _MAX_OF_KERNEL:
                 self.launches.append(launch)
         return run(kernel, *args, **kwargs)
-
-
-class _Ended(BaseException):
-    """Ends a dry run; not an ``Exception``, which the run may catch."""
 
 
 class _Watch(TorchDispatchMode):
@@ -228,38 +221,6 @@ def refusing_talk(name: str) -> Iterator[None]:
 
     with around_launches(note), _Watch(refuse):
         yield
-
-
-def dry_run(run: Callable[[], Any], label: str, candidate: int) -> list[RecordedLaunch]:
-    """The launches of a run with a candidate of site ``label``, which are not made.
-
-    Kernels of ``triton.autotune`` are left out, because their config is not known.
-
-    Raises:
-        Exception: from the run, possibly only because nothing was computed.
-    """
-    launches: list[RecordedLaunch] = []
-    ident, state = get_ident(), RngState()
-
-    def note(run: Run, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        launches.append(_recorded(label, candidate, kernel, args, kwargs))
-        if len(launches) >= _MAX_OF_DRY_RUN:
-            raise _Ended
-
-    def skip(run: Callable[..., object]) -> Callable[..., object]:
-        return lambda tuner, /, *args, **kwargs: None if get_ident() == ident else run(tuner, *args, **kwargs)
-
-    try:
-        with suppress(_Ended), around_launches(note), replaced(Autotuner, "run", skip):
-            run()
-    finally:
-        state.restore()
-    return launches
-
-
-def _recorded(label: str, candidate: int, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedLaunch:
-    given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs, "grid": None}  # a grid may hold tensors, too
-    return RecordedLaunch(label, candidate, kernel, {name: _without_memory(value) for name, value in given.items()}, len(args))
 
 
 def _without_memory(value: Any) -> Any:

@@ -10,7 +10,6 @@ import torch
 
 from dist_tune.cache import Code
 from dist_tune.measure import Checker, Region, Span, overwrite
-from dist_tune.runtime.recording import RecordedLaunch
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
 """Tensors, each with a copy of its values."""
@@ -99,15 +98,11 @@ class Tunable(Protocol):
     """One launch, with the arguments of one call."""
 
     is_compiled: bool = False
-    """True if candidates are compiled ahead of their first launch."""
+    """True if candidates are compiled ahead of their first launch. Launches inside a function are recorded in its warm-up instead."""
     is_whole: bool = False
     """True if the launch is the whole closure of all its ranks: its result is not needed, and peers may wait in its collectives."""
-    is_recorded: bool = False
-    """True if launches inside it are recorded in the warm-up, and compiled ahead with the other candidates."""
     prepare: Callable[[Any], None] | None = None
     """Called before a replay with its config, if there is something to prepare."""
-    dry_run: Callable[[Any, str], list[RecordedLaunch]] | None = None
-    """From a config and the site's label to the launches inside, which are not made; None where only a run tells them."""
     owner: Any
     """The decorated object, one for all its launches."""
     arguments: tuple[tuple[Any, ...], dict[str, Any]]

@@ -34,7 +34,6 @@ class RankManifest:
     """Site -> times of earlier tunings. The first rank brings it."""
     warm_ups: dict[str, int] = field(default_factory=dict)
     """Sites whose candidates cannot be compiled ahead -> untimed runs of each."""
-    has_recorded: bool = False
     """True if launches inside one of these are recorded, to compile those of its other candidates."""
     run_s: float = 0.0
     """Host seconds of this rank's latest run of the closure."""
@@ -93,7 +92,6 @@ class SiteManifest:
     """Site -> ranks that write its record: one for each folder and key."""
     prior: dict[str, PriorTimes] = field(default_factory=dict)
     warm_ups: dict[str, int] = field(default_factory=dict)
-    has_recorded: bool = False
     """On some rank: all take part in the compilation."""
     run_s: float = 0.0
     """Of the slowest rank."""
@@ -181,7 +179,6 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         deaths=deaths,
         barred=barred,
         warm_ups={label: n_runs for mine in everyone for label, n_runs in mine.warm_ups.items() if label not in cached},
-        has_recorded=any(mine.has_recorded for mine in everyone),
         run_s=max((mine.run_s for mine in everyone), default=0.0),
         told_apart={base: endings for base, (endings, _) in matches.items() if endings},
         unread=unread,

@@ -15,7 +15,7 @@ from dist_tune.cache import TuningRecord
 from dist_tune.compiler import Resources
 from dist_tune.errors import CandidateFailure, CaptureError, DistTuneError, FailureKind, Failures, MachineError, NoValidConfigError
 from dist_tune.measure import Checker, is_capturing
-from dist_tune.runtime import Argument, NoFitError, RecordedLaunch, Slot, Timings, Tunable, is_out_of_resources
+from dist_tune.runtime import Argument, NoFitError, Slot, Timings, Tunable, is_out_of_resources
 from dist_tune.search import Race
 
 # After one of these the CUDA context is gone and every later call fails: nothing can stand in.
@@ -64,12 +64,8 @@ class Site:
     """True if candidates are compiled ahead of their first launch; those of a function run once instead, untimed."""
     is_whole: bool = False
     """True for a function that is the whole closure."""
-    is_recorded: bool = True
-    """True if the launches inside such a function are recorded, to compile those of other candidates ahead."""
     prepare: Callable[[Any], None] | None = None
     """Called before a replay, with its config."""
-    dry_run: Callable[[Any, str], list[RecordedLaunch]] | None = None
-    """From a config and the label to the launches inside, which are not made."""
     checker: Checker | None = None
     is_new: bool = True
     """True until it is reported to the others and loaded."""

@@ -217,8 +217,7 @@ class Sites:
         texts = [launch.describe(config) for config in configs]
         site = Site(
             label, launch.name, launch.key_text, configs, texts, launch.n_configs - len(configs),
-            is_compiled=launch.is_compiled, is_whole=launch.is_whole, is_recorded=launch.is_recorded, prepare=launch.prepare,
-            dry_run=launch.dry_run,
+            is_compiled=launch.is_compiled, is_whole=launch.is_whole, prepare=launch.prepare,
         )  # fmt: skip
         outcome = self._outcomes.get(label)
         if outcome is not None and outcome.winner in texts:  # the others have tuned it; this rank comes to it in the final run

@@ -16,14 +16,11 @@ from dist_tune.runtime import LaunchRecorder, RecordedLaunch, precompiles
 from dist_tune.search import Report
 from dist_tune.sites import Site, Variant, note_progress, take_failures
 from dist_tune.tuning.context import REPORTS, TuningContext
-from dist_tune.watch import Kind
 
 Waves = Mapping[str, Collection[int]]
 """Site -> candidates to compile."""
 
 
-_MAX_SILENT = 4
-"""Dry runs without a launch after which there is nothing to compile: they take as long as runs."""
 _LOAD_S = 0.05
 """Longest time of loading between two looks at the compilations."""
 
@@ -99,52 +96,31 @@ def compile_variants(context: TuningContext) -> None:
 
 
 def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | None = None) -> None:
-    """Compile and load the launches of functions with their other configs: those of dry runs, or derived from recorded launches.
+    """Compile and load the launches of functions with their other configs, derived from those of the first run.
 
     A launch that some rank cannot make will fail on all ranks that come to it. ``waves``: only of these candidates.
     """
-    met, compiler = context.sites.met, context.compiler
-    found = {label: launches for site in met.values() for label, launches in _launches(site, recorder).items()}
+    inner: list[tuple[Site, Site]] = []
+    """Functions, each with a kernel inside whose launches are the candidates."""
     known: set[str] = set()
-    for label, launches in list(found.items()):
-        compiler.begin(label, RecordedLaunch, launches, [])
-        if compiler.keys(label) in known:  # the same kernel once more, as in the next layer
-            del found[label]
-        else:
-            known.add(compiler.keys(label))
-    functions = {label: met[launches[0].label] for label, launches in found.items()}
-    kernels = {label: _site_of(label, launches, functions[label]) for label, launches in found.items()}
-    asked = {label: (waves or {}).get(function.label, function.tried) for label, function in functions.items()}
-    wanted = {label: [k for k, each in enumerate(launches) if each.candidate in asked[label]] for label, launches in found.items()}
+    for function in context.sites.met.values():
+        for n, launches in enumerate(precompiles(function.label, function.configs, recorder.launches)):
+            name = launches[0].kernel.fn.__qualname__.rpartition("<locals>.")[2]
+            label = f"{function.label} > {n}.{name}"
+            context.compiler.begin(label, RecordedLaunch, launches, [])
+            keys = context.compiler.keys(label)
+            if keys not in known:  # else the same kernel once more, as in the next layer
+                known.add(keys)
+                inner.append((function, Site(label, name, function.key, launches, function.texts, variants=[Variant(label, {})])))
+    wanted = {kernel.label: (waves or {}).get(function.label, function.tried) for function, kernel in inner}
     # A function may do anything with its config, so equal kernels mean nothing.
-    failed = load_all(context, list(kernels.values()), wanted).failures
-    for label, launches in found.items():
-        _note_resources(functions[label], launches, kernels[label])
-        recorder.failures += [(launches[k], failure.reason) for k, failure in failed.get(label, {}).items()]
-
-
-def dry_runs(context: TuningContext, waves: Waves | None) -> list[RecordedLaunch]:
-    """The launches of a script's candidates (those of ``waves``), which are not made; none where the first few candidates make none."""
-    found: list[RecordedLaunch] = []
-    for site in context.sites.met.values():
-        if site.dry_run is None:
-            continue
-        for k, i in enumerate(sorted(set((waves or {}).get(site.label, site.tried)) - site.failures.keys())):
-            if not found and k == _MAX_SILENT:
-                break
-            context.replays.watchdog.note(f'the dry run of candidate {i} "{site.texts[i]}" of {site.label}', Kind.REPLAY)
-            found += site.dry_run(site.configs[i], site.label)
-    context.replays.watchdog.note("work between replays")
-    return found
-
-
-def _launches(site: Site, recorder: LaunchRecorder) -> dict[str, list[RecordedLaunch]]:
-    """Launches to compile for a function's site, by a label in place of a site's."""
-    if site.dry_run is not None:
-        mine = [each for each in recorder.launches if each.label == site.label]
-        return {f"{site.label} > dry runs": mine} if mine else {}
-    found = precompiles(site.label, site.configs, recorder.launches)
-    return {f"{site.label} > {n}.{_name_of(launches)}": launches for n, launches in enumerate(found)}
+    failed = load_all(context, [kernel for _, kernel in inner], wanted).failures
+    for function, kernel in inner:
+        for i, need in kernel.resources.items():
+            most = function.resources.setdefault(i, need)
+            if need.shared_bytes > most.shared_bytes:  # of several kernels the neediest
+                function.resources[i] = need
+        recorder.failures += [(kernel.configs[i], failure.reason) for i, failure in failed.get(kernel.label, {}).items()]
 
 
 _Unit = tuple[Site, Variant, set[int]]
@@ -210,23 +186,6 @@ def _load_one(context: TuningContext, site: Site, variant: Variant, index: int, 
     context.replays.watchdog.note(f"loading candidate {index} of {variant.label}")
     context.ranks.beat(f"loading candidate {index} of {variant.label}", may_last=True)
     context.sites.load(site, index, variant, is_early=is_early)
-
-
-def _name_of(launches: Sequence[RecordedLaunch]) -> str:
-    return str(launches[0].kernel.fn.__qualname__.rpartition("<locals>.")[2])
-
-
-def _site_of(label: str, launches: list[RecordedLaunch], function: Site) -> Site:
-    """A kernel inside a function, with its launches as candidates."""
-    texts = [function.texts[each.candidate] for each in launches]
-    return Site(label, _name_of(launches), function.key, launches, texts, variants=[Variant(label, {})])
-
-
-def _note_resources(function: Site, launches: Sequence[RecordedLaunch], kernel: Site) -> None:
-    mine = function.resources
-    for k, resources in kernel.resources.items():
-        if (i := launches[k].candidate) not in mine or resources.shared_bytes > mine[i].shared_bytes:  # of several kernels the neediest
-            mine[i] = resources
 
 
 def tell_of_work(context: TuningContext) -> None:

@@ -62,8 +62,6 @@ class Entry:
     """Untimed runs of each candidate before the race, of a function."""
     is_isolated: bool = False
     """True: each candidate runs alone first."""
-    is_recorded: bool = False
-    """True if launches in those runs are recorded, to compile those of other candidates."""
     writers: set[int] = field(default_factory=set)
     """Ranks that write its record into their caches: one for each folder and key."""
 

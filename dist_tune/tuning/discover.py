@@ -182,7 +182,6 @@ def _manifest_of(context: TuningContext, spelled: set[str], unread: set[str], is
             if is_first and site.record is None
         },
         warm_ups={label: 1 if site.checker is None else site.checker.n_runs for label, site in sites.items() if not site.is_compiled},
-        has_recorded=any(site.is_recorded for site in sites.values() if not site.is_compiled),
         run_s=round(context.replays.run_s, 4),
         settings=shared_settings(context.settings),
         endless=context.replays.trials.variants.endless,

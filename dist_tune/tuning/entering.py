@@ -54,7 +54,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         isolate(context, closure, {label: _unmeasured(context, manifest, label) for label in alone})
         if not manifest.warm_ups:
             break
-        warm_up(context, closure, manifest.warm_ups, is_recorded=manifest.has_recorded)
+        warm_up(context, closure, manifest.warm_ups)
         # Kernels inside functions were met there. They are compiled before anything is timed, and tuned where nothing else is.
         inner = discover(context, closure, is_watched=True, is_under_way=True)
         assert inner is not None  # None only where nothing is under way
@@ -82,7 +82,7 @@ def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     plan, n_threads = context.plan, 0 if n_warm_ups else manifest.n_threads
     n_tried, start = (plan.n_tried, plan.start) if n_warm_ups else (None, None)
     guide = guide_of(plan.search, texts, prior, n_threads, n_tried=n_tried, start=start)
-    return Entry(texts, guide, n_warm_ups, manifest.is_isolating, is_recorded=manifest.has_recorded)
+    return Entry(texts, guide, n_warm_ups, manifest.is_isolating)
 
 
 def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:

@@ -158,7 +158,7 @@ def try_waves(context: TuningContext, closure: Closure) -> None:
         )
         if n_runs := {label: entries[label].n_warm_ups for label in waves if entries[label].n_warm_ups}:
             context.replays.undo()
-            warm_up(context, closure, n_runs, is_recorded=any(entries[label].is_recorded for label in n_runs), waves=waves)
+            warm_up(context, closure, n_runs, waves=waves)
             context.replays.undo()
         race.join(waves)
     context.check_alive()

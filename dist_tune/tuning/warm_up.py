@@ -12,33 +12,26 @@ from dist_tune.replays import ISOLATION, WARM_UP
 from dist_tune.runtime import LaunchRecorder
 from dist_tune.search import Replay, Trial
 from dist_tune.sites import Site
-from dist_tune.tuning.compilation import Waves, dry_runs, precompile
+from dist_tune.tuning.compilation import Waves, precompile
 from dist_tune.tuning.context import Closure, TuningContext
 
 
-def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int], *, is_recorded: bool, waves: Waves | None = None) -> None:
+def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int], waves: Waves | None = None) -> None:
     """Run each candidate of some sites (site -> runs of each) untimed, and drop those that fail on any rank.
 
-    ``is_recorded``: launches inside are compiled ahead on all ranks: those of dry runs, or else those that the first run shows, with the
-    other candidates. The same on all of them. ``waves``: only these candidates.
+    Launches inside, which the first run shows, are compiled ahead with the other candidates. ``waves``: only these candidates.
     """
     met, race, trials = context.sites.met, context.race, context.replays.trials
     replays = race.warm_up(n_runs, waves)
-    if is_recorded:
-        recorder = trials.recorder = LaunchRecorder()
-        recorder.launches += dry_runs(context, waves)
-        n_first = 0 if recorder.launches else 1
-        with recorder.recording():
-            if n_first:
-                context.replays.run_batch(closure, replays[:n_first], WARM_UP)
-                if context.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
-                    _tell(context, n_first)
-            if not race.is_enough(n_runs):
-                precompile(context, recorder, waves)
-                _run(context, closure, replays[n_first:], n_runs)
-        trials.recorder = None
-    else:
-        _run(context, closure, replays, n_runs)
+    recorder = trials.recorder = LaunchRecorder()
+    with recorder.recording():
+        context.replays.run_batch(closure, replays[:1], WARM_UP)
+        if context.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
+            _tell(context, 1)
+        if not race.is_enough(n_runs):
+            precompile(context, recorder, waves)
+            _run(context, closure, replays[1:], n_runs)
+    trials.recorder = None
     race.end_warm_up(n_runs)
     for label in n_runs:
         if label in met:  # the last one to run may be the slowest
