@@ -7,20 +7,7 @@ A failure here costs a warning and a repeated tuning, never the tuning itself.
 from typing import TYPE_CHECKING
 
 from dist_tune import found_on_use
-from dist_tune.cache.account import (
-    candidate_rows,
-    fates,
-    gain,
-    gain_told,
-    lead,
-    parts_of,
-    shared_fields,
-    short_config,
-    skew,
-    slowest_rank,
-    step_times,
-    weighing,
-)
+from dist_tune.cache import account
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, Journal, QuarantinedConfig, quarantine, read_quarantine
 from dist_tune.cache.lookup import CacheLookup, LookupResult, differences, explain, nearest_key, nearest_shape
 from dist_tune.cache.records import (
@@ -46,8 +33,7 @@ else:  # these import torch, and reading records does not need it
 
 __all__ = [
     "HARDWARE", "JOURNALS", "LINES_SUFFIX", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
-    "CandidateRecord", "Code", "Entry", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord",
-    "anatomy", "candidate_rows", "differences", "digest", "environment", "explain", "fates", "gain", "gain_told", "lead",
-    "nearest_key", "nearest_shape", "parts_of", "quarantine", "read_code", "read_quarantine", "record_bytes", "record_in",
-    "shared_fields", "short_config", "skew", "slowest_rank", "step_times", "weighing",
+    "CandidateRecord", "Code", "Entry", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "account",
+    "anatomy", "differences", "digest", "environment", "explain", "nearest_key", "nearest_shape", "quarantine", "read_code",
+    "read_quarantine", "record_bytes", "record_in",
 ]  # fmt: skip

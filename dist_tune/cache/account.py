@@ -1,17 +1,18 @@
 """Words about a record: gain, lead, fates of the candidates, the reason why each is out, the slowest rank, the step before and after.
 
-Pure, and of the record alone, so that the terminal, the log, reports and ``dist-tune show`` tell the same of one tuning.
+Pure, and of the record alone, so that the terminal, the log, reports and ``dist-tune show`` tell the same of one tuning. Used by its name:
+``account.gain(record)``.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from dist_tune.cache.records import CandidateRecord, TuningRecord
-from dist_tune.output import PHASES, gain_words, milliseconds
+from dist_tune.output import milliseconds
 from dist_tune.search import NOT_TRIED
 
 _TRIED = ("timed", "raced out", "not timed", "the same kernel as another", "failed")
@@ -27,26 +28,19 @@ _CAUSES = {
     "slow on one rank": " s a launch, where rank ",
 }
 """Cause in two or three words -> what its reasons have in them."""
+_AS_FAST = 0.995
+"""Gain from which it reads "1.00x"."""
 _ERROR = re.compile(r"\b([A-Za-z_]\w*(?:Error|Exception|OutOfResources))\b")
 
 
-class Fates(NamedTuple):
-    """What became of a site's candidates."""
-
-    text: str
-    """In words: "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"; the numbers sum up to all of them."""
-    failures: Counter[str]
-    """Cause -> candidates that cannot run."""
-
-
-def fates(record: TuningRecord) -> Fates:
-    """The candidates by fate."""
+def fates(record: TuningRecord) -> str:
+    """What became of the candidates: "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"."""
     counts = Counter(_fate(each) for each in record.candidates)
     failures = Counter(_cause(each.failure) for each in record.candidates if each.failure is not None)
     causes = ", ".join(f"{n} {cause}" if len(failures) > 1 else cause for cause, n in failures.most_common())
     words = {"failed": f"cannot run here ({causes})"} | ({"timed": "in the finals"} if counts["raced out"] else {})
     told = ", ".join(f"{counts[fate]} {words.get(fate, fate)}" for fate in (*_TRIED, *_UNTRIED) if counts[fate])
-    return Fates(f"{sum(counts[fate] for fate in _TRIED)} tried: {told}", failures)
+    return f"{sum(counts[fate] for fate in _TRIED)} tried: {told}"
 
 
 def _fate(each: CandidateRecord) -> str:
@@ -76,12 +70,17 @@ def gain(record: TuningRecord) -> float | None:
 
 
 def gain_told(record: TuningRecord) -> str:
-    """The winner beside the first config: "1.43x the first config (0.209 ms)", or why there is no such number; empty for a single one."""
+    """The winner beside the first config: "1.43x the first config (0.209 ms)", or why there is no such number; empty for a single one.
+
+    In percent if it is slower, because 0.95x reads like a gain.
+    """
     first, ratio = record.candidates[0], gain(record)
     if record.winner == 0:
         return "the first config" * (len(record.candidates) > 1)
     if ratio is not None:
-        return gain_words(ratio, f"{milliseconds(first.latency_ms or 0.0)} ms")
+        gained = f"{ratio:.2f}x" if ratio >= _AS_FAST else f"{100 * (1 / ratio - 1):.0f} % slower than"
+        by_what = " by its kernel" * (ratio < _AS_FAST)
+        return f"{gained} the first config{by_what} ({milliseconds(first.latency_ms or 0.0)} ms)"
     if first.failure is not None:
         return "the first config cannot run here"
     return "the first config was not timed" * (first.latency_ms is None)
@@ -99,6 +98,35 @@ def lead(record: TuningRecord) -> tuple[float, float] | None:
         return None
     next_ms, spread_ms = min(times)
     return next_ms / best.latency_ms - 1.0, ((best.spread_ms or 0.0) + spread_ms) / best.latency_ms
+
+
+def lead_told(record: TuningRecord) -> str:
+    """The winner beside the fastest other: "2.1 % ahead of the next", "4.6x the next", "8.0 % behind the fastest kernel"."""
+    if (found := lead(record)) is None:
+        return ""
+    ahead, _ = found
+    if ahead >= 1:
+        return f"{1 + ahead:.1f}x the next"
+    return f"{100 * abs(ahead):.1f} % {'ahead of the next' if ahead >= 0 else 'behind the fastest kernel'}"
+
+
+def confidence(record: TuningRecord) -> str:
+    """The lead beside the noise: "2.1 % ahead of the next, 3.0 x the noise"."""
+    if (found := lead(record)) is None:
+        return "nothing to compare with"
+    ahead, noise = found
+    if abs(ahead) <= noise:
+        return f"{lead_told(record)}, within the noise ({100 * noise:.1f} %)"
+    return f"{lead_told(record)}, {abs(ahead) / noise:.1f} x the noise" if noise else lead_told(record)
+
+
+def headline(record: TuningRecord) -> str:
+    """Time of the winner, gain over the first config, lead over the next, and the reason of the choice."""
+    best_ms, ratio = record.best.latency_ms, gain(record)
+    is_slower = ratio is not None and ratio < _AS_FAST and record.reason == "fastest step"
+    reason = "chosen because the step is faster" if is_slower else record.reason
+    time = f"{milliseconds(best_ms)} ms" if best_ms is not None else "not timed"
+    return ", ".join(filter(None, [time, gain_told(record), lead_told(record), reason]))
 
 
 def weighing(record: TuningRecord) -> str:
@@ -125,26 +153,13 @@ def why_not(each: CandidateRecord, record: TuningRecord) -> str:
     return told + (f", {(each.closure_ms or 0.0) - (best.closure_ms or 0.0):+.4f} ms by the step" if both else "")
 
 
-def skew(record: TuningRecord) -> tuple[int, float] | None:
-    """The slowest rank with the winner, and the share by which it is slower than the fastest; None with a single rank."""
+def slowest_rank(record: TuningRecord) -> str:
+    """The slowest rank with the winner, and by how much it is slower than the fastest: "rank 3 (+1.8 %)"; empty with one rank."""
     ranks_ms = record.best.rank_latencies_ms
     if len(ranks_ms) < 2 or min(ranks_ms.values()) <= 0:
-        return None
+        return ""
     slowest = max(ranks_ms, key=ranks_ms.__getitem__)
-    return slowest, ranks_ms[slowest] / min(ranks_ms.values()) - 1.0
-
-
-def slowest_rank(record: TuningRecord) -> str:
-    """The slowest rank with the winner: "rank 3 (+1.8 %)"; empty with one rank."""
-    found = skew(record)
-    return "" if found is None else f"rank {found[0]} (+{100 * found[1]:.1f} %)"
-
-
-def parts_of(seconds: Mapping[str, float]) -> dict[str, float]:
-    """The parts of a tuning's seconds: its phases in order, those that took no time left out, and what is beside them."""
-    parts: dict[str, float] = {name: seconds.get(name, 0.0) for name in PHASES}
-    parts["other"] = max(0.0, seconds.get("total", 0.0) - sum(parts.values()))
-    return {name: each for name, each in parts.items() if each > 0}
+    return f"rank {slowest} (+{100 * (ranks_ms[slowest] / min(ranks_ms.values()) - 1):.1f} %)"
 
 
 def step_times(records: Sequence[TuningRecord]) -> tuple[float | None, float | None]:
@@ -200,11 +215,6 @@ def shared_fields(record: TuningRecord) -> str:
     return " ".join(f"{name}={value}" for name, value in shared.items() if not name.endswith("pre_hook"))
 
 
-def from_fastest(record: TuningRecord) -> list[CandidateRecord]:
-    """All candidates from fastest to slowest, then those without a time, then those that failed."""
-    return sorted(record.candidates, key=lambda each: (each.failure is not None, each.latency_ms or float("inf"), each.index))
-
-
 def candidate_rows(record: TuningRecord, *, has_ranks: bool = False) -> list[dict[str, Any]]:
     """The table of a site, for log, page and ``dist-tune show``: heading -> value, the fastest candidate first, each with its reason.
 
@@ -227,5 +237,5 @@ def candidate_rows(record: TuningRecord, *, has_ranks: bool = False) -> list[dic
             **({name: str(each.fields.get(name, "")) for name in names} if 0 < len(names) <= 12 else {"config": short_config(each)}),
             "why": f"{'dropped: ' if each.failure is not None else ''}{why_not(each, record)}",
         }
-        for each in from_fastest(record)
+        for each in sorted(record.candidates, key=lambda one: (one.failure is not None, one.latency_ms or float("inf"), one.index))
     ]

@@ -29,16 +29,12 @@ from dist_tune.cache import (
     Environment,
     QuarantinedConfig,
     TuningRecord,
-    candidate_rows,
+    account,
     differences,
     environment,
-    fates,
     read_quarantine,
     record_bytes,
     record_in,
-    short_config,
-    slowest_rank,
-    weighing,
 )
 from dist_tune.cache import explain as explain_miss
 from dist_tune.cli.render import Answer, RefusedError, facts, table, write_file
@@ -149,7 +145,7 @@ def ls(kernel: str = "", device: str = "", since: datetime | None = None, sort: 
     total = f"{amount(len(chosen), 'record') if chosen else 'no records'}{of_all} in {cache.folder}"
     rows = []
     for number, each in chosen.items():
-        counts = {"n_candidates": len(each.record.candidates), "n_dropped": fates(each.record).failures.total()}
+        counts = {"n_candidates": len(each.record.candidates), "n_dropped": _n_dropped(each.record)}
         told = each.record.model_dump(mode="json", exclude={"candidates", "meeting_seconds"})
         rows.append({**_names(number, each), **told, **counts, "winner": each.record.best.model_dump(mode="json")})
     damaged = [{"path": str(path), "reason": reason} for path, reason in sorted(cache.unused.items())]
@@ -167,13 +163,17 @@ def _list(chosen: Mapping[str, Entry]) -> list[str]:
                 "key": plain(each.record.key.replace("torch.", ""), 80),
                 "ms": each.record.best.latency_ms,
                 "candidates": len(each.record.candidates),
-                "dropped": fates(each.record).failures.total() or None,
+                "dropped": _n_dropped(each.record) or None,
                 "made on": plain(_made_on(each.record.environment), 60),
-                "winner": short_config(each.record.best),
+                "winner": account.short_config(each.record.best),
             }
             for number, each in chosen.items()
         ]
     )
+
+
+def _n_dropped(record: TuningRecord) -> int:
+    return sum(each.failure is not None for each in record.candidates)
 
 
 def show(key: str) -> Answer:
@@ -190,16 +190,16 @@ def show(key: str) -> Answer:
     versions = f"Python {where.python}, torch {where.torch}, triton {where.triton}, CUDA {where.cuda or 'none'}"
     pairs = {
         "winner": f"{record.winner}: {best.config}",
-        "chosen": "; ".join(filter(None, [record.reason, weighing(record)])),
-        "measured": ", ".join(measured) + (f", slowest {slowest}" if (slowest := slowest_rank(record)) else ""),
+        "chosen": "; ".join(filter(None, [record.reason, account.weighing(record)])),
+        "measured": ", ".join(measured) + (f", slowest {slowest}" if (slowest := account.slowest_rank(record)) else ""),
         "tuned": f"{record.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {lasting(time.time() - record.tuned_at.timestamp())} ago",
         "took": f"{record.seconds:.1f} s ({spent}), {amount(record.n_replays, 'replay')} of {record.closure}",
         "on": f"{_made_on(where)}, {versions}",
         "not followed": record.not_followed and f"{', '.join(record.not_followed)}: if these change, the record still counts",
         "file": path.absolute(),
-        "candidates": fates(record).text,
+        "candidates": account.fates(record),
     }
-    rows = candidate_rows(record)
+    rows = account.candidate_rows(record)
     colours = ["green" if row["#"] == record.winner else "red" if record.candidates[row["#"]].failure else None for row in rows]
     return Answer(values, [f"{plain(record.kernel)} {plain(record.key)}  {number}", *facts(pairs), *table(rows, colours)])
 

@@ -10,8 +10,6 @@ from dist_tune.output.words import (
     amount,
     closure_name,
     first_mistake,
-    gain_words,
-    lead_words,
     milliseconds,
     plain,
     printable,
@@ -23,5 +21,5 @@ from dist_tune.output.words import (
 
 __all__ = [
     "EVENT", "EVENTS_VERSION", "PHASES", "AnyEvent", "LineFile", "RunBegun", "Story", "amount", "closure_name", "events",
-    "first_mistake", "gain_words", "lead_words", "milliseconds", "plain", "printable", "shortened", "site_name", "site_names", "table",
+    "first_mistake", "milliseconds", "plain", "printable", "shortened", "site_name", "site_names", "table",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ import platform
 import socket
 import sys
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -107,8 +107,6 @@ class Story:
         """``begun``: its first event; without one there are lines alone. ``is_first``: with progress on its terminal, or with all lines."""
         self.numbers: dict[str, int] = {}
         """Label -> short number; a label that was given up keeps its number."""
-        self.meetings: defaultdict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
-        """Topic -> number of meetings, and seconds."""
         self._begun = begun = begun or events.TuningBegun(at=0.0, rank=rank, closure="", world_size=1)
         self.terminal = Terminal(begun.closure, is_shown=is_first and (is_verbose or settings.shown != "quiet"))
         self._shows_all = is_verbose or settings.shown == "verbose"
@@ -139,9 +137,10 @@ class Story:
         if level >= self._least:  # without lines of level INFO there is none that explains a number
             self.log_file.write(_stamped(level, self._spelled(text) if self._least <= logging.INFO else text))
         if self._shows_all and level >= logging.INFO:
-            self.terminal.line(self._spelled(text))
+            self.terminal.show([f"dist_tune: {self._spelled(text)}"])
         elif shown:
-            self.terminal.line(self._spelled(shown if isinstance(shown, str) else text, for_people=True))
+            text_shown = shown if isinstance(shown, str) else text
+            self.terminal.show([f"dist_tune: {self._spelled(text_shown, for_people=True)}"])
         if _PROGRAM.isEnabledFor(level):
             _PROGRAM.log(level, "%s", text, stacklevel=3)
         if level >= logging.WARNING and not is_event:
@@ -242,12 +241,6 @@ class Story:
             self.emit(events.PhaseBegun, phase=name, bound=bound)
             self.flush()
             self.terminal.begin_phase(name)
-
-    def met(self, topic: str, seconds: float) -> None:
-        """A meeting has ended."""
-        n, before_s = self.meetings[topic]
-        self.meetings[topic] = n + 1, before_s + seconds
-        self.emit(events.Met, topic=topic, seconds=seconds)
 
     def broken(self, error: str, seconds: Mapping[str, float], n_replays: int) -> None:
         """An error has ended the tuning."""

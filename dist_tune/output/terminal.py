@@ -11,7 +11,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -41,24 +41,18 @@ class Terminal:
         self._stream: Any = sys.stderr if is_shown else None
         # Asked now: while compilers run, file descriptor 2 leads to a file. A stream of another class, as that of rich's Live, keeps rows
         # of its own.
-        self._is_live = isinstance(self._stream, io.TextIOWrapper) and is_live(self._stream)
-        self._columns = columns_of(self._stream) if self._is_live else 0
+        self._is_live = isinstance(self._stream, io.TextIOWrapper) and _is_live(self._stream)
+        self._columns = _columns_of(self._stream) if self._is_live else 0
         self._is_drawn = False
         self._phase = "discover"
         self._n, self._total = 0, 0
         self._began = self._phase_began = self._drawn = time.monotonic()
 
-    def line(self, text: str) -> None:
-        """A line that stays."""
+    def show(self, lines: Sequence[str]) -> None:
+        """Lines that stay."""
         if self._is_shown:
             self._begin_row()
-            to_terminal(f"dist_tune: {printable(text)}\n")
-
-    def page(self, lines: Callable[[int, bool], Sequence[str]]) -> None:
-        """Lines that stay; they are asked for with the number of columns, and whether the stream is a terminal."""
-        if self._is_shown:
-            self._begin_row()
-            to_terminal("".join(f"{line}\n" for line in lines(columns_of(sys.stderr), is_live(sys.stderr))))
+            to_terminal("".join(f"{printable(line)}\n" for line in lines))
 
     def begin_phase(self, name: str) -> None:
         """A phase begins."""
@@ -76,12 +70,12 @@ class Terminal:
             return
         if self._is_live and sys.stderr is self._stream:
             self._drawn, self._is_drawn = now, True
-            width = max(0, columns_of(self._stream, self._columns) - 1)  # a full row would wrap, and could not be erased
+            width = max(0, _columns_of(self._stream, self._columns) - 1)  # a full row would wrap, and could not be erased
             # At the right: the second of two lines that come between two draws begins in this row.
             self._write(_BELOW.format(printable(self._text(n, now))[:width].rjust(min(width, _RIGHT))))
         elif now - self._drawn >= PLAIN_EVERY_S:
             self._drawn = now
-            self.line(self._text(n, now))
+            self.show([f"dist_tune: {self._text(n, now)}"])
 
     def end(self) -> None:
         """Nothing is shown from here on."""
@@ -99,7 +93,7 @@ class Terminal:
     def _begin_row(self) -> None:
         """Go to the next row if the cursor is within one, as a progress bar leaves it: spaces wrap there, and nowhere else."""
         if self._is_live and sys.stderr is self._stream:
-            self._write(" " * (columns_of(self._stream, self._columns) - 1) + f"\r{_CLEAR}")
+            self._write(" " * (_columns_of(self._stream, self._columns) - 1) + f"\r{_CLEAR}")
 
     def _write(self, text: str) -> None:
         with suppress(OSError, ValueError, AttributeError):  # full or gone, closed
@@ -107,14 +101,14 @@ class Terminal:
             self._stream.flush()
 
 
-def columns_of(stream: Any, otherwise: int = 100) -> int:
+def _columns_of(stream: Any, otherwise: int = 100) -> int:
     """Columns of a terminal; ``otherwise`` of a file, unless COLUMNS says more."""
     with suppress(ValueError, OSError, AttributeError):  # no number; no terminal, such as a text
         return max(10, int(os.environ["COLUMNS"])) if "COLUMNS" in os.environ else os.get_terminal_size(stream.fileno()).columns
     return otherwise
 
 
-def is_live(stream: Any) -> bool:
+def _is_live(stream: Any) -> bool:
     """True for a terminal that understands a carriage return and an erased row."""
     try:
         return bool(stream.isatty()) and os.environ.get("TERM", "") not in ("", "dumb", "unknown")

@@ -13,8 +13,6 @@ from pydantic_core import ValidationError
 
 _MAX_MISTAKE = 200
 """Characters of one that a message tells."""
-_AS_FAST = 0.995
-"""Gain from which it reads "1.00x"."""
 KEY_WIDTH = 60
 """Characters of a key in a name, at most."""
 _NUMBER = re.compile(r"|\d[\d.]*x?( [\w%]{1,3})?")
@@ -78,20 +76,6 @@ def _cell(value: object) -> str:
 def amount(n: int, noun: str) -> str:
     """Number and noun: "1 site", "2 sites"."""
     return f"{n} {noun}{'s' * (n != 1)}"
-
-
-def gain_words(ratio: float, first: str) -> str:
-    """The winner beside the first config: "1.43x the first config (0.209 ms)"; in percent if slower, because 0.95x reads like a gain."""
-    if ratio >= _AS_FAST:
-        return f"{ratio:.2f}x the first config ({first})"
-    return f"{100 * (1 / ratio - 1):.0f} % slower than the first config by its kernel ({first})"
-
-
-def lead_words(ahead: float) -> str:
-    """The winner beside the fastest other: "2.1 % ahead of the next", "4.6x the next", "8.0 % behind the fastest kernel"."""
-    if ahead >= 1:
-        return f"{1 + ahead:.1f}x the next"
-    return f"{100 * abs(ahead):.1f} % {'ahead of the next' if ahead >= 0 else 'behind the fastest kernel'}"
 
 
 def milliseconds(ms: float) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from dist_tune.cache import TuningRecord, fates
+from dist_tune.cache import TuningRecord, account
 from dist_tune.output import closure_name
 
 LEAST_NOISE = 0.01
@@ -56,7 +56,7 @@ def comparison_lines(found: dict[str, Any]) -> list[str]:
 def _pair(before: TuningRecord, after: TuningRecord) -> dict[str, Any]:
     """``noise_ms``: the ``spread_ms`` of both winners added, and at least 1 % of the time before."""
     changes = [*_differences(before, after), ("winner", before.best.config, after.best.config)]
-    changes.append(("outcome", fates(before).text, fates(after).text))
+    changes.append(("outcome", account.fates(before), account.fates(after)))
     before_ms, after_ms = before.best.latency_ms, after.best.latency_ms
     noise_ms = max((before.best.spread_ms or 0.0) + (after.best.spread_ms or 0.0), LEAST_NOISE * (before_ms or 0.0))
     verdict = "unknown"

@@ -13,20 +13,8 @@ from importlib.resources import files
 from statistics import fmean
 from typing import Any
 
-from dist_tune.cache import (
-    TuningRecord,
-    candidate_rows,
-    fates,
-    gain,
-    gain_told,
-    lead,
-    parts_of,
-    shared_fields,
-    short_config,
-    slowest_rank,
-    weighing,
-)
-from dist_tune.output import amount, events, lead_words, printable, shortened, site_name
+from dist_tune.cache import account
+from dist_tune.output import PHASES, amount, events, printable, shortened, site_name
 from dist_tune.report.story import RankStory, SiteStory, Story, TuningStory, numbers
 
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
@@ -60,14 +48,14 @@ def machine(story: Story) -> dict[str, str]:
 def _tuning(story: Story, tuning: TuningStory) -> dict[str, Any]:
     """Steps and seconds of a tuning, in numbers and in words."""
     end = tuning.teller.done or events.TuningEnded(at=0.0, rank=0)
-    parts = {name: seconds for name, seconds in parts_of(end.seconds).items() if seconds > 0.005}
+    parts: dict[str, float] = {name: end.seconds.get(name, 0.0) for name in PHASES}
+    parts["other"] = end.seconds.get("total", 0.0) - sum(parts.values())
     told = {"name": shortened(story.name_of(tuning), 80), "first_ms": end.first_ms, "best_ms": end.best_ms, "step": "", "took": ""}
     if end.first_ms and end.best_ms:
         steps = f"{end.first_ms:.4g} ms with the first configs, {end.best_ms:.4g} ms with the winners"
         told["step"] = f"{steps}: {end.first_ms / end.best_ms:.2f}x"
-    if parts:
-        seconds = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
-        told["took"] = f"{end.seconds.get('total') or sum(parts.values()):.1f} s ({seconds}), {amount(end.n_replays, 'replay')}"
+    if seconds := ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items() if seconds > 0.005):
+        told["took"] = f"{end.seconds.get('total', 0.0):.1f} s ({seconds}), {amount(end.n_replays, 'replay')}"
     meetings = end.seconds.get("meetings", 0.0)
     return told | {"meetings": f"{meetings:.2f} s, a part of the phases" * bool(meetings), "came_last": stragglers(tuning)}
 
@@ -111,28 +99,17 @@ def _outcome(site: SiteStory) -> dict[str, Any]:
         outcomes = f"{len(site.met.configs)} candidates, {site.n_dropped} cannot run{left}"
         return {**words, "ms": rung.best_ms if rung else None, "gain": None, "reason": reason, "outcomes": outcomes}
     return {
-        "winner": short_config(record.best),
+        "winner": account.short_config(record.best),
         "ms": record.best.latency_ms,
-        "gain": gain(record),
-        "gain_words": gain_told(record),
-        "confidence": confidence(record),
-        "weight": weighing(record),
+        "gain": account.gain(record),
+        "gain_words": account.gain_told(record),
+        "confidence": account.confidence(record),
+        "weight": account.weighing(record),
         "reason": site.won.reason or record.reason,
-        "outcomes": fates(record).text,
-        "slowest_rank": slowest_rank(record),
+        "outcomes": account.fates(record),
+        "slowest_rank": account.slowest_rank(record),
         "record_id": site.won.record_id,
     }
-
-
-def confidence(record: TuningRecord) -> str:
-    """The lead over the fastest other kernel, beside the noise: "2.1 % ahead of the next kernel, 3.0 x the noise"."""
-    if (found := lead(record)) is None:
-        return "nothing to compare with"
-    ahead, noise = found
-    words = f"{lead_words(ahead).removesuffix(' kernel')} kernel"
-    if abs(ahead) <= noise:
-        return f"{words}, within the noise ({100 * noise:.1f} %)"
-    return f"{words}, {abs(ahead) / noise:.1f} x the noise" if noise else words
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -153,7 +130,7 @@ def _further(row: dict[str, Any], site: SiteStory) -> dict[str, Any]:
     told = {"label": label, "site": f"{site.met.kernel} {site.met.key}", "miss": site.met.miss, "candidates": []}
     if (record := site.record) is None:
         return told
-    rows, candidates = candidate_rows(record), []
+    rows, candidates = account.candidate_rows(record), []
     for cells in rows:
         each = record.candidates[cells["#"]]
         candidates.append(
@@ -165,7 +142,7 @@ def _further(row: dict[str, Any], site: SiteStory) -> dict[str, Any]:
                 "is_near": each.left is None,
             }
         )
-    return told | {"shared": shared_fields(record), "headings": list(rows[0]), "candidates": candidates}
+    return told | {"shared": account.shared_fields(record), "headings": list(rows[0]), "candidates": candidates}
 
 
 def _rounded(value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from dist_tune.cache import TuningRecord, step_times
+from dist_tune.cache import TuningRecord, account
 from dist_tune.output import AnyEvent, RunBegun, closure_name, events, first_mistake, site_names
 
 Kind = TypeVar("Kind", bound=events.Event)
@@ -188,7 +188,7 @@ def story_of_records(records: Iterable[TuningRecord]) -> Story:
             label, configs = f"{each.kernel} {each.key}", [one.config for one in each.candidates]
             story.take(events.SiteMet(site=k, label=label, kernel=each.kernel, key=each.key, configs=configs, **of))
             story.take(events.Won.model_construct(site=k, record=each, reason=each.reason, record_id="", **of))
-        first_ms, best_ms = step_times(group)
+        first_ms, best_ms = account.step_times(group)
         # Unchecked, because figures of a record have other limits than those of an event.
         of |= {"seconds": first.spent.model_dump(), "n_replays": first.n_replays, "first_ms": first_ms, "best_ms": best_ms, "error": ""}
         story.take(events.TuningEnded.model_construct(**of))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from dist_tune.cache import environment, step_times
+from dist_tune.cache import account, environment
 from dist_tune.distributed import Reduction
 from dist_tune.errors import StoreGoneError, is_machine_failure
 from dist_tune.measure import peak_bytes
@@ -107,9 +107,9 @@ def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
     spent = f"sites={len(settled)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)
     replays = f"replays={context.replays.n_replays} thrown_away={context.replays.n_thrown_away}"
     context.story.info(f"closure={context.name} done {replays} {spent}")
-    for line in summary(context.name, settled, seconds, context.story.meetings):
+    for line in summary(context.name, settled):
         context.story.info(line)
-    first_ms, best_ms = step_times([each.record for each in settled])
+    first_ms, best_ms = account.step_times([each.record for each in settled])
     fields: dict[str, Any] = {
         "seconds": seconds.model_dump(),
         "n_replays": context.replays.n_replays,
@@ -118,4 +118,4 @@ def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
     }
     context.story.emit(events.TuningEnded, **fields)
     log = context.story.path if os.access(context.story.path, os.W_OK) else None  # a warning has said that there is none
-    context.story.terminal.page(lambda width, is_live: page(settled, log, width, is_live=is_live))
+    context.story.terminal.show(page(settled, log))

@@ -15,7 +15,7 @@ from dist_tune.cache import CacheLookup, Seconds, TuningRecord
 from dist_tune.compiler import Compiler
 from dist_tune.distributed import Part, Ranks, Reduction, Result
 from dist_tune.errors import FailureKind, Failures
-from dist_tune.output import Story
+from dist_tune.output import Story, events
 from dist_tune.search import Guide, Plan, Race, Report, reduce_reports
 from dist_tune.settings import Settings
 from dist_tune.sites import Sites, check_alive, check_machine
@@ -142,7 +142,7 @@ class TuningContext:
         yield
         self.replays.watchdog.note(f"work after the meeting {topic!r}")
         self.expenses.meetings.append(time.monotonic() - began)
-        self.story.met(topic, self.expenses.meetings[-1])
+        self.story.emit(events.Met, topic=topic, seconds=self.expenses.meetings[-1])
 
     def reduce_reports(self, topic: str, report: Report) -> Report:
         """Bring the report of a batch to a meeting, with the seconds of it and of the search on this rank."""

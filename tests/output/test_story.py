@@ -68,7 +68,7 @@ def test_each_rank_has_a_file_that_is_added_to(tmp_path: Path):
     """The folder is made; a line is time, level and what is said, taken as it is. A call with nothing to tune leaves no events."""
     for text in ("first", 'config="{BLOCK} <red>" {} %s'):
         with story_in(tmp_path / "a" / "logs", rank=3) as story:
-            story.met("manifest", 0.1)
+            story.emit(events.Met, topic="manifest", seconds=0.1)
             story.info(text)
     story.error("too late")
     assert [path.name for path in (tmp_path / "a" / "logs").iterdir()] == ["rank-3.log"]

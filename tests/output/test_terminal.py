@@ -119,10 +119,10 @@ def test_what_the_program_prints_stands_alone(clock: _Clock, monkeypatch: pytest
     assert above() == ["another rank's", "50 %"]
     print(", 60 %", file=shown)
     assert above() == ["another rank's", "50 %, 60 %"]
-    progress.line("site 1")
+    progress.show(["site 1"])
     print("\r 50 %|###", end="", file=shown)
-    progress.page(lambda width, is_live: ["page"])
-    assert shown.rows == (rows := ["another rank's", "50 %, 60 %", "dist_tune: site 1", " 50 %|###", "page"])
+    progress.show(["page"])
+    assert shown.rows == (rows := ["another rank's", "50 %, 60 %", "site 1", " 50 %|###", "page"])
     assert above() == rows
     progress.end()
     assert shown.rows == rows
@@ -175,8 +175,7 @@ def test_other_ranks_show_nothing(clock: _Clock, monkeypatch: pytest.MonkeyPatch
     progress = Terminal("f", is_shown=False)
     clock.now += 60
     progress.step(1, 2)
-    progress.line("line")
-    progress.page(lambda width, is_live: ["page"])
+    progress.show(["line"])
     progress.end()
     assert shown.text == ""
 
@@ -198,6 +197,5 @@ def test_a_terminal_that_is_gone_costs_nothing(clock: _Clock, monkeypatch: pytes
     for _ in range(3):
         clock.now += 10
         progress.step(1, 2)
-        progress.line("line")
-        progress.page(lambda width, is_live: ["page"])
+        progress.show(["line"])
     progress.end()

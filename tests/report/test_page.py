@@ -142,8 +142,8 @@ def test_a_site_that_is_not_settled_is_on_the_page():
 @pytest.mark.parametrize(
     ("times", "winner", "words"),
     [
-        ((1.1, 1.0, 1.5), 1, "10.0 % ahead of the next kernel, 5.0 x the noise"),
-        ((1.0, 1.01), 0, "1.0 % ahead of the next kernel, within the noise (2.0 %)"),
+        ((1.1, 1.0, 1.5), 1, "10.0 % ahead of the next, 5.0 x the noise"),
+        ((1.0, 1.01), 0, "1.0 % ahead of the next, within the noise (2.0 %)"),
         ((1.0, 2.0), 1, "50.0 % behind the fastest kernel, 50.0 x the noise"),
         ((1.0, None), 0, "nothing to compare with"),
     ],

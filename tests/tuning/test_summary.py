@@ -1,4 +1,4 @@
-"""The end of a tuning for people: blocks and tables on the terminal, tables and the summary in the log."""
+"""The end of a tuning for people: blocks on the terminal, tables and the summary in the log."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache import CandidateRecord, Seconds, TuningRecord, step_times
+from dist_tune.cache import CandidateRecord, TuningRecord, account
 from dist_tune.search import CandidateResult
 from dist_tune.search.plan import Times
-from dist_tune.tuning.results import Settled, _candidate, block, headline, names_of, page, summary, table_rows
+from dist_tune.tuning.results import Settled, _candidate, page, summary, table_rows
 from tests.cached_records import candidate, record
 
 pytestmark = pytest.mark.once
@@ -47,15 +47,9 @@ def ag_gemm(**changes: Any) -> TuningRecord:
     return record(**{**values, **changes})
 
 
-def shown(sites: list[Settled], columns: int | None = None) -> str:
-    """What a terminal of that many columns gets, without the bold print; None for a file."""
-    lines = page(sites, LOG, columns or 100, is_live=columns is not None)
-    return re.sub(r"\x1b\[[01]m", "", "\n".join(lines))
-
-
 def test_a_site_has_three_lines():
     """Times, gain, lead and reason; the config and what became of the others; where to read on. Nothing of the hook."""
-    assert block(Settled(1, ag_gemm(), "085d29"), LOG) == [
+    assert page([Settled(1, ag_gemm(), "085d29")], LOG) == [
         "ag_gemm [4096, 11008, 4096]  0.146 ms, 1.43x the first config (0.209 ms), 2.1 % ahead of the next, fastest step",
         "  BLOCK_M=128 BLOCK_N=65 num_warps=8   216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)   "
         "3.4 s, slowest rank 3 (+1.8 %)",
@@ -63,38 +57,15 @@ def test_a_site_has_three_lines():
     ]
 
 
-def test_a_file_gets_the_same_lines_without_escapes():
-    """As long as they are, so that a search finds them."""
-    site = Settled(1, ag_gemm(), "085d29")
-    assert shown([site]).splitlines() == block(site, LOG)
-
-
-@pytest.mark.parametrize("columns", [40, 60, 80, 100, 160])
-def test_no_line_is_beyond_the_terminals_width(columns: int):
-    """Words go on in the next row; in a table kernel and config end with an ellipsis where there is no room, and numbers never do."""
-    block_of_one = shown([Settled(1, ag_gemm(), "085d29")], columns).splitlines()
-    named = shown([Settled(i, ag_gemm(kernel=f"m.a_kernel_with_a_long_name_{i}"), f"{i:06}") for i in range(12)], columns).splitlines()
-    rows = [row(i, 0.5 + i, config=" ".join(f"BLOCK_{k}={i}" for k in range(9))) for i in range(2)]
-    keyed = shown(
-        [Settled(i, ag_gemm(key=f"[{i}{',torch.float32' * 12}]", candidates=rows), "085d29") for i in range(6)], columns
-    ).splitlines()
-    assert max(len(line.rstrip()) for line in [*block_of_one, *named, *keyed]) <= columns
-    assert "0.146" in block_of_one[0]
-    assert all(re.search(r"  0.146  1.43x  59 %( |$)", line) for line in named[1:11])
-    assert ("…" in named[1]) == (columns < 160)
-    assert keyed[0].split()[:4] == ["kernel", "ms", "gain", "step"]
-    assert all("ag_gemm [" in line and "1.500" in line and ("085d29" in line) == (columns >= 80) for line in keyed[1:7])
-
-
-def test_many_sites_are_a_table_of_the_ten_with_the_largest_share():
-    """51 sites: the slowest kernels, and how many there are besides; one record's id each."""
+def test_of_many_sites_the_slowest_five_are_told():
+    """And how many there are besides; one record's id each. A site that was not timed comes last."""
     sites = [Settled(i, ag_gemm(key=f"[{i}]", candidates=[row(0, 1.0 + i), row(1, 0.5 + i)]), f"{i:06}") for i in range(51)]
-    lines = shown(sites).splitlines()
-    assert [re.findall(r"\[(\d+)\]", line)[0] for line in lines[1:11]] == [str(i) for i in range(50, 40, -1)]
-    assert lines[11].startswith("and 41 more   3.4 s   why: dist-tune show ID   log: ")
-    assert len(lines) == 12
-    untimed = [Settled(i, ag_gemm(key=f"[{i}]", candidates=[row(0, None), row(1, None)])) for i in range(6)]
-    assert shown(untimed, 60).splitlines()[1] == "ag_gemm [0]"
+    sites.insert(0, Settled(51, ag_gemm(key="[51]", candidates=[row(0, None), row(1, None)])))
+    *lines, more = page(sites, LOG)
+    assert [re.findall(r"\[(\d+)\]", line)[0] for line in lines[::3]] == [str(i) for i in range(50, 45, -1)]
+    assert more == "and 47 sites more: dist-tune report has all"
+    *_, untimed = [line for line in page(sites[:5], None) if not line.startswith(" ")]
+    assert untimed.startswith("ag_gemm [51]  not timed, ")
 
 
 def test_the_table_is_aligned_and_names_a_reason_for_each():
@@ -113,40 +84,26 @@ def test_the_table_is_aligned_and_names_a_reason_for_each():
     assert not any("pre_hook" in each for each in rows)
 
 
-def test_the_summary_names_gain_drag_drops_and_seconds():
-    """In this order; each part of the seconds is no longer than the whole, also as it is rounded."""
-    seconds = Seconds(total=3.415, discover=0.905, compile=1.205, race=0.805, finals=0.405, settle=0.095, meetings=0.3, compile_cpu=9.0)
-    lines = summary("f", [Settled(1, ag_gemm(), "085d29"), Settled(2, ag_gemm())], seconds, {"report": (7, 0.2), "done": (1, 0.1)})
-    text = "\n".join(lines)
-    assert lines[0] == "summary of f: 2 sites in 3.42 s"
-    assert "  site 1 winner=1 0.146 ms, 1.43x the first config (0.209 ms), 2.1 % ahead of the next, fastest step" in lines
-    assert "  dropped: 136 shared memory" in lines
-    assert "  slowest rank 3: at sites 1, 2, by up to 1.8 % over the fastest rank" in lines
-    assert "in 8 meetings, the wait for the last rank included: 7 x report 0.200 s, 1 x done 0.100 s" in text
-    total, *parts = map(float, re.findall(r"\d+\.\d+", next(line for line in lines if " s = " in line)))
-    assert len(parts) == 5
-    assert sum(parts) <= total
-
-
-def test_the_log_of_20_sites_fits():
-    """Summary of 20 sites with 200 candidates each: one screen holds the end."""
-    sites = [Settled(i, ag_gemm(key=f"[{i},{'torch.bfloat16,' * 12}]"), "085d29") for i in range(20)]
-    assert len(summary("f", sites, Seconds(), {})) <= 70
+def test_the_log_ends_with_the_same_lines():
+    """With the number of each site, by which the lines before name it; of all sites, and one screen holds the end of 20."""
+    sites = [Settled(k, ag_gemm(key=f"[{k},{'torch.bfloat16,' * 12}]"), "085d29") for k in range(1, 21)]
+    head, *lines = summary("f", sites)
+    assert (head, len(lines)) == ("summary of f: 20 sites", 60)
+    first, *others = page(sites[:1], None)
+    assert lines[:3] == [f"  site 1 winner=1 {first}", *(f"  {line}" for line in others)]
 
 
 DTYPES = ",triton.language.bfloat16,torch.bfloat16,torch.int64,torch.int32"
 
 
-@pytest.mark.parametrize("n_sites", [2, 7])
-def test_a_site_is_named_by_the_values_of_its_key(n_sites: int):
-    """With dtypes only where sites differ in these alone, in blocks and in a table; those of one kernel and key have the log's number."""
-    (first, *_) = block(Settled(1, ag_gemm(key=f"[4096,True{DTYPES}]")), LOG)
+def test_a_site_is_named_by_the_values_of_its_key():
+    """With dtypes only where sites differ in these alone; those of one kernel and key have the log's number."""
+    (first, *_) = page([Settled(1, ag_gemm(key=f"[4096,True{DTYPES}]"))], LOG)
     assert first.startswith("ag_gemm [4096, True, bf16]  0.146 ms, ")
-    keys = ["[64,torch.bfloat16,torch.float32]", "[64,torch.bfloat16,torch.bfloat16]", *["[8]"] * (n_sites - 2)]
-    text = shown([Settled(i, ag_gemm(key=key)) for i, key in enumerate(keys)])
-    assert [name in text for name in ("ag_gemm [64, bf16, fp32]  ", "ag_gemm [64, bf16, bf16]  ")] == [True, True]
-    assert text.count("ag_gemm [8] (site ") == n_sites - 2
-    assert names_of([Settled(k, ag_gemm(key="[1]")) for k in (1, 2)]) == [f"ag_gemm [1] (site {k} of the log)" for k in (1, 2)]
+    keys = ["[64,torch.bfloat16,torch.float32]", "[64,torch.bfloat16,torch.bfloat16]", "[8]", "[8]"]
+    heads = [line.partition("  ")[0] for line in page([Settled(i, ag_gemm(key=key)) for i, key in enumerate(keys)], LOG) if line[0] != " "]
+    of_one_key = [f"ag_gemm [8] (site {k} of the log)" for k in (2, 3)]
+    assert heads == ["kernels.ag_gemm.ag_gemm [64, bf16, fp32]", "kernels.ag_gemm.ag_gemm [64, bf16, bf16]", *of_one_key]
 
 
 def left_race(ms: float, step_ms: float) -> CandidateRecord:
@@ -164,7 +121,7 @@ HEADLINES: list[Any] = [
 
 @pytest.mark.parametrize(("rows", "changes", "words", "never"), HEADLINES)
 def test_a_headline_reads_as_it_is_meant(rows: list[CandidateRecord], changes: dict[str, Any], words: list[str], never: str):
-    told = headline(ag_gemm(candidates=rows, **changes))
+    told = account.headline(ag_gemm(candidates=rows, **changes))
     assert [word for word in words if word not in told] == []
     assert never not in told
 
@@ -185,7 +142,7 @@ STEPS: list[Any] = [
 @pytest.mark.parametrize(("sites", "winner", "expected"), STEPS)
 def test_the_step_before_and_after(sites: list[list[CandidateRecord]], winner: int, expected: Any):
     """No sum of what other sites tried in the race, and nothing where only a race has timed it."""
-    assert step_times([ag_gemm(candidates=rows, winner=winner) for rows in sites]) == pytest.approx(expected)
+    assert account.step_times([ag_gemm(candidates=rows, winner=winner) for rows in sites]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("closure_ms", "n_launches", "step_ms"), [(0.5, 1, 0.5), (0.1057, 1, 0.2), (0.3, 2, 0.4)])
