@@ -19,8 +19,6 @@ from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.notices import of_process
 
 _MAX_DISCOVERIES = 4
-_told_settings: set[str] = set()
-"""Differences between ranks that this process has told."""
 MANIFESTS = Reduction(reduce_manifests)
 
 
@@ -83,7 +81,9 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
     if records:
         days = sorted({f"{record.tuned_at:%Y-%m-%d}" for record in records.values()})
         text = f"{context.name}: {amount(len(records), 'site')} from the cache, tuned {' to '.join(dict.fromkeys([days[0], days[-1]]))}"
-        of_process.note(context.story, f"hit {context.name}", text)  # not of the object: a factory may decorate in every call
+        of_process.tell(
+            context.story, {f"hit {context.name}": text}, is_warning=False
+        )  # not of the object: a factory may decorate in every call
     for label in manifest.cached.keys() - records.keys():  # of other ranks: this one may come to it later
         context.sites.apply(label, Outcome(manifest.cached[label].winner))
     context.sites.tell(records, is_hit=True)
@@ -138,9 +138,9 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
             unread.update(manifest.unread)
             spelled = set(context.sites.new) if context.ranks.is_first else set()
             continue
-        if manifest.differing and manifest.differing not in _told_settings:
-            _told_settings.add(manifest.differing)
-            context.story.warning(f"settings differ between ranks: {manifest.differing}. Give all ranks the same environment", shown=True)
+        if manifest.differing:
+            text = f"settings differ between ranks: {manifest.differing}. Give all ranks the same environment"
+            of_process.tell(context.story, {text: text})
         if manifest.mismatch:
             raise RankMismatchError(manifest.mismatch)
         required = "DIST_TUNE_REQUIRE_CACHE is set: tune once without it"
