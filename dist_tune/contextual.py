@@ -158,7 +158,8 @@ class Tuner:
 class _ClosureTuner(Tuner, Generic[P, R]):
     """That of a closure. The ``Listener`` of calls that are expected to meet no miss."""
 
-    is_watching = is_keeping = False
+    is_watching = False
+    launching = None
 
     def __init__(self, function: Callable[P, R], is_dist: bool, group: ProcessGroup | None, options: TuningOptions) -> None:
         name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
@@ -185,7 +186,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
             if is_dynamo_compiling():  # a constant for Dynamo, which then traces nothing of what follows
                 note_tracing()
                 return function(*args, **kwargs)
-            if listeners and interception.is_listening():
+            if listeners and interception.listener_here() is not None:
                 if self.is_dist:
                     self.check_nested(self.group)
                 return function(*args, **kwargs)
@@ -297,17 +298,13 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         """Global ranks that decide together."""
         return member_ranks(self.group) if self.is_dist else frozenset()
 
-    def launching(self, launch: Tunable) -> None:
-        """Not asked for; nor is keeping."""
-
-    keeping = launching
-
     def missed(self, launch: Tunable) -> Any:
         """A miss in a call that expected none: from here on this call is the first replay of a tuning."""
         check_not_capturing(launch, self.name)
         if is_traced(launch.arguments):
             self.note_tracing()
-            return launch.run(launch.candidates()[0], None)
+            configs, *_ = launch.candidates()
+            return launch.run(configs[0], None)
         if (config := self.untuned.config(launch)) is not None:
             return launch.run(config, None, is_trial=False)
         tuning = self.open()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from torch.compiler import is_dynamo_compiling
 
-from dist_tune.cache import Cache, CacheKey, TuningRecord, digest, environment, nearest_shape
+from dist_tune.cache import Cache, CacheKey, digest, environment, nearest_shape
 from dist_tune.configs import FunctionConfig, as_configs, distinct
 from dist_tune.contextual import Tuner
 from dist_tune.distributed import Calls, Ranks, Reduction, check_group, ranks_of
@@ -145,7 +145,8 @@ class _FunctionTuner(Tuner):
     def __init__(self, tunable: TunableFunction, options: TuningOptions, *, uses_nearest: bool) -> None:
         super().__init__(tunable.name, options)
         self.tunable, self.uses_nearest = tunable, uses_nearest
-        self.nearest = NearestConfigs()
+        self.nearest: dict[Hashable, FunctionConfig] = {}
+        """Configs of other shapes, for keys where nothing is to be tuned; each is looked up once, and outside of closures."""
         self.calls: defaultdict[ProcessGroup | None, Calls] = defaultdict(Calls)
         """By the group that decides."""
         self.tuned_keys: dict[Hashable, list[str]] = {}
@@ -196,7 +197,7 @@ class _FunctionTuner(Tuner):
             if config is not None and not listeners:
                 calls[autotune_pg].n_calls += 1
                 return function(*args, **config) if not kwargs else function(*args, **{**config, **kwargs})
-            return self.call_new(key, slot_key, args, kwargs, autotune_pg, is_verbose=autotune_verbose)
+            return self.call_new(key, args, kwargs, autotune_pg, is_verbose=autotune_verbose)
 
         signature = shown_signature(function, inspect.signature(call))
         wrapper = cast("TunedFunction[Any, Any]", update_wrapper(call, function))
@@ -206,16 +207,16 @@ class _FunctionTuner(Tuner):
             vars(wrapper)["__signature__"] = signature
         return wrapper
 
-    def call_new(self, key: Hashable, slot_key: Hashable, args: Any, kwargs: Any, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
+    def call_new(self, key: Hashable, args: Any, kwargs: Any, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
         """A call that may have to tune, or that a tuning is listening to."""
         check_group("autotune_pg", group)
         listener = interception.listener_here()
-        launch = FunctionLaunch(self.tunable, key, slot_key, args, kwargs, is_whole=listener is None)
-        if listener is not None and listener.is_watching:
+        launch = FunctionLaunch(self.tunable, key, args, kwargs, group, is_whole=listener is None)
+        if listener is not None and listener.launching is not None and listener.is_watching:
             listener.launching(launch)
-        config = launch.known_config()
+        config = launch.slot.config
         if config is not None:
-            return self.call_known(launch, config, group) if listener is None else self.tunable.function(*args, **{**config, **kwargs})
+            return launch.run(config, None) if listener is not None else self.call_known(launch, config, group)
         if is_traced((args, kwargs)):
             return self.call_traced(args, kwargs)
         if listener is None:
@@ -225,15 +226,14 @@ class _FunctionTuner(Tuner):
         self.check_nested(group)
         return listener.missed(launch)
 
-    def call_known(self, launch: FunctionLaunch, config: dict[str, Any], group: ProcessGroup | None) -> Any:
+    def call_known(self, launch: FunctionLaunch, config: FunctionConfig, group: ProcessGroup | None) -> Any:
         """A call with nothing to tune."""
-        args, kwargs = launch.given
         self.calls[group].n_calls += 1
-        return self.tunable.function(*args, **{**config, **kwargs})
+        return launch.run(config, None)
 
     def count_raised(self, group: ProcessGroup | None) -> None:
         """``key_fn`` raised: count the call, because peers may wait for this rank in it."""
-        if not interception.is_listening():
+        if interception.listener_here() is None:
             with suppress(DistTuneError, ValueError):  # no such group, which is not what went wrong first
                 self.calls[group] = ranks_of(group, read_settings().deadline_s).calls(self.name)
             self.calls[group].n_calls += 1
@@ -251,7 +251,7 @@ class _FunctionTuner(Tuner):
             self.calls[group].n_calls += 1
             raise
         with self.turn.taken(settings.deadline_s):
-            config = launch.known_config() or self.untuned.config(launch)
+            config = launch.slot.config or self.untuned.config(launch)
             if config is None:
                 return self.tune(launch, ranks, group, settings, is_verbose=is_verbose)
         return self.call_known(launch, config, group)
@@ -293,31 +293,17 @@ class _FunctionTuner(Tuner):
         if self.uses_nearest and not is_traced((args, kwargs)):
             key = self.tunable.key(*args, **kwargs) if self.tunable.names.isdisjoint(kwargs) else self.tunable.key_of_fixed(args, kwargs)
             self.tunable.check_key(key)
-            slot_key = key if group is None else (group, key)
-            launch = FunctionLaunch(self.tunable, key, slot_key, args, kwargs, is_whole=False)
-            known = launch.known_config()
-            config = self.nearest.config(launch, slot_key, group, config) if known is None else known
+            launch = FunctionLaunch(self.tunable, key, args, kwargs, group, is_whole=False)
+            known = launch.slot.config
+            if known is None and (group, key) not in self.nearest and interception.listener_here() is None:
+                settings = read_settings()
+                self.nearest[group, key] = nearest_config(launch, ranks_of(group, settings.deadline_s), settings)
+            config = self.nearest.get((group, key), config) if known is None else known
         return self.tunable.function(*args, **{**config, **kwargs})
 
 
-class NearestConfigs:
-    """Configs of other shapes, for keys of one function where nothing is to be tuned; each is looked up once."""
-
-    def __init__(self) -> None:
-        self._borrowed: dict[Hashable, FunctionConfig] = {}
-
-    def config(self, launch: FunctionLaunch, slot_key: Hashable, group: ProcessGroup | None, otherwise: FunctionConfig) -> FunctionConfig:
-        """The config for a launch without a known one. Collective as ``nearest_config``, in the first call of a key."""
-        if slot_key not in self._borrowed:
-            if interception.is_listening():  # inside a closure ranks do not talk
-                return otherwise
-            settings = read_settings()
-            self._borrowed[slot_key] = nearest_config(launch, ranks_of(group, settings.deadline_s), settings, otherwise)
-        return self._borrowed[slot_key]
-
-
-def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings, otherwise: FunctionConfig) -> FunctionConfig:
-    """The config that the cache has for this very key, or for the nearest one; ``otherwise`` if there is none. Collective.
+def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings) -> FunctionConfig:
+    """The config that the cache has for this very key, or for the nearest one; the function's first if there is none. Collective.
 
     The first rank that has a record decides for all whose candidates are the same.
 
@@ -325,32 +311,25 @@ def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings, oth
         DistTuneError: other ranks did not come, or raised.
         Exception: what the user's prune_fn raises on this rank; the other ranks hear of it.
     """
-    configs: list[FunctionConfig] = []
-    texts: list[str] = []
+    by_text: dict[str, FunctionConfig] = {}
 
     def mine() -> tuple[str, str, str]:
-        configs[:] = launch.candidates()
-        texts[:] = [launch.describe(config) for config in configs]
-        record = _nearest_record(launch, texts, ranks, settings)
-        return (digest(texts), record.key, record.best.config) if record is not None else (digest(texts), "", "")
+        configs, texts, _ = launch.candidates()
+        by_text.update(zip(texts, configs, strict=True))
+        cache, candidates = Cache(settings.cache_folders, is_shared=settings.cache_shared), digest(texts)
+        here = environment(len(ranks.members), ranks.neighbours[1])
+        key = CacheKey(name=launch.name, source=launch.code().digest, key=launch.key_text, candidates=candidates, **here.keyed)
+        record = cache.find(key, any_software=not settings.version_check) or nearest_shape(key, cache.of_name(launch.name))
+        return (candidates, record.key, record.best.config) if record is not None else (candidates, "", "")
 
     with one_at_a_time(launch.name, settings.deadline_s), ranks.short_timeouts():
         _, key, winner = ranks.agree(f"{launch.name} (nearest shape)", "nearest shape", mine, _first_found)
-    if winner not in texts:
-        return otherwise
-    if key != launch.key_text and ranks.is_first:
+    if winner in by_text and key != launch.key_text and ranks.is_first:
         warnings.warn(
             f"{launch.name} has not been tuned for {launch.key_text}: it uses the config of {key}, {winner}, because autotune=False",
             stacklevel=callers_level(),
         )
-    return configs[texts.index(winner)]
-
-
-def _nearest_record(launch: FunctionLaunch, texts: list[str], ranks: Ranks, settings: Settings) -> TuningRecord | None:
-    cache = Cache(settings.cache_folders, is_shared=settings.cache_shared)
-    here = environment(len(ranks.members), ranks.neighbours[1])
-    key = CacheKey(name=launch.name, source=launch.code().digest, key=launch.key_text, candidates=digest(texts), **here.keyed)
-    return cache.find(key, any_software=not settings.version_check) or nearest_shape(key, cache.of_name(launch.name))
+    return by_text.get(winner, launch.owner.configs[0])
 
 
 @Reduction

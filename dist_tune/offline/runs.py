@@ -40,7 +40,7 @@ class RunLaunch(FunctionLaunch):
     ) -> None:  # fmt: skip
         """``number``: of the problem among those of its name in this process. With ``refuses_talk`` a run that communicates raises."""
         function = TunableFunction(self.made, list(configs), describe_all(configs), key_fn=None, prune_fn=None, check=None, bucket=None)
-        super().__init__(function, key=(), slot_key=(), args=(), kwargs={}, is_whole=True)
+        super().__init__(function, key=(), args=(), kwargs={}, is_whole=True)
         self.name = problem.name
         self._index = {id(config): i for i, config in enumerate(configs)}
         self._problem, self._options = problem, options
@@ -99,7 +99,7 @@ class RunLaunch(FunctionLaunch):
     @property
     def _turn(self) -> int:
         """The candidate whose turn it is: that of the schedule, unless a record has said which one to use."""
-        known = self.known_config()
+        known = self.slot.config
         return self._scheduled if known is None else self._index[id(known)]
 
     def _hold(self, index: int) -> Made | Exception:

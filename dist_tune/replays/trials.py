@@ -46,8 +46,6 @@ Launched = Returned | Failed | NotMade
 class Trials:
     """The launches of one tuning on this rank. A ``Listener``."""
 
-    is_keeping = True  # a launch with a known config is undone like any other
-
     def __init__(self, closure: str, ranks: Ranks, sites: Sites, variants: Variants, clock: Clock, watchdog: Watchdog) -> None:
         self.is_watching = True
         self.watchdog = watchdog
@@ -132,11 +130,9 @@ class Trials:
     # -- a listener's part ---------------------------------------------------------------------------------------
 
     def launching(self, launch: Tunable) -> None:
-        """Before any launch outside scheduled replays."""
-        self._sites.note_hit(launch)
-
-    def keeping(self, launch: Tunable) -> None:
-        """Before a launch with a known config, in any run."""
+        """Before any launch outside scheduled replays; in them before one that is to be undone though its config is known."""
+        if self.is_watching:
+            self._sites.note_hit(launch)
         launch.keep(self._undo)
 
     def missed(self, launch: Tunable) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dist_tune.cache import Code, anatomy, digest, nearest_key, read_code
+from dist_tune.cache import Code, anatomy, digest, read_code
 from dist_tune.configs import ConfigView, FunctionConfig, describe, distinct, functions_in
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, key_text
@@ -136,15 +136,15 @@ class FunctionLaunch(Tunable):
     """One call. A launch whose kernel is the whole function."""
 
     def __init__(
-        self, tunable: TunableFunction, key: Hashable, slot_key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_whole: bool
+        self, tunable: TunableFunction, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], group: Any = None, *, is_whole: bool
     ) -> None:
+        """``group``: the process group that decides, where the call names one; it has winners of its own."""
         self.is_whole = is_whole
         self.owner = tunable
-        self.slot = Slot(tunable.winners, slot_key)
+        self.slot = Slot(tunable.winners, key if group is None else (group, key))
         self.key = key
         self.given = args, kwargs
         """Arguments of the call, with those that replace a config's."""
-        self._slot_key = slot_key
         self._configs, self._text_of = tunable.configs, tunable.text_of
         own, fixed = tunable.split(kwargs)
         self.arguments = args, own
@@ -172,21 +172,7 @@ class FunctionLaunch(Tunable):
         """Digest of the code, and of all it calls."""
         return self.owner.code_for(self.arguments[0])
 
-    @property
-    def n_configs(self) -> int:
-        """Configs before pruning, without repeats."""
-        return len(self._configs)
-
-    def known_config(self) -> FunctionConfig | None:
-        """The config in use for this key."""
-        return self.owner.winners.get(self._slot_key)
-
-    def nearest_config(self) -> FunctionConfig | None:
-        """The config in use for the nearest other key, on the same ranks."""
-        known = {key_text(key): config for key, config in self.owner.winners.items()}
-        return known.get(nearest_key(key_text(self._slot_key), list(known)))
-
-    def candidates(self) -> list[FunctionConfig]:
+    def candidates(self) -> tuple[list[FunctionConfig], list[str], int]:
         """The configs that ``prune_fn`` keeps.
 
         Raises:
@@ -194,15 +180,13 @@ class FunctionLaunch(Tunable):
             TypeError: it returns anything but True or False.
         """
         prune_fn = self.owner.prune_fn
-        if prune_fn is None:
-            return self._configs
         args, kwargs = self.arguments
-        kept = [config for config in self._configs if self._keeps(prune_fn(ConfigView(config), *args, **kwargs))]
+        kept = [config for config in self._configs if prune_fn is None or self._keeps(prune_fn(ConfigView(config), *args, **kwargs))]
         if not kept:
             raise NoValidConfigError(
                 f"{self.name}{self.key_text}: prune_fn keeps none of {len(self._configs)} configs. It must return True for those to try."
             )
-        return kept
+        return kept, [self.describe(config) for config in kept], len(self._configs) - len(kept)
 
     def _keeps(self, verdict: Any) -> bool:
         """The answer of ``prune_fn``, None being a rule without a return. A list is refused, since any that is not empty would be True."""

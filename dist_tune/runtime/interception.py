@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from threading import get_ident
@@ -29,6 +29,7 @@ from dist_tune.compiler import begin_digest
 from dist_tune.errors import DistTuneError
 from dist_tune.runtime.kernel import Launch, key_of
 from dist_tune.runtime.libraries import find_own_runs, forget_kept, note_keepers, own_key, own_runs
+from dist_tune.runtime.recording import here
 from dist_tune.runtime.tunable import Tunable
 
 
@@ -36,22 +37,16 @@ class Listener(Protocol):
     """The receiver of a thread's launches."""
 
     @property
-    def is_watching(self) -> bool:
-        """True to call ``launching``; reading the key of every launch costs some microseconds."""
-
-    @property
     def members(self) -> frozenset[int]:
         """Global ranks that decide together; empty for a process that decides alone."""
 
     @property
-    def is_keeping(self) -> bool:
-        """True to call ``keeping``."""
+    def launching(self) -> Callable[[Tunable], None] | None:
+        """Called before launches of autotuned kernels and functions, hit or miss; None where only misses matter."""
 
-    def launching(self, launch: Tunable) -> None:
-        """Called before any launch of an autotuned kernel or function, hit or miss."""
-
-    def keeping(self, launch: Launch) -> None:
-        """Called before a launch with a config in use that changes what it restores or zeroes while it is tuned."""
+    @property
+    def is_watching(self) -> bool:
+        """True to call it before all of them, and not only of those that restore or zero: reading a key costs some microseconds."""
 
     def missed(self, launch: Tunable) -> Any:
         """Called in place of a launch without a config for its key. Returns the result of the launch."""
@@ -86,21 +81,17 @@ class _Patch:
             self.function.__code__ = self.own_code
             self.marks.pop(DYNAMO_SKIPS, None)
         leave_own_runs()
-        self.is_watched = any(map(_is_watching, list(listeners.values())))
+        self.is_watched = any(each.launching is not None for each in list(listeners.values()))
 
     def announce(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before a launch while a listener watches."""
         listener = listener_here()
-        if listener is None or kwargs.get("warmup"):
+        if listener is None or listener.launching is None or kwargs.get("warmup"):
             return
-        launch = Launch(kernel, args, kwargs) if listener.is_watching else None
-        if launch is not None:
+        if listener.is_watching:
             note_keepers(kernel, listeners)  # ranks may turn out to have different configs
-            listener.launching(launch)
-        if listener.is_keeping and (kernel.restore_value or kernel.reset_to_zero):
-            launch = launch or Launch(kernel, args, kwargs)
-            if launch.is_hit:
-                listener.keeping(launch)
+        if listener.is_watching or kernel.restore_value or kernel.reset_to_zero:
+            listener.launching(Launch(kernel, args, kwargs))
 
     def known_config(self, kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any]) -> Any:
         """The config that Triton would find, found faster; None if it has a hook, or the cache is a library's own mapping."""
@@ -228,7 +219,7 @@ def push(listener: Listener) -> None:
             own.__dict__[DYNAMO_SKIPS] = True
             _skip_in_dynamo(own.__code__)
         enter_own_runs()
-        patch.is_watched |= _is_watching(listener)
+        patch.is_watched |= listener.launching is not None
     except BaseException:  # an interrupt of the user's: later calls would be taken for calls inside this one
         pop()
         raise
@@ -271,22 +262,9 @@ def replace(old: Listener, new: Listener) -> None:
     for ident, listener in list(listeners.items()):
         if listener is old:
             listeners[ident] = new
-    triton_patch().is_watched |= _is_watching(new)
-
-
-def _is_watching(listener: Listener) -> bool:
-    return listener.is_watching or listener.is_keeping
-
-
-def is_listening() -> bool:
-    """True if the calling thread has a listener."""
-    return listener_here() is not None
+    triton_patch().is_watched |= new.launching is not None
 
 
 def listener_here() -> Listener | None:
     """The listener of the calling thread."""
-    listener = listeners.get(get_ident())
-    if listener is None and len(listeners) == 1 and isinstance(threading.current_thread(), threading._DummyThread):
-        # A thread that Python did not start: autograd's, running a backward pass of the closure.
-        return next(iter(listeners.values()))
-    return listener
+    return here(listeners)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -22,7 +22,7 @@ from triton import knobs
 from triton.runtime import autotuner
 from triton.runtime.jit import JITFunction
 
-from dist_tune.cache import Code, anatomy, digest, nearest_key, read_code
+from dist_tune.cache import Code, anatomy, digest, read_code
 from dist_tune.compiler import NotLoaded
 from dist_tune.configs import describe_all, distinct, stable_repr
 from dist_tune.errors import NoValidConfigError
@@ -75,34 +75,17 @@ class Launch(Tunable):
         """The tuning key, the same on all ranks for equal keys."""
         return _text(self.key)
 
-    def nearest_config(self) -> triton.Config | None:
-        """The config in use for the nearest other key."""
-        cache = self.kernel.cache
-        known = (
-            {_text(key): cache[key] for key in cache if isinstance(key, tuple | str)}
-            if isinstance(cache, Mapping) and type(cache) is not _Hiding
-            else {}
-        )
-        return known.get(nearest_key(self.key_text, list(known)))
-
-    @property
-    def n_configs(self) -> int:
-        """Configs before pruning, without repeats."""
-        return len({self.describe(config) for config in self.kernel.configs})
-
-    def known_config(self) -> triton.Config | None:
-        """The config that Triton would launch, asked as Triton asks: a cache may be a library's own. None for a miss, and of one config."""
-        cache = self.kernel.cache
-        return cache[self.key] if len(self.kernel.configs) > 1 and self.key in cache else None
-
-    def candidates(self) -> list[triton.Config]:
-        """The configs after the kernel's own pruning, without repeats."""
+    def candidates(self) -> tuple[list[triton.Config], list[str], int]:
+        """The configs after the kernel's own pruning."""
+        before: list[triton.Config] = self.kernel.configs
         self.kernel.nargs = self._named()
         try:
             configs = self.kernel.prune_configs(self.arguments[1])
         finally:
             self.kernel.nargs = None
-        return distinct(configs, self._describe([*self.kernel.configs, *configs])[len(self.kernel.configs) :])[0]
+        texts = self._describe([*before, *configs])
+        kept, kept_texts = distinct(configs, texts[len(before) :])
+        return kept, kept_texts, len({*texts[: len(before)]}) - len(kept)
 
     def describe(self, config: triton.Config) -> str:
         """A candidate on one line; of the kernel's configs that read alike the second and later ones with a number."""
@@ -157,10 +140,11 @@ class Launch(Tunable):
         return result
 
     def keep(self, undo: Undo) -> None:
-        """Keep the tensors that the kernel restores or zeroes while it is tuned: what a known config does to them counts once."""
-        given = {**self._named(), **self.arguments[1]}
+        """Keep the tensors that the kernel restores or zeroes while it is tuned: what a config in use does to them counts once."""
         names = dict.fromkeys([*self.kernel.restore_value, *self.kernel.reset_to_zero])
-        undo.keep(copies_of([given[name] for name in names if isinstance(given.get(name), torch.Tensor)]))
+        if names and (len(self.kernel.configs) < 2 or self.slot.config is not None):
+            given = {**self._named(), **self.arguments[1]}
+            undo.keep(copies_of([given[name] for name in names if isinstance(given.get(name), torch.Tensor)]))
 
     def compile(self, config: triton.Config) -> Any:
         """Triton's compiled kernel for ``config``, not launched; None under the interpreter."""
@@ -173,11 +157,6 @@ class Launch(Tunable):
                 self.kernel.nargs = None
         args, kwargs = self.arguments
         return self.kernel.fn.run(*args, **{**kwargs, "warmup": True}, **config.all_kwargs())
-
-    @property
-    def is_hit(self) -> bool:
-        """True if Triton launches it without a choice."""
-        return len(self.kernel.configs) < 2 or self.key in self.kernel.cache
 
     def reset_only(self, config: triton.Config) -> None:
         """Zero ``reset_to_zero`` as vanilla Triton does once after tuning, before the launch that counts."""
@@ -265,18 +244,29 @@ _dtype_texts = _DtypeTexts()
 
 
 class KernelSlot(Slot):
-    """Triton's config of a kernel for one key."""
+    """Triton's config of a kernel for one key, in its cache, which may be a library's own mapping."""
+
+    spelled = staticmethod(_text)
 
     def __init__(self, kernel: Any, key: tuple[Any, ...]) -> None:
         self._kernel = kernel
         self._key = key
 
+    @property
+    def _configs(self) -> Any:
+        return self._kernel.cache
+
+    @property
+    def config(self) -> triton.Config | None:
+        """The config that Triton would launch, asked as Triton asks. None for a miss, and of one config."""
+        cache = self._kernel.cache
+        return cache[self._key] if len(self._kernel.configs) > 1 and self._key in cache else None
+
     def fill(self, config: triton.Config, timings: Timings) -> None:
         """Make Triton launch with ``config``, and set what vanilla tuning would set before its last launch, which sets ``best_config``."""
-        cache = self._kernel.cache
-        cache[self._key] = config
-        if type(cache) is _Hiding and not cache.hidden:
-            self._kernel.cache = cache.mapping
+        if type(self._kernel.cache) is _Forgetful:
+            self._kernel.cache = self._kernel.cache.mapping
+        self._kernel.cache[self._key] = config
         self._kernel.configs_timings = {each: list(quantiles_ms) for each, quantiles_ms in timings.quantiles_ms}
         self._kernel.bench_time = timings.seconds
 
@@ -310,35 +300,14 @@ class KernelSlot(Slot):
         with suppress(TypeError, AttributeError, KeyError, NotImplementedError):  # it knows no deletion
             del cache[self._key]
         if self._key in cache:  # still, or it has the config from elsewhere
-            self._kernel.cache = _Hiding(cache, self._key)
+            self._kernel.cache = _Forgetful(cache)
 
 
-class _Hiding(MutableMapping[Any, Any]):
-    """Stands for a library's mapping that cannot forget, until it is filled again: hides keys."""
+class _Forgetful(dict[Any, Any]):
+    """An empty cache in the place of a library's mapping that cannot forget a key, until a winner is known."""
 
-    def __init__(self, mapping: Any, key: Any) -> None:
-        self.mapping, self.hidden = mapping, {key}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.mapping, name)
-
-    def __getitem__(self, key: Any) -> Any:
-        if key in self.hidden or key not in self.mapping:
-            raise KeyError(key)
-        return self.mapping[key]
-
-    def __setitem__(self, key: Any, config: Any) -> None:
-        self.mapping[key] = config
-        self.hidden.discard(key)
-
-    def __delitem__(self, key: Any) -> None:
-        self.hidden.add(key)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (key for key in self.mapping if key not in self.hidden)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+    def __init__(self, mapping: Any) -> None:
+        self.mapping = mapping
 
 
 def own_hook(kernel: Any, name: str) -> Callable[..., Any] | None:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from threading import get_ident
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import triton
@@ -39,6 +39,7 @@ _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 # -- what a thread hears -----------------------------------------------------------------------------------------------
 
+T = TypeVar("T")
 Run = Callable[..., Any]
 Around = Callable[[Run, Any, tuple[Any, ...], dict[str, Any]], Any]
 """``around(run, kernel, args, kwargs)``, in place of ``run(kernel, *args, **kwargs)``."""
@@ -58,10 +59,12 @@ def heard(by_thread: dict[int, list[Any]], value: Any) -> Iterator[None]:
             del by_thread[get_ident()]
 
 
-def here(by_thread: dict[int, list[Any]]) -> list[Any]:
-    """All that this thread hears, or if it is one of autograd's the only thread that hears anything."""
-    is_autograd = len(by_thread) == 1 and isinstance(threading.current_thread(), threading._DummyThread)
-    return next(iter([*by_thread.values()]), []) if is_autograd else by_thread.get(get_ident(), [])
+def here(by_thread: Mapping[int, T]) -> T | None:
+    """What the calling thread has there; one that Python did not start, as autograd's in a backward pass, what the only one has."""
+    mine = by_thread.get(get_ident())
+    if mine is None and len(by_thread) == 1 and isinstance(threading.current_thread(), threading._DummyThread):
+        return next(iter([*by_thread.values()]), None)
+    return mine
 
 
 @contextmanager
@@ -76,7 +79,7 @@ def _heard_run(run: Run) -> Run:
         return lambda kernel, /, *args, **kwargs: around(run, kernel, args, kwargs)
 
     def launch(kernel: Any, /, *args: Any, **kwargs: Any) -> Any:  # an argument may be named so, too
-        return reduce(within, [] if kwargs.get("warmup") else here(_around), run)(kernel, *args, **kwargs)
+        return reduce(within, [] if kwargs.get("warmup") else here(_around) or [], run)(kernel, *args, **kwargs)
 
     return launch
 

@@ -132,7 +132,7 @@ _stepped: dict[int, list[list[Any]]] = {}
 
 
 def _note(owner: Any) -> None:
-    for stepped in here(_stepped):
+    for stepped in here(_stepped) or []:
         stepped.append(owner)
 
 

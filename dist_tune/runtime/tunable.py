@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from dist_tune.cache import Code
+from dist_tune.cache import Code, nearest_key
+from dist_tune.keys import key_text
 from dist_tune.measure import Checker, Region, Span, overwrite
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
@@ -75,8 +76,22 @@ class Timings:
 class Slot:
     """The place of the config for one key, for later calls; of a function in the mapping of its winners."""
 
-    def __init__(self, configs: MutableMapping[Any, Any], key: Any) -> None:
+    spelled = staticmethod(key_text)
+    """A key as text, from which the nearest one follows."""
+
+    def __init__(self, configs: Any, key: Any) -> None:
         self._configs, self._key = configs, key
+
+    @property
+    def config(self) -> Any:
+        """The config in use; None for a miss, and if there is nothing to choose."""
+        return self._configs.get(self._key)
+
+    def nearest(self) -> Any:
+        """The config in use for the nearest other key; None if there is none, or a library's own mapping does not tell its keys."""
+        configs = self._configs if isinstance(self._configs, Mapping) else {}
+        known = {self.spelled(key): configs[key] for key in configs}
+        return known.get(nearest_key(self.spelled(self._key), list(known)))
 
     def fill(self, config: Any, timings: Timings) -> None:
         """Use ``config`` from now on."""
@@ -125,18 +140,8 @@ class Tunable(Protocol):
     def code(self) -> Code:
         """Digest of the code and of all it calls, and the imports in it that are not in the digest."""
 
-    @property
-    def n_configs(self) -> int:
-        """Configs before pruning, without repeats."""
-
-    def known_config(self) -> Any:
-        """The config in use; None for a miss, and if there is nothing to choose."""
-
-    def nearest_config(self) -> Any:
-        """The config in use for the nearest other key; None if there is none."""
-
-    def candidates(self) -> list[Any]:
-        """The configs after pruning, without repeats."""
+    def candidates(self) -> tuple[list[Any], list[str], int]:
+        """The configs after pruning, without repeats; the same described; and the number of those that pruning removed."""
 
     def describe(self, config: Any) -> str:
         """A candidate on one line, the same on every rank; no two read alike."""
@@ -153,7 +158,7 @@ class Tunable(Protocol):
         return None
 
     def keep(self, undo: Undo) -> None:
-        """Keep the tensors that a launch changes, before one with a config in use; those inside a function do so themselves."""
+        """Before a launch with a config in use, keep the tensors that it changes; those inside a function do so themselves."""
         return
 
     def reset_only(self, config: Any) -> None:

@@ -68,7 +68,7 @@ class Sites:
 
     def note_hit(self, launch: Tunable) -> None:
         """Note the config that Triton has for a launch; in the final run, zero once as vanilla Triton does."""
-        config = launch.known_config()
+        config = launch.slot.config
         if config is None:
             return
         label = self._label_of(launch)
@@ -213,10 +213,9 @@ class Sites:
     # -- a new site ----------------------------------------------------------------------------------------------
 
     def _enter(self, label: str, launch: Tunable) -> Site:
-        configs = launch.candidates()
-        texts = [launch.describe(config) for config in configs]
+        configs, texts, n_removed = launch.candidates()
         site = Site(
-            label, launch.name, launch.key_text, configs, texts, launch.n_configs - len(configs),
+            label, launch.name, launch.key_text, configs, texts, n_removed,
             is_compiled=launch.is_compiled, is_whole=launch.is_whole, prepare=launch.prepare,
         )  # fmt: skip
         outcome = self._outcomes.get(label)
@@ -235,7 +234,7 @@ class Sites:
             return site
         cache_key = self.journal.enter(site)
         self.story.site(label, (site.kernel, site.key), texts, n_pruned=site.n_removed, cache_key=cache_key)
-        near = launch.nearest_config()
+        near = launch.slot.nearest()
         site.near = next((i for i, config in enumerate(configs) if config is near), None)
         if launch.is_compiled:
             guide = guide_of(self._search, texts, n_threads=self._compiler.n_threads * self._compiler.n_ranks)

@@ -31,7 +31,7 @@ def test_runs_of_several_ranks_are_checked_as_often_on_each():
     launch = RunLaunch(Problem("f", configs, make), configs, OPTIONS, is_alone=False)
     checker = launch.checker()
     found: dict[int, list[str]] = {}
-    for i, config in enumerate(launch.candidates()):
+    for i, config in enumerate(configs):
         for k in range(checker.n_runs):
             launch.prepare(config)
             checker.begin(*launch.arguments, is_repeated=k > 0)
@@ -52,7 +52,7 @@ def _check_alone(make: Callable[[dict[str, Any]], Any]) -> list[str]:
     configs = [{"n": 0}, {"n": 1}]
     launch = RunLaunch(Problem("f", configs, make), configs, OPTIONS, is_alone=True)
     checker, found = launch.checker(), []
-    for config in launch.candidates():
+    for config in configs:
         launch.prepare(config)
         checker.begin(*launch.arguments, is_repeated=False)
         found.append(checker.judge(launch.run(config, Undo()), *launch.arguments))

@@ -11,7 +11,7 @@ import torch
 import triton
 
 from dist_tune import NoValidConfigError, autotune, power_of_two, to_hashable
-from dist_tune.configs import as_configs, distinct
+from dist_tune.configs import as_configs, describe, distinct
 from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
 from tests.function_options import BLOCKS, QUICK, quiet
 
@@ -30,7 +30,7 @@ def tunable(function: Callable[..., Any], space: Any = BLOCKS, key_fn: Any = Non
 
 def launch(of: TunableFunction, *args: Any, **kwargs: Any) -> FunctionLaunch:
     key = of.key_of_fixed(args, kwargs) if of.names & kwargs.keys() else of.key(*args, **kwargs)
-    return FunctionLaunch(of, key, key, args, kwargs, is_whole=True)
+    return FunctionLaunch(of, key, args, kwargs, is_whole=True)
 
 
 def ordinary(x: int, y: int = 2, *, block: int = 0) -> int:
@@ -161,7 +161,7 @@ def test_prune_fn_sees_the_arguments_and_keeps_what_is_true():
         return x
 
     of = tunable(gemm, space, prune_fn=rule)
-    assert [each["gemm_config"] for each in launch(of, 1, least=32).candidates()] == [each["gemm_config"] for each in space[1:]]
+    assert launch(of, 1, least=32).candidates() == (space[1:], [describe(each) for each in space[1:]], 1)
     with pytest.raises(NoValidConfigError, match=r"gemm\[\]: prune_fn keeps none of 3 configs. It must return True"):
         launch(of, 0).candidates()
 
