@@ -19,7 +19,7 @@ from dist_tune.errors import NestedTuningError
 from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.measure import StepState, is_capturing, is_traced
 from dist_tune.replays import FirstRun
-from dist_tune.runtime import Listener, Tunable, interception, keepers, own_runs
+from dist_tune.runtime import Listener, Tunable, interception, own_runs
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.sites import Site, Turn, check_not_capturing
@@ -211,8 +211,8 @@ class _ClosureTuner(Tuner, Generic[P, R]):
                 raise
             if listeners[ident] is self:
                 del listeners[ident]
-                if own_runs or keepers:
-                    interception.leave_libraries()
+                if own_runs:
+                    interception.leave_own_runs()
                 if not listeners:
                     run.__code__ = own_code
                     marks.pop(mark, None)

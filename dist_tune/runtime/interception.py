@@ -28,7 +28,7 @@ from triton.runtime.autotuner import Autotuner
 from dist_tune.compiler import begin_digest
 from dist_tune.errors import DistTuneError
 from dist_tune.runtime.kernel import Launch, key_of
-from dist_tune.runtime.libraries import find_own_runs, forget_kept, note_keepers, own_key, own_runs
+from dist_tune.runtime.libraries import find_own_runs, note_wrappers, own_key, own_runs
 from dist_tune.runtime.recording import here
 from dist_tune.runtime.tunable import Tunable
 
@@ -89,7 +89,7 @@ class _Patch:
         if listener is None or listener.launching is None or kwargs.get("warmup"):
             return
         if listener.is_watching:
-            note_keepers(kernel, listeners)  # ranks may turn out to have different configs
+            note_wrappers()  # ranks may turn out to have different configs
         if listener.is_watching or kernel.restore_value or kernel.reset_to_zero:
             listener.launching(Launch(kernel, args, kwargs))
 
@@ -112,7 +112,7 @@ class _Patch:
         kernel.nargs = None  # Triton's run has set it, and would keep the tensors alive
         listener = listener_here()
         assert listener is not None
-        note_keepers(kernel, listeners)
+        note_wrappers()
         return listener.missed(Launch(kernel, args, kwargs))
 
     def hear(self, run: Any, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -233,13 +233,12 @@ def pop() -> Listener:
             return listeners.pop(get_ident())
         finally:
             patch.leave()
-            forget_kept(get_ident())
     finally:
         patch.leave()  # once more: an interrupt of the user's may have come in the middle of it
 
 
 def enter_own_runs() -> None:
-    """Hear the tuners that have a ``run`` of their own; called with a listener in place."""
+    """Hear the tuners and wrappers that have a ``run`` of their own; called with a listener in place."""
     for cls, ours in list(own_runs.items()):
         cls.run = ours  # type: ignore[attr-defined]
 
@@ -249,12 +248,6 @@ def leave_own_runs() -> None:
     for cls, ours in list(own_runs.items()):
         if not listeners and cls.__dict__["run"] is ours:  # asked each time: Python may change threads in between
             cls.run = ours.__wrapped__  # type: ignore[attr-defined]
-
-
-def leave_libraries() -> None:
-    """At the end of a call of this thread that was not tuned: restore their tuners, and take from wrappers what they have kept of it."""
-    leave_own_runs()
-    forget_kept(get_ident())
 
 
 def replace(old: Listener, new: Listener) -> None:
