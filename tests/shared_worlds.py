@@ -26,6 +26,9 @@ from tests.ranks.worlds import on_ranks
 Body = Callable[..., Any]
 
 
+ENVIRONMENTS = {"fake": {"TRITON_DEFAULT_FP_FUSION": "1"}, "gpu": {"DIST_TUNE_DEADLINE_S": "20"}}
+
+
 class World(NamedTuple):
     module: str
     n: int
@@ -90,8 +93,8 @@ def check(request: pytest.FixtureRequest, key: tuple[World, Turn]) -> None:
         bodies: list[tuple[Any, pytest.Item]] = [(getattr(item, "function", None), item) for item in request.session.items]
         all_turns = [test.turn_of(item) for test, item in bodies if hasattr(test, "turn_of")]
         turns = [turn] if key in _played else [each for its_world, each in all_turns if its_world == world]
-        env = {"TRITON_DEFAULT_FP_FUSION": "1"} if world.mode == "fake" else {}
-        outcomes = on_ranks(world.n, _play, world.module, turns, mode=world.mode, env=env, is_dist=world.is_dist)
+        how: dict[str, Any] = {"mode": world.mode, "env": ENVIRONMENTS.get(world.mode), "is_dist": world.is_dist}
+        outcomes = on_ranks(world.n, _play, world.module, turns, clock="wall" if world.mode == "gpu" else "exact", **how)
         for k, each in enumerate(turns):
             _played[world, each] = [found.value[k] if found.value else (None, f"{found.message}\n{found.notes}") for found in outcomes]
     failed = {rank: text for rank, (_, text) in enumerate(_played[key]) if text}

@@ -10,31 +10,21 @@ from collections.abc import Callable
 import pytest
 import torch
 import triton
-import triton.language as tl
 
 from dist_tune import matches, pruning
 from dist_tune.measure.checks import Checker
 from dist_tune.measure.compare import difference
 from dist_tune.measure.poison import NANS
 from tests.checked_runs import judge, run
+from tests.ranks.kernels import accumulate_kernel, add_kernel
 
 pytestmark = pytest.mark.gpu
 
 
-@triton.jit
-def _double_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr, DOES_ADD: tl.constexpr):
-    """Writes twice x, or adds it, to the first n elements."""
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x_ptr + offsets, mask=offsets < n, other=0.0) * 2
-    if DOES_ADD:
-        tl.atomic_add(out_ptr + offsets, value, mask=offsets < n)
-    else:
-        tl.store(out_ptr + offsets, value, mask=offsets < n)
-
-
-def _double(x: torch.Tensor, out: torch.Tensor, n: int, *, does_add: bool = False) -> torch.Tensor:
+def _shift(x: torch.Tensor, out: torch.Tensor, n: int) -> torch.Tensor:
+    """Write x + 1 to the first n elements."""
     if n:
-        _double_kernel[(triton.cdiv(n, 256),)](x, out, n, BLOCK=256, DOES_ADD=does_add)
+        add_kernel[(triton.cdiv(n, 256),)](x, out, n, BLOCK=256)
     return out
 
 
@@ -45,13 +35,13 @@ def test_the_allocator_saves_nobody(n: int, kind: str):
     x = torch.randn(n, device="cuda")
 
     def writes(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda x: _double(x, torch.empty_like(x), count)
+        return lambda x: _shift(x, torch.empty_like(x), count)
 
     writes(n)(x)
     control = writes(0)(x)
-    assert torch.equal(control, 2 * x)
+    assert torch.equal(control, x + 1)
     del control
-    checker = Checker((lambda x: x + x) if kind == "reference" else (lambda result, x: torch.equal(result, 2 * x)), writes(n))
+    checker = Checker((lambda x: x + 1) if kind == "reference" else (lambda result, x: torch.equal(result, x + 1)), writes(n))
     for _ in range(2):
         assert judge(checker, writes(n), x) == ""
         assert judge(checker, writes(0), x) != ""
@@ -65,12 +55,12 @@ def test_the_allocator_saves_no_run(dtype: torch.dtype):
     x = torch.arange(1 << 16, device="cuda", dtype=dtype)
 
     def run(count: int) -> torch.Tensor:
-        return _double(x, torch.empty_like(x), count)
+        return _shift(x, torch.empty_like(x), count)
 
     for count, is_right in ((x.numel(), True), (0, False), (x.numel() - 1, False), (x.numel(), True)):
         result = run(x.numel())
         del result
-        checker = Checker(matches(lambda count: 2 * x, rtol=0.0, atol=0.0), run, is_repeatable=True)
+        checker = Checker(matches(lambda count: x + 1, rtol=0.0, atol=0.0), run, is_repeatable=True)
         assert (judge(checker, run, count) == "") == is_right
 
 
@@ -91,10 +81,15 @@ def test_what_was_not_written_is_seen_in_every_format(dtype: torch.dtype):
 def test_what_is_added_to_is_put_back(dtype: torch.dtype):
     """NaN that a kernel has added to is another NaN, which is no verdict."""
     x, out = torch.randn(1000, device="cuda").to(dtype), torch.zeros(1000, device="cuda", dtype=dtype)
-    checker = Checker(lambda x, out: x + x, _double)
+
+    def add(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        accumulate_kernel[(4,)](x, out, 1000, BLOCK=256)
+        return out
+
+    checker = Checker(lambda x, out: x.clone(), add)
     for k in range(4):
         out.zero_()
-        assert run(checker, lambda x, out: _double(x, out, 1000, does_add=True), x, out, is_repeated=k % 2 > 0) == ""
+        assert run(checker, add, x, out, is_repeated=k % 2 > 0) == ""
         assert not out.isnan().any()
     out.zero_()
     assert judge(checker, lambda x, out: out, x, out) != ""

@@ -1,11 +1,13 @@
-"""What only real GPUs show: event times, host ahead of device, NCCL, capture, dead contexts. Needs two.
+"""What only real GPUs show: event times, host ahead of device, memory, capture, dead contexts, killed ranks. Needs two.
 
 python -m pytest -m gpu tests/gpu
 """
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,182 +16,109 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
-from dist_tune import CaptureError, contextual_autotune
-from dist_tune.testing import on_ranks, values
-from tests.ranks.kernels import autotuned, best, configs, launch
+from dist_tune import CaptureError, autotune, contextual_autotune
+from dist_tune.testing import on_ranks
+from tests.ranks.journaled import BLOCKS
+from tests.ranks.kernels import autotuned, best, configs, launch, product_kernel, tuned
+from tests.ranks.test_journals import supervised
 from tests.ranks.world import DEADLINE_S
+from tests.shared_worlds import on_each_rank
 
 pytestmark = pytest.mark.gpu
 
 
 @triton.jit
-def _turns_kernel(x_ptr, n, turns, BLOCK: tl.constexpr):
-    """Its time is in proportion to ``turns`` over BLOCK."""
+def _turns_kernel(x_ptr, n, turns, lag, BLOCK: tl.constexpr):
+    """Its time is in proportion to ``turns`` over BLOCK; with BLOCK 4 it takes ``lag`` times as long."""
     value = tl.load(x_ptr)
-    for _ in range(turns // BLOCK):
+    for _ in range(turns // BLOCK * (lag if BLOCK == 4 else 1)):
         value = value * 1.0001 + 0.5
     tl.store(x_ptr, value)
 
 
-def _real_times(rank: int) -> Any:
-    kernel = autotuned(_turns_kernel, blocks=(1, 2, 4), key=("n",))
-    x = torch.zeros(64, device="cuda")
+@on_each_rank(modes=("gpu",), cases=[1, 10])
+def test_the_slowest_rank_decides_and_all_know_its_time(rank: int, lag: int):
+    """Real events on two GPUs: agreed times fall with the block, below those of a replay; where rank 1 is late with 4, both take 2."""
+    kernel, x = autotuned(_turns_kernel, blocks=(1, 2, 4)), torch.zeros(64, device="cuda")
 
-    @contextual_autotune(is_dist=True, n_repeat=5, n_warmup=1)
-    def step() -> torch.Tensor:
+    def closure() -> None:
         y = x * 2
-        kernel[(1,)](y, 64, 400_000)
+        kernel[(1,)](y, 64, 400_000, lag if rank == 1 else 1)
         dist.all_reduce(y)
-        return y
 
+    step = tuned(None, closure, n_repeat=5, n_warmup=1)
     step()
-    record = step.records[0]
-    return best(kernel), [c.latency_ms for c in record.candidates], [c.closure_ms for c in record.candidates], record.best.rank_latencies_ms
+    (record,) = step.records
+    assert best(kernel) == [4 if lag == 1 else 2]
+    assert {*record.best.rank_latencies_ms} == {0, 1}
+    if lag == 1:
+        kernel_ms = [each.latency_ms for each in record.candidates]
+        assert kernel_ms == sorted(kernel_ms, reverse=True)
+        assert all(each.closure_ms > each.latency_ms for each in record.candidates)
+    return [each.latency_ms for each in record.candidates]
 
 
-def test_all_ranks_take_the_same_config_and_know_each_others_times():
-    """Real events on two GPUs: the agreed times fall with the block, and a replay takes longer than its kernel."""
-    got = values(on_ranks(2, _real_times, mode="gpu"))
-    assert got[0] == got[1]
-    winner, kernel_ms, closure_ms, rank_ms = got[0]
-    assert winner == [4]
-    assert kernel_ms == sorted(kernel_ms, reverse=True)
-    assert all(whole > kernel for whole, kernel in zip(closure_ms, kernel_ms, strict=True))
-    assert set(rank_ms) == {0, 1}
+@on_each_rank(modes=("gpu",))
+def test_launch_gaps_are_not_timed(rank: int):
+    """A kernel of some microseconds measures as such although the host needs hundreds for it."""
+    kernel, x = autotuned(blocks=(64, 128)), torch.zeros(64, device="cuda")
 
-
-def _launch_gaps(rank: int) -> Any:
-    kernel = autotuned(blocks=(64, 128))
-    x = torch.zeros(64, device="cuda")
-
-    @contextual_autotune(is_dist=True, n_repeat=9, n_warmup=2)
-    def step() -> torch.Tensor:
+    def closure() -> None:
         for _ in range(20):
             x.mul_(1)
         time.sleep(2e-4)  # a slow host, right before the launch
-        return launch(kernel, x)
+        launch(kernel, x)
 
+    step = tuned(None, closure, n_repeat=9, n_warmup=2)
     step()
-    return [c.latency_ms for c in step.records[0].candidates]
+    assert all(each.latency_ms < 0.02 for each in step.records[0].candidates)
 
 
-def test_launch_gaps_are_not_timed():
-    """A kernel of some microseconds measures as such although the host needs hundreds for it."""
-    for latencies in values(on_ranks(2, _launch_gaps, mode="gpu")):
-        assert all(ms < 0.02 for ms in latencies), latencies
-
-
-def _out_of_resources(rank: int) -> Any:
-    from tests.ranks.test_faults import _matmul_kernel
-
-    candidates = [triton.Config({"BLOCK": block}, num_stages=stages) for block, stages in ((64, 2), (128, 8), (64, 3))]
-    kernel = triton.autotune(configs=candidates, key=["n"])(_matmul_kernel)
-    a = torch.randn(128, 128, dtype=torch.float16, device="cuda")
-    c = torch.empty_like(a)
-    step = contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1)(lambda: kernel[(1,)](a, a, c, 128))
-    step()
-    candidates_found = step.records[0].candidates
-    return [x.failure for x in candidates_found], [x.shared_bytes for x in candidates_found], [x.n_regs for x in candidates_found]
-
-
-def test_what_does_not_fit_is_dropped_before_a_launch():
+@on_each_rank(modes=("gpu",))
+def test_what_does_not_fit_is_dropped_before_a_launch(rank: int):
     """The loader's own reason, and shared memory and registers of the others."""
-    for failures, shared, registers in values(on_ranks(2, _out_of_resources, mode="gpu")):
-        assert "OutOfResources" in failures[1]
-        assert failures[0] is failures[2] is None
-        assert shared[0] < shared[2]
-        assert registers[0] > 0
+    candidates = [triton.Config({"BLOCK": block}, num_stages=stages) for block, stages in ((64, 2), (128, 8), (64, 3))]
+    kernel, a = autotuned(product_kernel, configs=candidates), torch.randn(128, 128, dtype=torch.float16, device="cuda")
+    step = tuned(None, lambda: kernel[(1,)](a, torch.empty_like(a), 128), n_repeat=2, n_warmup=1)
+    step()
+    first, second, third = step.records[0].candidates
+    assert "OutOfResources" in second.failure
+    assert first.failure is third.failure is None
+    assert first.shared_bytes < third.shared_bytes
+    assert first.n_regs > 0
 
 
-def _user_error(rank: int) -> Any:
-    kernel = autotuned(blocks=(16, 32))
-    runs = []
+@on_each_rank(modes=("gpu",))
+def test_a_config_that_needs_too_much_memory_on_one_rank_is_dropped_on_both(rank: int):
+    """It fails before its collective, so another config stands in there."""
 
-    @contextual_autotune(is_dist=True, n_repeat=3, n_warmup=1)
-    def step(x: torch.Tensor) -> torch.Tensor:
-        runs.append(1)
-        y = launch(kernel, x)
-        if rank == 1 and len(runs) == 4:
-            raise ValueError("rank 1 had enough")
+    @autotune([{"n_bytes": n} for n in (1 << 20, 1 << 50)], None, cache=False, n_warmup=0, n_repeat=2)
+    def step(x: torch.Tensor, n_bytes: int = 0) -> torch.Tensor:
+        scratch = torch.empty(n_bytes if rank == 1 else 1 << 20, dtype=torch.uint8, device="cuda")
+        y = x + scratch[:1].float() * 0
         dist.all_reduce(y)
         return y
 
-    step(torch.zeros(64, device="cuda"))
+    assert step(torch.ones(4, device="cuda"))[0] == 2.0
+    (record,) = step.records
+    assert (record.winner, record.candidates[0].failure) == (0, None)
+    assert re.match("rank 1: .*OutOfMemoryError", str(record.candidates[1].failure))
 
 
-def test_a_rank_that_raises_frees_peers_that_wait_on_the_device():
-    """The peer's GPU waits in NCCL; its host does not, and raises well before any timeout."""
-    outcomes = on_ranks(2, _user_error, mode="gpu", env={"DIST_TUNE_DEADLINE_S": "20"})
-    assert (outcomes[1].error, outcomes[1].message) == ("ValueError", "rank 1 had enough")
-    assert outcomes[0].error == "PeerFailedError", outcomes[0].notes
-    assert "rank 1 raised ValueError: rank 1 had enough" in outcomes[0].message
-    assert outcomes[0].seconds < 20
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_costs_one_restart(tmp_path: Path, rank: int):
+    """SIGKILL in the fifth replay of a supervised job, before ranks have agreed on a time: a second start is no longer than a first one."""
+    (first, n_restarts), (second, _) = supervised(tmp_path, (0, rank, 5, "once"), "cuda")
+    assert n_restarts == "1"
+    assert first["runs"] == second["runs"] <= len(BLOCKS) + 3
+    assert first["best"] == second["best"]
+    assert first["y"] == second["y"] == 2.0
+    assert not list((tmp_path / "cache" / "journals").iterdir())
 
 
-@triton.jit
-def _fault_kernel(x_ptr, n, offset, BLOCK: tl.constexpr):
-    tl.store(x_ptr + offset * (BLOCK == 32), 1.0)
-
-
-def _dead_context(rank: int) -> Any:
-    kernel = autotuned(_fault_kernel, blocks=(16, 32, 64), key=("n",))
-    x = torch.zeros(64, device="cuda")
-    far = (1 << 45) if rank == 1 else 0
-
-    @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=0)
-    def step() -> torch.Tensor:
-        kernel[(1,)](x, 64, far)
-        return x
-
-    step()
-
-
-def test_an_illegal_access_on_one_rank_ends_the_tuning_on_all():
-    """The context of rank 1 is gone, so no config can stand in: it raises CUDA's error, the other names it."""
-    outcomes = on_ranks(2, _dead_context, mode="gpu", env={"DIST_TUNE_DEADLINE_S": "20"})
-    assert "illegal memory access" in outcomes[1].message
-    assert outcomes[0].error == "PeerFailedError", outcomes[0].notes
-    assert "rank 1" in outcomes[0].message
-    assert "illegal memory access" in outcomes[0].message
-
-
-@triton.jit
-def _spin_kernel(flag_ptr, n, BLOCK: tl.constexpr):
-    while tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") < n * (BLOCK == 32):
-        pass
-
-
-def _spins(rank: int) -> Any:
-    kernel = autotuned(_spin_kernel, configs=configs(16, 32), key=())
-    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-    contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)(lambda: kernel[(1,)](flag, rank))()
-
-
-def test_a_kernel_that_spins_for_ever_is_an_error_after_the_deadline():
-    """Rank 1 waits for a signal that never comes: all ranks raise, and none hangs."""
-    outcomes = on_ranks(2, _spins, mode="gpu")
-    assert [o.error for o in outcomes] == ["StuckDeviceError"] * 2, [o.notes for o in outcomes]
-    assert all("rank 1" in o.message and o.seconds < 6 * DEADLINE_S for o in outcomes)
-
-
-def _released(rank: int) -> Any:
-    kernel = autotuned(_spin_kernel, configs=configs(16, 32), key=())
-    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-    step = contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0, reset=lambda: None, release=[flag])(lambda: kernel[(1,)](flag, rank))
-    step()
-    return best(kernel), [each.failure for each in step.records[0].candidates]
-
-
-def test_a_kernel_that_spins_is_ended_by_release():
-    """Rank 1 waits for a signal that never comes: the watchdog writes it, and both ranks drop that config and go on."""
-    got = values(on_ranks(2, _released, mode="gpu", env={"DIST_TUNE_DEADLINE_S": "10"}))
-    assert got[0] == got[1]
-    winner, failures = got[0]
-    assert winner == [16]
-    assert "release=" in str(failures[1])
-
-
-def _capture(rank: int) -> Any:
+@on_each_rank(modes=("gpu",))
+def test_a_tuned_step_can_be_captured(rank: int):
+    """The captured step replays with new inputs; a key without a config cannot be captured."""
     kernel = autotuned(blocks=(16, 32))
     x, y = torch.zeros(64, device="cuda"), torch.zeros(64, device="cuda")
     step = contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1)(lambda x, y: launch(kernel, x, y))
@@ -201,46 +130,94 @@ def _capture(rank: int) -> Any:
     graph.replay()
     torch.cuda.synchronize()
     wide = torch.zeros(128, device="cuda")
-    step_of_new_key = contextual_autotune(is_dist=True)(lambda: launch(kernel, wide))
     with pytest.raises(CaptureError), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        step_of_new_key()
-    return y[0].item(), len(kernel.cache)
+        contextual_autotune(is_dist=True)(lambda: launch(kernel, wide))()
+    assert (y[0].item(), len(kernel.cache)) == (5.0, 1)
 
 
-def test_a_tuned_step_can_be_captured():
-    """The captured step replays with new inputs; a key without a config cannot be captured."""
-    assert values(on_ranks(2, _capture, mode="gpu")) == [(5.0, 1)] * 2
-
-
-class _Double(torch.autograd.Function):
-    kernel: Any = None
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        return launch(_Double.kernel, grads[0].contiguous())
-
-
-def _backward(rank: int) -> Any:
-    _Double.kernel = autotuned(blocks=(16, 32))
-    x = torch.zeros(64, device="cuda", requires_grad=True)
-    torch.cuda.manual_seed(7)
-
-    @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1)
-    def step() -> tuple[float, float]:
-        (gradient,) = torch.autograd.grad(_Double.apply(x).sum(), x)
-        return gradient[0].item(), torch.rand((), device="cuda").item()
-
-    gradient, number = step()
-    later = torch.rand((), device="cuda").item()
-    torch.cuda.manual_seed(7)
-    expected = [torch.rand((), device="cuda").item() for _ in range(2)]
-    return gradient, len(_Double.kernel.cache), len(step.records), [number, later] == expected
-
-
-def test_autograds_threads_are_heard_and_the_gpus_generator_is_kept():
+@on_each_rank(modes=("gpu",))
+def test_autograds_threads_are_heard_and_the_gpus_generator_is_kept(rank: int):
     """A kernel of a backward pass, launched by a thread of autograd's, is tuned; random numbers are as without tuning."""
-    assert values(on_ranks(2, _backward, mode="gpu")) == [(2.0, 1, 1, True)] * 2
+    kernel, x = autotuned(blocks=(16, 32)), torch.zeros(64, device="cuda", requires_grad=True)
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            return launch(kernel, grads[0].contiguous())
+
+    def drawn() -> float:
+        return torch.rand((), device="cuda").item()
+
+    torch.cuda.manual_seed(7)
+    step = tuned(None, lambda: (torch.autograd.grad(Double.apply(x).sum(), x)[0][0].item(), drawn()), n_repeat=2, n_warmup=1)
+    (gradient, number), later = step(), drawn()
+    torch.cuda.manual_seed(7)
+    assert (number, later) == (drawn(), drawn())
+    assert (gradient, len(kernel.cache), len(step.records)) == (2.0, 1, 1)
+
+
+@triton.jit
+def _fault_kernel(x_ptr, n, offset, BLOCK: tl.constexpr):
+    tl.store(x_ptr + offset * (BLOCK == 32), 1.0)
+
+
+@triton.jit
+def _spin_kernel(flag_ptr, n, BLOCK: tl.constexpr):
+    while tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") < n * (BLOCK == 32):
+        pass
+
+
+@on_each_rank(modes=("gpu",), is_alone=True)
+def test_a_kernel_that_spins_is_ended_by_release(rank: int):
+    """Rank 1 waits for a signal that never comes: the watchdog writes it, and both ranks drop that config and go on."""
+    kernel, flag = autotuned(_spin_kernel, configs=configs(16, 32), key=()), torch.zeros(1, dtype=torch.int32, device="cuda")
+    step = tuned(None, lambda: kernel[(1,)](flag, rank), reset=lambda: None, release=[flag])
+    step()
+    assert best(kernel) == [16]
+    assert "release=" in step.records[0].candidates[1].failure
+
+
+def _raises(rank: int) -> None:
+    kernel, runs = autotuned(blocks=(16, 32)), list[int]()
+
+    def step(x: torch.Tensor) -> None:
+        runs.append(1)
+        y = launch(kernel, x)
+        if rank == 1 and len(runs) == 4:
+            raise ValueError("rank 1 had enough")
+        dist.all_reduce(y)
+
+    tuned(None, step, n_repeat=3, n_warmup=1)(torch.zeros(64, device="cuda"))
+
+
+def _faults(rank: int) -> None:
+    kernel, x = autotuned(_fault_kernel), torch.zeros(64, device="cuda")
+    tuned(None, lambda: kernel[(1,)](x, 64, (1 << 45) if rank == 1 else 0), n_repeat=2)()
+
+
+def _spins(rank: int) -> None:
+    kernel, flag = autotuned(_spin_kernel, configs=configs(16, 32), key=()), torch.zeros(1, dtype=torch.int32, device="cuda")
+    tuned(None, lambda: kernel[(1,)](flag, rank))()
+
+
+@pytest.mark.parametrize(("job", "error", "told"), [(_raises, "ValueError", "rank 1 had enough"), (_faults, None, "illegal memory access")])
+def test_a_rank_that_fails_frees_peers_that_wait_on_the_device(job: Any, error: str | None, told: str):
+    """The peer's GPU waits, its host does not; where the context of rank 1 is gone, no config can stand in, and the peer names it too."""
+    first, second = on_ranks(2, job, mode="gpu", env={"DIST_TUNE_DEADLINE_S": "20"})
+    assert second.error == (error or second.error)
+    assert told in second.message
+    assert first.error == "PeerFailedError", first.notes
+    assert "rank 1" in first.message
+    assert told in first.message
+    assert first.seconds < 20
+
+
+def test_a_kernel_that_spins_for_ever_is_an_error_after_the_deadline():
+    """Rank 1 waits for a signal that never comes: all ranks raise, and none hangs."""
+    outcomes = on_ranks(2, _spins, mode="gpu")
+    assert [o.error for o in outcomes] == ["StuckDeviceError"] * 2, [o.notes for o in outcomes]
+    assert all("rank 1" in o.message and o.seconds < 6 * DEADLINE_S for o in outcomes)

@@ -32,6 +32,17 @@ def atomic_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     tl.atomic_add(y_ptr, tl.sum(tl.load(x_ptr + at, mask=at < n, other=0.0)))
 
 
+@triton.jit
+def product_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    """The first tile of x @ x, of n x n elements, in a loop that can be pipelined."""
+    at = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for k in range(0, n, BLOCK):
+        left, right = tl.load(x_ptr + at[:, None] * n + k + at[None, :]), tl.load(x_ptr + (k + at[:, None]) * n + at[None, :])
+        total = tl.dot(left, right, total)
+    tl.store(y_ptr + at[:, None] * n + at[None, :], total)
+
+
 def configs(*blocks: int, **options: Any) -> list[triton.Config]:
     """One config a block size."""
     return [triton.Config({"BLOCK": block}, **options) for block in blocks]

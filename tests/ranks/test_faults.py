@@ -12,7 +12,7 @@ import triton.language as tl
 
 from dist_tune import NoValidConfigError
 from dist_tune.testing import FakeH200
-from tests.ranks.kernels import autotuned, best, is_unpatched, launch, tuned
+from tests.ranks.kernels import autotuned, best, is_unpatched, launch, product_kernel, tuned
 from tests.shared_worlds import on_each_rank
 
 BLOCKS = (16, 32, 64, 128)
@@ -86,27 +86,15 @@ def test_a_config_that_does_not_compile_on_one_rank_is_never_launched(rank: int)
     return best(kernel)
 
 
-@triton.jit
-def _matmul_kernel(a_ptr, b_ptr, c_ptr, n, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-    for k in range(0, n, BLOCK):
-        a = tl.load(a_ptr + at[:, None] * n + k + at[None, :])
-        b = tl.load(b_ptr + (k + at[:, None]) * n + at[None, :])
-        acc += tl.dot(a, b)
-    tl.store(c_ptr + at[:, None] * n + at[None, :], acc.to(tl.float16))
-
-
 @on_each_rank(modes=("fake",), is_alone=True)
 def test_out_of_resources_on_one_rank_is_found_by_loading(rank: int):
     """Rank 1 has less shared memory: what does not fit there is dropped on both, with Triton's own reason."""
     if rank == 1:
         FakeH200.shared_limit_bytes = 40_000
     FakeH200.launch_ms = staticmethod(lambda src, metadata: 1e6 / max(metadata.shared, 1) / 10)
-    stages = (2, 3, 4, 8)
-    kernel = autotuned(_matmul_kernel, configs=[triton.Config({"BLOCK": 64}, num_stages=n) for n in stages])
+    kernel = autotuned(product_kernel, configs=[triton.Config({"BLOCK": 64}, num_stages=n) for n in (2, 3, 4, 8)])
     a = torch.zeros(64, 64, dtype=torch.float16)
-    step = tuned(kernel, lambda: kernel[(1,)](a, a, a, 64))
+    step = tuned(kernel, lambda: kernel[(1,)](a, a, 64))
     step()
     failures = [each.failure for each in step.records[0].candidates]
     assert any(failures)
