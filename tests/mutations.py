@@ -93,7 +93,7 @@ GUARDS = (
     Guard("an unmeasured choice is not kept", "cache/lookup.py", "is_kept = self._is_used and record.source and (record.best.latency_ms is not None or not had_choice)", "is_kept = self._is_used and record.source", "tests/cache tests/tuning/test_notices.py tests/ranks/test_machine_failures.py"),
     Guard("one tuning at a time", "sites/exclusive.py", "    if not _acquired(_lock, wait_s):\n", "    if _acquired(_lock, 0.0) and False:\n", "tests/ranks/test_threads.py"),
     # Replays
-    Guard("an undo between replays", "runtime/tunable.py", "        put_back(self._alive())\n        self.forget()\n", "        self.forget()\n", "tests/tuning"),
+    Guard("an undo between replays", "replays/replays.py", "            undo.put_back()\n", "            undo.forget()\n", "tests/tuning"),
     Guard("reset before each replay", "replays/replays.py", "            self._reset()\n            self.watchdog", "            self.watchdog", "tests/tuning tests/ranks/test_contextual.py"),
     Guard("generators are restored for the last run", "replays/replays.py", "        self._before.restore()\n        value = self.run(closure, {})", "        value = self.run(closure, {})", "tests/tuning tests/ranks/test_contextual.py"),
     Guard("a step that leaves something else is not replayed", "replays/first_run.py", "self.why_not = self.why_not or state.why_not(stepped) or self._another(value, first, sums) or state.compare()", "self.why_not = self.why_not or state.why_not(stepped) or self._another(value, first, sums)", "tests/tuning tests/ranks/test_not_replayed.py"),

@@ -59,7 +59,7 @@ class Inputs:
 
     def __init__(self) -> None:
         self._function: Callable[..., Any] = print
-        self._values = Snapshot()
+        self.values = Snapshot()
         self._graphs: dict[Path, tuple[torch.Tensor, torch.Tensor | None, Any]] = {}
         """Tensors that there is a copy of, with their gradients and their places in the graph of autograd."""
         self._watched: dict[Path, tuple[torch.Tensor, int]] = {}
@@ -77,26 +77,26 @@ class Inputs:
         for path, tensor in sorted(_tensors_of((args, kwargs)), key=lambda each: n_bytes_of(each[1])):
             if is_symmetric(tensor):
                 continue
-            if self._values.keep(path, tensor):
+            if self.values.keep(path, tensor):
                 self._graphs[path] = tensor, tensor.grad if tensor.is_leaf else None, tensor.grad_fn
             elif (version := version_of(tensor)) is not None:
                 self._watched[path] = tensor, version
 
     def changed(self) -> set[Path]:
         """Positions of the copied tensors whose values are others now. Waits for the device."""
-        changed = self._values.changed()
+        changed = self.values.changed()
         self._known |= changed
         return changed
 
     def harmed(self, paths: set[Path]) -> set[str]:
         """Names of those whose values are farther from the kept ones than rounding goes: no earlier result that was written again."""
-        return {_name(path, self._function) for path in paths if any(difference(*each) for each in self._values.copies([path]))}
+        return {_name(path, self._function) for path in paths if any(difference(*each) for each in self.values.copies([path]))}
 
     def put_back(self, paths: set[Path] | None = None) -> None:
         """Put back all values, or those at some positions, gradients and generators. Does not wait for the device."""
         for generator, state in self._generators:
             generator.set_state(state)
-        self._values.put_back(paths)
+        self.values.put_back(paths)
         for tensor, grad, _ in self._graphs.values():
             if tensor.is_leaf and tensor.grad is not grad:
                 tensor.grad = grad
@@ -119,15 +119,11 @@ class Inputs:
             self.changed()
         self.put_back(self._known)
 
-    def copies(self, paths: set[Path] | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Memory and copy of all, or at some positions."""
-        return self._values.copies(paths)
-
     def forget(self) -> None:
         """Free all copies: what runs change from here on stands."""
         for kept in (self._graphs, self._watched, self._known, self._generators):
             kept.clear()
-        self._values.forget()
+        self.values.forget()
 
 
 def ask(reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], written: set[Path] | None = None) -> Any:

@@ -30,8 +30,7 @@ _NO_MAPPINGS = (torch.Tensor, int, float, str, bytes, type(None), FunctionType, 
 class Region(NamedTuple):
     """Memory of a tensor, without keeping it alive."""
 
-    storage: StorageWeakRef | None
-    """None in a description that fits any storage."""
+    storage: StorageWeakRef
     n_bytes: int
     """Size of the storage."""
     device: torch.device
@@ -54,7 +53,7 @@ class Region(NamedTuple):
 
     def tensor(self) -> torch.Tensor | None:
         """The memory as a tensor of real numbers; None if it has been freed."""
-        storage = None if self.storage is None else torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
+        storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
         if storage is None:
             return None
         # Not a view of the tensor: autograd and version counters must not see writes to it.
@@ -66,16 +65,6 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The memory of a tensor as real numbers, without autograd; None if it owns none."""
     region = Region.of(tensor)
     return None if region is None else region.tensor()
-
-
-def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Write values into a tensor's memory, also of an inference tensor; autograd and version counters do not see it."""
-    with torch.no_grad():
-        memory = memory_of(tensor)
-        if memory is None:  # of a wrapper of other tensors
-            tensor.copy_(values)
-        else:
-            memory.copy_(torch.view_as_real(values) if values.is_complex() else values)
 
 
 def has_same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
@@ -116,6 +105,20 @@ class Snapshot:
             return True
         return False
 
+    def copy(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copy tensors whatever room that takes, by region. The first copy of each counts; those of freed tensors go."""
+        self._kept = {key: each for key, each in self._kept.items() if not each[0].storage.expired()}
+        for region in map(Region.of, tensors):
+            if region is not None and region not in self._kept and (memory := region.tensor()) is not None:
+                self._kept[region] = region, memory.clone()
+
+    def take(self, other: Snapshot, keys: Iterable[Hashable] | None = None) -> None:
+        """Take copies of another snapshot, by region. The first copy of each counts; those of freed tensors go."""
+        self.copy([])
+        kept = other._kept.values() if keys is None else [other._kept[key] for key in keys if key in other._kept]
+        for region, copy in kept:
+            self._kept.setdefault(region, (region, copy))
+
     def copies(self, keys: Iterable[Hashable] | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Memory and copy of all tensors that are alive, or of some."""
         kept = self._kept.values() if keys is None else [self._kept[key] for key in keys if key in self._kept]
@@ -129,6 +132,12 @@ class Snapshot:
         """Put back all values, or some, those copied last first; autograd and version counters do not see it. Does not wait."""
         for memory, copy in reversed(self.copies(keys)):
             memory.copy_(copy)
+
+    def exchange(self) -> None:
+        """Put back all values, and keep those that were there instead."""
+        there = {key: (region, memory.clone()) for key, (region, _) in self._kept.items() if (memory := region.tensor()) is not None}
+        self.put_back()
+        self._kept = there
 
     def forget(self) -> None:
         """Free all copies: what is written from here on stands."""

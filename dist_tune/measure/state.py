@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from dist_tune.measure.compare import difference
 from dist_tune.measure.memory import Region, Snapshot, bits_of, memory_of, n_bytes_of, plain_tensors, tensors_in, version_of
@@ -74,6 +75,8 @@ class StepState:
         """Gradients that the first run has made: each run makes its own."""
         self._values = Snapshot()
         self._copied: dict[Region, _Copied] = {}
+        self._given: dict[int, StorageWeakRef] = {}
+        """Memory that kernels of the first run were given: as long as this is held, its identity is that of no other."""
         self._holders: list[tuple[Holder, Any]] = []
         self._by_storage: dict[int, Leaf] = {}
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
@@ -136,10 +139,18 @@ class StepState:
         """Names of what has changed since the last look; after a yes, of what the first run had left alone. Waits for the device."""
         return _listed(each.name for each in self._changed())
 
-    def keep_written(self, name: str, tensor: torch.Tensor) -> None:
-        """Before a kernel of the probe writes to memory that was there before it: copy that."""
-        leaf = self._by_storage.get(tensor.untyped_storage()._cdata)
-        self._copy(leaf.name if leaf is not None else name, tensor, leaf)
+    def note_given(self, name: str, tensor: torch.Tensor) -> None:
+        """Note memory that a kernel of the first run is given."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._given:
+            self._given[storage._cdata] = StorageWeakRef(storage)
+
+    def keep_given(self, name: str, tensor: torch.Tensor) -> None:
+        """Before a kernel of the probe is given a tensor, which it may write to: copy that, if it was there in the first run."""
+        storage = tensor.untyped_storage()._cdata
+        if storage in self._given:
+            leaf = self._by_storage.get(storage)
+            self._copy(leaf.name if leaf is not None else name, tensor, leaf)
 
     def compare(self) -> str:
         """Second look, after the probe: what it has left otherwise than the first run; empty if nothing. Waits for the device."""
@@ -171,7 +182,7 @@ class StepState:
         self._forget()
 
     def _forget(self) -> None:
-        for kept in (self._copied, self._holders, self._by_storage, self._gradients):
+        for kept in (self._copied, self._given, self._holders, self._by_storage, self._gradients):
             kept.clear()
         self._values.forget()
         self._reached, self._call = Reachable(), (None, (), {})

@@ -16,9 +16,9 @@ import torch
 from dist_tune.cache import Code, anatomy, digest
 from dist_tune.compiler import reason_of
 from dist_tune.configs import describe_all
-from dist_tune.measure import Checker, Matches, Span
+from dist_tune.measure import Checker, Matches, Snapshot, Span
 from dist_tune.offline.problem import Problem, Run, SearchOptions
-from dist_tune.runtime import FunctionLaunch, TunableFunction, Undo, refusing_talk
+from dist_tune.runtime import FunctionLaunch, TunableFunction, refusing_talk
 from dist_tune.sites import is_fatal
 from dist_tune.validation import spelled
 
@@ -62,7 +62,7 @@ class RunLaunch(FunctionLaunch):
         self._scheduled = self._index[id(config)]
         self._hold(self._scheduled)
 
-    def run(self, config: dict[str, Any], undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
+    def run(self, config: dict[str, Any], undo: Snapshot | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Run it. Raises the errors of the factory, the callback and the run."""
         run, _ = self.made(self._index[id(config)])
         if span is not None:

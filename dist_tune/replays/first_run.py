@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from dist_tune.errors import DistTuneError, free_frames
-from dist_tune.measure import RngState, StepState, difference, parts_of, plain_tensors, sums_of
-from dist_tune.runtime import StoreWatch, Undo, noting_training
+from dist_tune.measure import RngState, Snapshot, StepState, difference, parts_of, plain_tensors, sums_of
+from dist_tune.runtime import noting_tensors, noting_training
 from dist_tune.sites import is_fatal
 
 
@@ -29,22 +29,23 @@ class FirstRun:
         self.is_probed = False
         """True once a second run has been made."""
         self._state = state
-        self._stores = StoreWatch()
         self._after = RngState()
         self._is_prepared = self._is_accepted = False
         self._error: BaseException | None = None
         self._held: list[Any] = []
         """Its value, alone in a list, so that it can be freed."""
-        self._undo: Undo | None = None
+        self._undo: Snapshot | None = None
         """What it has changed under ``restore_value``."""
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """The run is made in this block, and heard from its beginning."""
-        with noting_training() as stepped, self._stores.first_run():
+        if self._state is None:
             yield
-        if self._state is not None:
-            self.why_not = self.why_not or self._state.why_not(stepped)
+            return
+        with noting_training() as stepped, noting_tensors(self._state.note_given):
+            yield
+        self.why_not = self.why_not or self._state.why_not(stepped)
 
     def end(self, held: list[Any], error: BaseException | None = None) -> None:
         """Take the value, in a list from which it can be freed; or the ``error`` by which there is none on this rank."""
@@ -66,7 +67,7 @@ class FirstRun:
         """The value, as long as it is held."""
         return self._held[0] if self._held else None
 
-    def take(self, undo: Undo) -> None:
+    def take(self, undo: Snapshot) -> None:
         """Take what the run has changed under ``restore_value``; the first time counts."""
         self._undo = self._undo or undo
 
@@ -90,7 +91,7 @@ class FirstRun:
             return
         before.restore()
         try:
-            with noting_training() as stepped, self._stores.probe(state.keep_written):
+            with noting_training() as stepped, noting_tensors(state.keep_given):
                 value = run()
         # Any error of a second run is a reason against a third: the size of a cache, an iterator at its end, memory.
         except Exception as error:

@@ -116,7 +116,7 @@ class Replayer:
         if self.n_replays == 1 and self._first_run is not None:
             self._first_run.take(undo)
         else:
-            undo.restore()
+            undo.put_back()
 
     def run_first(self, closure: Callable[[], Any]) -> None:
         """Make the first run; its value is held until it is known whether it counts."""
@@ -163,7 +163,7 @@ class Replayer:
 
     def refuse_first(self) -> Any:
         """The first run counts; its value."""
-        self.trials.take_undo().forget()
+        self.trials.take_undo()
         if self._first_run is not None:
             return self._first_run.refuse()
         return self._value.pop() if self._value else None
@@ -175,7 +175,7 @@ class Replayer:
         self.trials.inputs.forget()
         self._before.restore()
         value = self.run(closure, {})
-        self.trials.take_undo().forget()
+        self.trials.take_undo()
         if self._first_run is not None and (names := self._first_run.finish()):
             self._sites.story.warning(f"some config has changed {names}, which the first one leaves as it is", shown=True)
         return value

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of, reasons
-from dist_tune.measure import Clock, Inputs, Span
+from dist_tune.measure import Clock, Inputs, Snapshot, Span
 from dist_tune.replays.variants import Variants
-from dist_tune.runtime import LaunchRecorder, Tunable, Undo, interception
+from dist_tune.runtime import LaunchRecorder, Tunable, interception
 from dist_tune.search import Replay, Samples, Trial
 from dist_tune.sites import Site, Sites, check_not_capturing, is_fatal, no_fit, no_valid_config
 from dist_tune.watch import Watchdog
@@ -78,7 +78,7 @@ class Trials:
         self._zeroes = True
         self._around: list[tuple[str, int]] = []
         """Functions under way and their candidates, the outermost first."""
-        self._undo = Undo()
+        self._undo = Snapshot()
         self._spans: list[tuple[str, int, int, Span]] = []  # site, candidate, replay, and its clock
         self._warm_ups: list[tuple[str, int, Span, bool]] = []
         """Function, candidate, and the clock of an untimed run."""
@@ -101,9 +101,9 @@ class Trials:
         self._is_timed = any(trial.is_timed for trial in schedule.values())
         self._launched.clear()
 
-    def take_undo(self) -> Undo:
+    def take_undo(self) -> Snapshot:
         """The tensors that the last run changed; it is put back or forgotten by the caller."""
-        undo, self._undo = self._undo, Undo()
+        undo, self._undo = self._undo, Snapshot()
         return undo
 
     def read_spans(self, last: int | None = None) -> None:
@@ -246,7 +246,7 @@ class Trials:
         if checker is not None and not self._is_right(site, index, value, launch, inputs):
             return Returned(value)
         if checker is None and site.checker is not None and not launch.is_whole:  # the run of a stand-in
-            self._undo.keep(inputs.copies(inputs.changed()))
+            self._undo.take(inputs.values, inputs.changed())
         site.stand_in = index
         if is_turn and trial.is_timed:
             self.samples.add_run(site.label, index, self._replay)
@@ -288,7 +288,7 @@ class Trials:
         wrong = site.checker.judge(value, *launch.arguments)
         changed = inputs.changed() - (set() if wrong else site.checker.outputs)
         if not launch.is_whole:  # nothing else puts back what a closure holds
-            self._undo.keep(inputs.copies(changed))
+            self._undo.take(inputs.values, changed)
         if wrong:
             self._sites.fail(site, index, CandidateFailure(FailureKind.WRONG_RESULT, f"the result is wrong: {wrong}"))
         else:

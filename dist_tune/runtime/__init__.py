@@ -9,11 +9,11 @@ from dist_tune.runtime.interception import Listener
 from dist_tune.runtime.kernel import Argument, Launch, NoFitError, is_out_of_resources, specialisation
 from dist_tune.runtime.libraries import own_runs, unheard_tuners
 from dist_tune.runtime.recording import LaunchRecorder, RecordedLaunch, precompiles, refusing_talk
-from dist_tune.runtime.stores import StoreWatch, noting_training
-from dist_tune.runtime.tunable import Slot, Timings, Tunable, Undo
+from dist_tune.runtime.stores import noting_tensors, noting_training
+from dist_tune.runtime.tunable import Slot, Timings, Tunable
 
 __all__ = [
-    "Argument", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "RecordedLaunch", "Slot", "StoreWatch",
-    "Timings", "Tunable", "TunableFunction", "Undo", "interception", "is_out_of_resources", "noting_training",
+    "Argument", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "RecordedLaunch", "Slot",
+    "Timings", "Tunable", "TunableFunction", "interception", "is_out_of_resources", "noting_tensors", "noting_training",
     "own_runs", "precompiles", "refusing_talk", "specialisation", "unheard_tuners",
 ]  # fmt: skip

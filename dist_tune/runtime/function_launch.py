@@ -15,8 +15,8 @@ from dist_tune.cache import Code, anatomy, digest, read_code
 from dist_tune.configs import ConfigView, FunctionConfig, describe, distinct, functions_in
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, key_text
-from dist_tune.measure import Checker, Span
-from dist_tune.runtime.tunable import Slot, Tunable, Undo, name_of
+from dist_tune.measure import Checker, Snapshot, Span
+from dist_tune.runtime.tunable import Slot, Tunable, name_of
 from dist_tune.validation import spelled
 
 
@@ -202,7 +202,7 @@ class FunctionLaunch(Tunable):
         """A candidate on one line."""
         return self._text_of[id(config)]
 
-    def run(self, config: FunctionConfig, undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
+    def run(self, config: FunctionConfig, undo: Snapshot | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Call the function.
 
         Raises:

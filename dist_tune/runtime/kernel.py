@@ -26,9 +26,9 @@ from dist_tune.cache import Code, anatomy, digest, read_code
 from dist_tune.compiler import NotLoaded
 from dist_tune.configs import describe_all, distinct, stable_repr
 from dist_tune.errors import NoValidConfigError
-from dist_tune.measure import Span
+from dist_tune.measure import Snapshot, Span
 from dist_tune.runtime.libraries import own_key
-from dist_tune.runtime.tunable import Copies, Slot, Timings, Tunable, Undo, copies_of, name_of, put_back
+from dist_tune.runtime.tunable import Slot, Timings, Tunable, name_of
 
 _PLAIN_WORD = re.compile(r"(?!(None|True|False|Ellipsis|inf|nan)$)[A-Za-z_][\w.-]*", re.ASCII)
 _codes: WeakKeyDictionary[Any, Code] = WeakKeyDictionary()
@@ -94,7 +94,7 @@ class Launch(Tunable):
             self._describe([*self.kernel.configs, config])
         return _texts[self.kernel][id(config)][1]
 
-    def run(self, config: triton.Config, undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
+    def run(self, config: triton.Config, undo: Snapshot | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Launch with ``config``. Hooks, zeroing and copies are outside the span; a failed launch is undone.
 
         Without ``is_trial`` as Triton launches a known config: no zeroing, none of the kernel's own hooks. Without ``undo`` it counts.
@@ -110,16 +110,16 @@ class Launch(Tunable):
         finally:
             kernel.nargs = None  # would keep the tensors alive
 
-    def _run(self, config: triton.Config, undo: Undo | None, span: Span | None, is_trial: bool) -> Any:
+    def _run(self, config: triton.Config, undo: Snapshot | None, span: Span | None, is_trial: bool) -> Any:
         full, kernel, (args, kwargs) = self._full(config), self.kernel, self.arguments
         pre_hook, post_hook = (own_hook(kernel, name) if is_trial else None for name in ("pre_hook", "post_hook"))
         if config.pre_hook is not None:
             config.pre_hook(full)
-        copies: Copies = []
+        before = Snapshot()
         if own_hook(kernel, "pre_hook") is None:
             if undo is not None:
-                copies = copies_of([full[name] for name in kernel.restore_value if full[name] is not None])
-                undo.keep(copies)
+                before.copy(full[name] for name in kernel.restore_value if full[name] is not None)
+                undo.take(before)
             if is_trial:
                 self._zero(full)
         elif pre_hook is not None:
@@ -131,7 +131,7 @@ class Launch(Tunable):
             if span is not None:
                 span.end()
         except (Exception, NotLoaded) as error:  # undone, and raised again: the caller turns it into a vote, or into another launch
-            put_back(copies)
+            before.put_back()
             if post_hook is not None:
                 post_hook(full, exception=error)
             raise
@@ -139,12 +139,12 @@ class Launch(Tunable):
             post_hook(full, exception=None)
         return result
 
-    def keep(self, undo: Undo) -> None:
+    def keep(self, undo: Snapshot) -> None:
         """Keep the tensors that the kernel restores or zeroes while it is tuned: what a config in use does to them counts once."""
         names = dict.fromkeys([*self.kernel.restore_value, *self.kernel.reset_to_zero])
         if names and (len(self.kernel.configs) < 2 or self.slot.config is not None):
             given = {**self._named(), **self.arguments[1]}
-            undo.keep(copies_of([given[name] for name in names if isinstance(given.get(name), torch.Tensor)]))
+            undo.copy(given[name] for name in names if isinstance(given.get(name), torch.Tensor))
 
     def compile(self, config: triton.Config) -> Any:
         """Triton's compiled kernel for ``config``, not launched; None under the interpreter."""

@@ -6,61 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
 from dist_tune.cache import Code, nearest_key
 from dist_tune.keys import key_text
-from dist_tune.measure import Checker, Region, Span, overwrite
-
-Copies = list[tuple[torch.Tensor, torch.Tensor]]
-"""Tensors, each with a copy of its values."""
-
-
-class Undo:
-    """The tensors that one replay has changed.
-
-    They are put back at its end and not after each launch, because later kernels read what the launch wrote. Tensors that die before it
-    are forgotten with their copies: a step of many layers has temporaries in each.
-    """
-
-    def __init__(self) -> None:
-        self._saved: dict[Region, torch.Tensor] = {}
-
-    def keep(self, copies: Copies) -> None:
-        """Keep the copies of tensors' values; the first of a replay counts."""
-        self._saved = {each: copy for each, copy in self._saved.items() if each.storage is not None and not each.storage.expired()}
-        for tensor, copy in copies:
-            if (region := Region.of(tensor)) is not None:
-                self._saved.setdefault(region, copy)
-
-    def restore(self) -> None:
-        """Put all back and forget them."""
-        put_back(self._alive())
-        self.forget()
-
-    def exchange(self) -> None:
-        """Put all back, and keep the values that were there instead."""
-        there = {region: memory.clone() for region in self._saved if (memory := region.tensor()) is not None}
-        put_back(self._alive())
-        self._saved = there
-
-    def forget(self) -> None:
-        """Let what was written stand."""
-        self._saved.clear()
-
-    def _alive(self) -> Copies:
-        return [(memory, copy) for region, copy in self._saved.items() if (memory := region.tensor()) is not None]
-
-
-def copies_of(tensors: list[torch.Tensor]) -> Copies:
-    """Tensors with copies of their values."""
-    return [(tensor, tensor.detach().clone()) for tensor in tensors]
-
-
-def put_back(copies: Copies) -> None:
-    """Copy each second tensor into the first, the last pair first."""
-    for tensor, copy in reversed(copies):
-        overwrite(tensor, copy)
+from dist_tune.measure import Checker, Snapshot, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +94,7 @@ class Tunable(Protocol):
     def describe(self, config: Any) -> str:
         """A candidate on one line, the same on every rank; no two read alike."""
 
-    def run(self, config: Any, undo: Undo | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
+    def run(self, config: Any, undo: Snapshot | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Launch with ``config``; only the launch is inside the span. ``is_trial``: with the zeroing and the hooks of tuning.
 
         Raises:
@@ -157,7 +105,7 @@ class Tunable(Protocol):
         """As of a ``Compilable``, where ``is_compiled``."""
         return None
 
-    def keep(self, undo: Undo) -> None:
+    def keep(self, undo: Snapshot) -> None:
         """Before a launch with a config in use, keep the tensors that it changes; those inside a function do so themselves."""
         return
 

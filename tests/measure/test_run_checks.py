@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from dist_tune.measure import Snapshot
 from dist_tune.offline.problem import Problem, SearchOptions
 from dist_tune.offline.runs import RunLaunch
-from dist_tune.runtime import Undo
 
 pytestmark = pytest.mark.once
 
@@ -36,7 +36,7 @@ def test_runs_of_several_ranks_are_checked_as_often_on_each():
             launch.prepare(config)
             checker.begin(*launch.arguments, is_repeated=k > 0)
             try:
-                found.setdefault(i, []).append(checker.judge(launch.run(config, Undo()), *launch.arguments))
+                found.setdefault(i, []).append(checker.judge(launch.run(config, Snapshot()), *launch.arguments))
             except ValueError:
                 checker.restore()
     for i in (0, 5):
@@ -55,7 +55,7 @@ def _check_alone(make: Callable[[dict[str, Any]], Any]) -> list[str]:
     for config in configs:
         launch.prepare(config)
         checker.begin(*launch.arguments, is_repeated=False)
-        found.append(checker.judge(launch.run(config, Undo()), *launch.arguments))
+        found.append(checker.judge(launch.run(config, Snapshot()), *launch.arguments))
     return found
 
 

@@ -16,12 +16,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.checkpoint import checkpoint
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from dist_tune import contextual_autotune
-from dist_tune.runtime import StoreWatch, noting_training
+from dist_tune.runtime import noting_tensors, noting_training
 from tests.ranks.kernels import autotuned, launch
 from tests.shared_worlds import log, on_each_rank
 from tests.tuning.steps import QUICK, Case, New, beside_plain
@@ -194,15 +195,15 @@ def test_an_error_of_the_second_run_on_one_rank_is_a_no_of_all(rank: int):
 
 @on_each_rank()
 def test_threads_that_listen_at_once_leave_nothing_patched(rank: int):
-    """Two threads make first calls at once; the last one to leave puts Triton's and torch's own functions back."""
+    """Two threads make first calls at once; the last one to leave puts Triton's own functions back, and takes torch's hook away."""
 
     def patched() -> Any:
-        return [vars(cls)["run"] for cls in (InterpretedFunction, JITFunction)], vars(torch.optim.lr_scheduler.LRScheduler)["step"]
+        return [vars(cls)["run"] for cls in (InterpretedFunction, JITFunction)], dict(_global_optimizer_pre_hooks)
 
     before, barrier = patched(), threading.Barrier(2)
 
     def call() -> None:
-        with noting_training(), StoreWatch().first_run():
+        with noting_training(), noting_tensors(lambda *_: None):
             barrier.wait(5)
             launch(autotuned(blocks=(16,)), torch.zeros(64))
             barrier.wait(5)

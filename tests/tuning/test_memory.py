@@ -12,7 +12,7 @@ import torch
 import triton
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.runtime.tunable import Undo, copies_of
+from dist_tune.measure import Snapshot
 from tests.ranks.kernels import autotuned, launch
 from tests.shared_worlds import on_each_rank
 
@@ -83,15 +83,15 @@ def test_the_value_of_a_function_from_the_cache_is_freed_before_its_kernel_is_tu
 
 def test_copies_die_with_their_tensors():
     """A hundred layers with temporaries hold one copy; one that lives is put back, also through a view."""
-    undo, kept = Undo(), torch.ones(8)
-    undo.keep(copies_of([kept]))
+    undo, kept = Snapshot(), torch.ones(8)
+    undo.copy([kept])
     for _ in range(100):
-        undo.keep(copies_of([torch.ones(1000)]))
-        assert len(undo._saved) <= 2
+        undo.copy([torch.ones(1000)])
+        assert len(undo._kept) <= 2
     view = kept[2:4]
     kept.fill_(3)
     del kept
-    undo.restore()
+    undo.put_back()
     assert view.tolist() == [1.0, 1.0]
 
 
