@@ -79,8 +79,6 @@ class Settings(BaseSettings):
     """True: a record counts only with the versions of torch, triton and CUDA that it was made with."""
     require_cache: bool = False
     """True: a miss is an error and not a tuning, for jobs that must not spend time, or not choose."""
-    isolate: bool = False
-    """True: each new candidate runs once alone before it is timed, so that one death of the process shows which is the cause."""
 
     @field_validator("log_dir")
     @classmethod
@@ -152,7 +150,7 @@ def _read(variables: tuple[tuple[bytes, bytes], ...]) -> tuple[Settings, list[st
 
 def shared_settings(settings: Settings) -> dict[str, float | bool]:
     """Variable -> value, of the settings that all ranks should have in common. Folders and the terminal may differ."""
-    names = ("deadline_s", "always_tune", "version_check", "require_cache", "isolate")
+    names = ("deadline_s", "always_tune", "version_check", "require_cache")
     return {f"{_PREFIX}{name.upper()}": getattr(settings, name) for name in names}
 
 

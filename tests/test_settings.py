@@ -25,7 +25,7 @@ OURS, THEIRS = "DIST_TUNE_", "TRITON_DIST_AUTOTUNE_"
 DEFAULTS = {
     "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "DEBUG", "progress": None, "verbosity": None,
     "cache_dir": Path("~/.dist_tune/autotune"), "cache_path": "", "always_tune": False, "cache_shared": False,
-    "version_check": True, "require_cache": False, "isolate": False,
+    "version_check": True, "require_cache": False,
 }  # fmt: skip
 ENVIRONMENTS: list[tuple[dict[str, str], dict[str, Any]]] = [
     ({}, {}),
@@ -34,7 +34,7 @@ ENVIRONMENTS: list[tuple[dict[str, str], dict[str, Any]]] = [
     ({f"{OURS}LOG_LEVEL": "TRACE", f"{OURS}PROGRESS": "0"}, {"log_level": "TRACE", "progress": False}),
     ({f"{OURS}VERBOSITY": "quiet", f"{OURS}CACHE_DIR": "/x"}, {"verbosity": "quiet", "cache_dir": Path("/x")}),
     ({f"{OURS}ALWAYS_TUNE": "1", f"{OURS}VERSION_CHECK": "0"}, {"always_tune": True, "version_check": False}),
-    ({f"{OURS}REQUIRE_CACHE": "1", f"{OURS}ISOLATE": "1"}, {"require_cache": True, "isolate": True}),
+    ({f"{OURS}REQUIRE_CACHE": "1"}, {"require_cache": True}),
     ({f"{OURS}CACHE_SHARED": "1"}, {"cache_shared": True}),
     ({f"{THEIRS}ALWAYS_TUNE": "1", f"{THEIRS}VERSION_CHECK": "0"}, {"always_tune": True, "version_check": False}),
     ({f"{THEIRS}ALWAYS_TUNE": "1", f"{OURS}ALWAYS_TUNE": "0"}, {}),  # where both are set, ours counts

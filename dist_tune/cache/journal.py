@@ -96,7 +96,7 @@ class Journal(LineFile):
 
 
 class QuarantinedConfig(BaseModel):
-    """A config that was under way at two deaths of its process, or alone at one."""
+    """A config that was under way at two deaths of its process."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 

@@ -189,8 +189,6 @@ class UnderWay(Event):
 
     kind: Literal["under way"] = "under way"
     candidates: list[tuple[int, int]]
-    is_alone: bool = False
-    """True if all that runs beside it is known to run."""
 
 
 class Died(Event):

@@ -287,10 +287,10 @@ class Story:
                 if self._is_new(events.Dropped, label, candidate):
                     self.emit(events.Dropped, label, candidate=candidate, failure=str(kind), reason=reason)
 
-    def under_way(self, candidates: Iterable[tuple[str, int]], *, is_alone: bool) -> None:
+    def under_way(self, candidates: Iterable[tuple[str, int]]) -> None:
         """These, (label, candidate), run from here on, and no others."""
         known = [(self.numbers[label], i) for label, i in candidates if label in self.numbers]
-        self.emit(events.UnderWay, candidates=known, is_alone=is_alone)
+        self.emit(events.UnderWay, candidates=known)
 
     def rung(self, label: str, alive: Collection[int], best: tuple[int, float], left: Mapping[int, str]) -> None:
         """After a batch: tell who has left since the last time, if some have. ``best``: candidate and its milliseconds."""

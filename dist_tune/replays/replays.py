@@ -25,8 +25,6 @@ from dist_tune.watch import Kind, Watchdog
 _POLL_S = 1e-4
 _N_AHEAD = 4
 """Replays at most that the host queues before the device is through with an earlier one: how long a rest is follows from their times."""
-_MAX_JUMPS = 4
-"""Replays of a tuning that are run again because their time is negative, or longer than the batch: more is no clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +42,9 @@ class Conditions:
     replay be given even longer."""
     is_race: bool = True
     """False in the finals, whose samples are no samples of the race."""
-    is_alone: bool = False
-    """True: in each replay one candidate is new, and the process ends for no other."""
 
 
 WARM_UP = Conditions("warm-up", is_cold=False, times_launches=False, is_timed=False)
-ISOLATION = Conditions("isolation", is_cold=False, times_launches=False, is_timed=False, is_alone=True)
 RACE = Conditions("race", is_cold=True, times_launches=True)
 
 
@@ -98,7 +93,6 @@ class Replayer:
         self._stuck_after_s = stuck_after_s
         self._lead = Lead()
         self._shortest_ms = 0.0
-        self._n_jumps = 0
         self._phase = "", 0
         """The latest phase, and its first replay."""
 
@@ -263,7 +257,7 @@ class Replayer:
                 note()
                 self._shortest_ms = min(ms, self._shortest_ms or ms)
                 n_done += 1
-            self._journal.begin(self.n_replays, schedule, is_alone=conditions.is_alone)
+            self._journal.begin(self.n_replays, schedule)
             story.starting(_candidates(schedule), self.n_replays)
             story.terminal.step(n_before + k)
             self.trials.prepare(schedule)
@@ -286,14 +280,7 @@ class Replayer:
         for number, schedule, span in wholes[n_done:]:
             self._end_replay(number, schedule, span, conditions)
         self._journal.end_batch()
-        jumped = []
-        for number, _, span in wholes:
-            if not 0 < span.ms() < 1e3 * (self.batch_s + 1.0) and self._n_jumps < _MAX_JUMPS:
-                jumped.append(number)
-                self._n_jumps += 1
-                self.trials.samples.lose(number)  # to be run again: a clock that was set counts against no config
         self.trials.read_spans()
-        self.trials.samples.strike(jumped)
         story.end_batch(self.trials.samples.why_discarded)
 
     def _beat(self, doing: str, *, is_new: bool = False) -> None:

@@ -158,7 +158,7 @@ class Samples:
     def why_discarded(self, replay: int) -> str:
         """Reason why the times of a replay do not count, as far as this rank is the cause; empty if they do."""
         if replay in self._lost:
-            return "a kernel was compiled in it, or its clock jumped"
+            return "a kernel was compiled in it"
         return "another candidate stood in, or had to be released" if replay in self._disturbed else ""
 
     def add_replay(self, replay: int, ms: float, schedule: Replay) -> None:

@@ -21,7 +21,7 @@ from dist_tune.search import PriorTimes, Replay, Times
 from dist_tune.sites.site import Site, is_fatal
 
 MAX_DEATHS = 2
-"""Deaths with a candidate under way that put it into quarantine; one where it was alone."""
+"""Deaths with a candidate under way that put it into quarantine."""
 _KEPT_KINDS = (FailureKind.LAUNCH, FailureKind.WRONG_RESULT, FailureKind.CLOCK, FailureKind.STUCK)
 """The compiler finds the others again without running anything."""
 
@@ -39,18 +39,18 @@ def read_attempts(journal: Iterable[AnyEvent]) -> dict[str, Attempts]:
     """Digest of a cache key -> what the events of a journal say of the site."""
     found: dict[str, Attempts] = defaultdict(Attempts)
     keys: dict[int, str] = {}
-    under_way, is_alone = list[tuple[str, int]](), False
+    under_way = list[tuple[str, int]]()
     for event in [*journal, None]:
         if event is None or event.kind == "run":  # the end of an attempt, with all that was under way
             again = [pair for pair in under_way if found[pair[0]].deaths[pair[1]]]
             for key, i in under_way:  # of several one is the cause: at most one that was there before counts twice
                 if len(under_way) == 1 or len(again) == 1 or (key, i) not in again:
-                    found[key].deaths[i] += MAX_DEATHS if is_alone else 1
+                    found[key].deaths[i] += 1
             under_way = []
         elif event.kind == "site":
             keys[event.site] = event.cache_key
         elif event.kind == "under way":
-            under_way, is_alone = [(keys[site], i) for site, i in event.candidates if site in keys], event.is_alone
+            under_way = [(keys[site], i) for site, i in event.candidates if site in keys]
         elif event.kind == "agreed" and event.site in keys:
             times = {i: Times(*ms, n_replays=n) for i, (ms, n) in event.times.items()}
             found[keys[event.site]].times.update(times)
@@ -95,7 +95,7 @@ class TuningJournal:
                 quarantine(path, config, cache.rights)
         for each in read_quarantine(path):
             reason = (
-                f"quarantined, because the process of rank {each.rank} ended while it ran alone, or twice; "
+                f"quarantined, because the process of rank {each.rank} ended twice while it ran; "
                 f"dist-tune cache clear --quarantine lets it run again"
             )
             if each.config in site.texts:
@@ -146,11 +146,11 @@ class TuningJournal:
                 self._under_way.pop(number, None)
                 self._mark()
 
-    def begin(self, replay: int, schedule: Replay, *, is_alone: bool = False) -> None:
-        """Before a replay. ``is_alone``: all but one of its candidates are known to run."""
+    def begin(self, replay: int, schedule: Replay) -> None:
+        """Before a replay."""
         pairs = [(label, trial.candidate) for label, trial in schedule.items()]
         self._under_way[replay] = [each for each in pairs if schedule[each[0]].is_timed or each not in self._has_run]
-        self._mark(is_alone=is_alone and len(self._under_way[replay]) == 1)
+        self._mark()
 
     def end(self, replay: int, schedule: Replay) -> None:
         """When the device is through with a replay. The next ``begin`` says so, or ``end_batch``."""
@@ -161,11 +161,11 @@ class TuningJournal:
         """The device is through with all replays."""
         self._mark()
 
-    def _mark(self, *, is_alone: bool = False) -> None:
+    def _mark(self) -> None:
         under_way = [pair for pairs in self._under_way.values() for pair in pairs]
         if self._file is not None and under_way != self._marked:
             self._marked = under_way
-            self._story.under_way(under_way, is_alone=is_alone)
+            self._story.under_way(under_way)
 
     def end_with(self, error: BaseException) -> None:
         """Keep it for another attempt after an error; delete it where the tuning has come to its end, and no config runs."""

@@ -103,8 +103,6 @@ class SiteManifest:
     """Sites whose config from the cache has answered wrongly on some rank -> "rank r: how"."""
     differing: str = ""
     """Settings that differ between ranks, with the values; empty if there are none."""
-    is_isolating: bool = False
-    """True if each new candidate runs alone first, because some rank asks for that."""
     n_threads: int = 1
     """That compile on the host with the most."""
     why_not: str = ""
@@ -184,7 +182,6 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         unread=unread,
         wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
         differing=_differing_settings(manifests),
-        is_isolating=any(mine.settings.get("DIST_TUNE_ISOLATE", False) for mine in everyone),
         why_not=next(iter([*untuned, *mixed, *endless]), ""),
         n_threads=max((mine.n_threads for mine in everyone), default=1),
     )

@@ -60,8 +60,6 @@ class Entry:
     """Of a search that does not try all candidates at once."""
     n_warm_ups: int = 0
     """Untimed runs of each candidate before the race, of a function."""
-    is_isolated: bool = False
-    """True: each candidate runs alone first."""
     writers: set[int] = field(default_factory=set)
     """Ranks that write its record into their caches: one for each folder and key."""
 

@@ -10,7 +10,7 @@ from dist_tune.tuning.compilation import compile_new, tell_of_work
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
 from dist_tune.tuning.notices import tell_of_sites, tell_of_untuned
-from dist_tune.tuning.warm_up import isolate, warm_up
+from dist_tune.tuning.warm_up import warm_up
 
 
 def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest) -> None:
@@ -50,8 +50,6 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
                 entry, prior = context.entries[label], manifest.prior.get(label)
                 race.add(label, len(entry.texts), failures, prior, loaded.equal.get(label), entry.guide)
         context.check_alive()
-        alone = [label for label in labels if context.entries[label].is_isolated]
-        isolate(context, closure, {label: _unmeasured(context, manifest, label) for label in alone})
         if not manifest.warm_ups:
             break
         warm_up(context, closure, manifest.warm_ups)
@@ -69,11 +67,6 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
     context.expenses.end_phase("compile")
 
 
-def _unmeasured(context: TuningContext, manifest: SiteManifest, label: str) -> list[int]:
-    """Candidates that no earlier attempt, or tuning, has timed."""
-    return [i for i in context.race[label].alive() if i not in manifest.prior.get(label, PriorTimes()).times]
-
-
 def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     """A new site, with the candidates that are tried first."""
     texts = manifest.lists[label] if label in manifest.lists else context.sites.met[label].texts
@@ -82,7 +75,7 @@ def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     plan, n_threads = context.plan, 0 if n_warm_ups else manifest.n_threads
     n_tried, start = (plan.n_tried, plan.start) if n_warm_ups else (None, None)
     guide = guide_of(plan.search, texts, prior, n_threads, n_tried=n_tried, start=start)
-    return Entry(texts, guide, n_warm_ups, manifest.is_isolating)
+    return Entry(texts, guide, n_warm_ups)
 
 
 def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:

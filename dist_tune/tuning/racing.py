@@ -13,7 +13,7 @@ from dist_tune.tuning.compilation import compile_variants, compile_waves, lackin
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import discover
 from dist_tune.tuning.entering import enter_sites
-from dist_tune.tuning.warm_up import isolate, warm_up
+from dist_tune.tuning.warm_up import warm_up
 
 _NOTE_EVERY_S = 0.1
 _MAX_REPEATS = 4
@@ -151,11 +151,6 @@ def try_waves(context: TuningContext, closure: Closure) -> None:
         for label, failures in compile_waves(context, waves).items():
             race[label].drop(reasons(failures))
         context.expenses.end_phase("compile")
-        isolate(
-            context,
-            closure,
-            {label: [i for i in race[label].alive() if i in wave] for label, wave in waves.items() if entries[label].is_isolated},
-        )
         if n_runs := {label: entries[label].n_warm_ups for label in waves if entries[label].n_warm_ups}:
             context.replays.undo()
             warm_up(context, closure, n_runs, waves=waves)

@@ -1,4 +1,4 @@
-"""Third phase: untimed runs, of each config of a function, because its kernels cannot be compiled ahead of the first run, or of each alone.
+"""Third phase: untimed runs of each config of a function, because its kernels cannot be compiled ahead of the first run.
 
 Results are checked here, and candidates that fail or answer wrongly on any rank are dropped. Collective.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from dist_tune.errors import CandidateFailure, FailureKind, reasons
-from dist_tune.replays import ISOLATION, WARM_UP
+from dist_tune.errors import CandidateFailure, FailureKind
+from dist_tune.replays import WARM_UP
 from dist_tune.runtime import LaunchRecorder
-from dist_tune.search import Replay, Trial
+from dist_tune.search import Replay
 from dist_tune.sites import Site
 from dist_tune.tuning.compilation import Waves, precompile
 from dist_tune.tuning.context import Closure, TuningContext
@@ -71,30 +71,3 @@ def _drop_harmful(context: TuningContext, site: Site) -> None:
                 f"write to belongs into an object, not among the arguments"
             )
             context.sites.fail(site, i, CandidateFailure(FailureKind.WRONG_RESULT, reason))
-
-
-def isolate(context: TuningContext, closure: Closure, candidates: Mapping[str, Collection[int]]) -> None:
-    """Run candidates in turn (site -> candidates), each in a replay that ends before the next begins; drop those that fail on any rank.
-
-    ``DIST_TUNE_ISOLATE=1`` asks for it: a process that ends then leaves no doubt which candidate was the cause, and its journal says so, so
-    that one death is enough for quarantine.
-
-    The other sites run what ran in the first run, or here.
-
-    Raises:
-        NoValidConfigError: on all ranks, if no candidate of a site runs on all of them.
-    """
-    if not candidates:
-        return
-    known: dict[str, Trial] = {}
-    for label in sorted(candidates):
-        for i in candidates[label]:
-            trial = Trial(i, is_timed=False)
-            context.replays.run_batch(closure, [{**known, label: trial}], ISOLATION)
-            known[label] = trial
-    context.replays.undo()
-    failed = context.vote("isolated", context.sites.take_failures())
-    for label, failures in failed.items():
-        if label in context.race:
-            context.race[label].drop(reasons(failures))
-    context.check_alive()

@@ -203,13 +203,13 @@ def test_a_journal_has_the_same_lines(tmp_path: Path):
         story.open_journal(journal.append)
         story.site("k[64]", ("k", "[64]"), ["B=1", "B=2"], cache_key="0123")
         story.rename({"k[64]": LABEL})
-        story.under_way([(LABEL, 1), ("unknown", 0)], is_alone=True)
+        story.under_way([(LABEL, 1), ("unknown", 0)])
         for _ in range(2):
             story.dropped({LABEL: {1: CandidateFailure(FailureKind.LAUNCH, "why")}})
     told: list[Any] = [EVENT.validate_json(line) for line in journal]
     assert [each.kind for each in told] == ["run", "site", "site", "under way", "dropped"]
     assert [(each.site, each.label, each.cache_key) for each in told[1:3]] == [(1, "k[64]", "0123"), (1, LABEL, "0123")]
-    assert (told[3].candidates, told[3].is_alone) == ([(1, 1)], True)
+    assert told[3].candidates == [(1, 1)]
     lines = (tmp_path / "rank-0.jsonl").read_bytes().splitlines(keepends=True)
     assert [line for line in journal[1:] if line not in lines] == [journal[3]]
 

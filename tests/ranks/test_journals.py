@@ -204,31 +204,6 @@ def test_a_config_that_ends_its_process_is_in_quarantine_after_two_deaths(tmp_pa
     assert journals(tmp_path) == []
 
 
-@pytest.mark.parametrize("form", ["kernels", further("function")])
-def test_a_config_that_ends_its_process_alone_is_in_quarantine_after_one_death(tmp_path: Path, form: str):
-    """With DIST_TUNE_ISOLATE=1 the next attempt runs without it, and has no other suspect: each other config is timed in its turn."""
-    options: Any = {"env": {"DIST_TUNE_ISOLATE": "1"}, "ends": (32, 1, 0, "exit"), "form": form, "n_kernels": 2}
-    assert attempt(tmp_path, **options)[1].error == "Died"
-    got = values(attempt(tmp_path, **options))
-    assert launches(tmp_path)[32, 1] == 1
-    (failures,) = [each for each in got[0]["failures"].values() if any(each)]
-    assert [i for i, each in enumerate(failures) if each] == [BLOCKS.index(32)]
-    assert "rank 1: quarantined, because the process of rank 1 ended while it ran alone" in failures[BLOCKS.index(32)]
-    assert journals(tmp_path) == []
-    if form == "kernels":
-        # The first run, the probe, each config alone (the other kernel runs one that is known to), all of them timed, and the last run.
-        assert [each["runs"] for each in got] == [2 + (N - 1) + N + N + 1] * 2
-        assert values(attempt(tmp_path, **options))[0]["runs"] == 1
-
-
-@pytest.mark.slow
-@on_each_rank()
-def test_one_rank_s_variable_is_enough_to_isolate(rank: int):
-    """Ranks agree on the replays, and are told that their settings differ."""
-    os.environ["DIST_TUNE_ISOLATE"] = str(rank)
-    assert tune(rank, cache_folder().with_name("counts"))["runs"] == 2 + N + N + 1
-
-
 def _all_deadly(rank: int) -> Any:
     kernel = autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=lambda _: os._exit(7)) for block in (16, 32)])
     contextual_autotune(n_repeat=1, n_warmup=0)(lambda x: launch(kernel, x))(torch.zeros(64))
@@ -237,7 +212,7 @@ def _all_deadly(rank: int) -> Any:
 def test_a_kernel_whose_configs_are_all_in_quarantine_is_named_with_what_to_do(tmp_path: Path):
     """Each has ended its process: an error says so in their place, and how they may run again."""
     for _ in range(6):
-        (only,) = on_ranks(1, _all_deadly, env={"DIST_TUNE_CACHE_DIR": str(tmp_path), "DIST_TUNE_ISOLATE": "1"}, is_dist=False)
+        (only,) = on_ranks(1, _all_deadly, env={"DIST_TUNE_CACHE_DIR": str(tmp_path)}, is_dist=False)
         if only.error != "Died":
             break
     assert only.error == "NoValidConfigError", f"{only.error}: {only.message}\n{only.notes}"

@@ -30,8 +30,8 @@ def site(number: int, key: str = "") -> bytes:
     return line("site", site=number, label=f"label {number}", kernel="k", key="[1]", configs=["a", "b"], cache_key=key or "xyz"[number])
 
 
-def under_way(*candidates: tuple[int, int], is_alone: bool = False) -> bytes:
-    return line("under way", candidates=candidates, is_alone=is_alone)
+def under_way(*candidates: tuple[int, int]) -> bytes:
+    return line("under way", candidates=candidates)
 
 
 def read(*lines: bytes) -> dict[str, Attempts]:
@@ -60,7 +60,6 @@ def test_what_was_under_way_at_the_end_of_an_attempt_has_died():
     assert deaths(*once, *STACKS) == {}
     assert deaths(*once, *STACKS, *once) == {("x", 1): 1}
     assert deaths(*once, *STACKS, under_way((0, 2))) == {("x", 2): 1}
-    assert deaths(*FIRST, under_way((0, 1), is_alone=True)) == {("x", 1): 2}
 
 
 def test_markers_nest():
