@@ -162,6 +162,22 @@ def slowest_rank(record: TuningRecord) -> str:
     return f"rank {slowest} (+{100 * (ranks_ms[slowest] / min(ranks_ms.values()) - 1):.1f} %)"
 
 
+def facts(record: TuningRecord) -> dict[str, str]:
+    """All that there is to say of a site, heading -> text, for page, text and ``dist-tune show``; without what there is not."""
+    times_ms = {"kernel": record.best.latency_ms, "step": record.best.closure_ms}
+    measured = [f"{name} {milliseconds(ms)} ms" for name, ms in times_ms.items() if ms is not None] or ["not timed"]
+    told = {
+        "winner": short_config(record.best),
+        "measured": ", ".join(filter(None, [*measured, gain_told(record)])),
+        "chosen": "; ".join(filter(None, [record.reason, confidence(record), weighing(record)])),
+        "candidates": fates(record),
+        "slowest rank": slowest_rank(record).removeprefix("rank "),
+        "all with": shared_fields(record),
+        "not followed": record.not_followed and f"{', '.join(record.not_followed)}: if these change, the record still counts",
+    }
+    return {heading: text for heading, text in told.items() if text}
+
+
 def step_times(records: Sequence[TuningRecord]) -> tuple[float | None, float | None]:
     """Milliseconds of the step with the first configs, and with the winners; None where a site was not timed.
 

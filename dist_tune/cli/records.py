@@ -39,7 +39,7 @@ from dist_tune.cache import (
 from dist_tune.cache import explain as explain_miss
 from dist_tune.cli.render import Answer, RefusedError, facts, table, write_file
 from dist_tune.files import read_regular
-from dist_tune.output import amount, milliseconds, plain
+from dist_tune.output import amount, plain
 from dist_tune.report import lasting
 from dist_tune.settings import Settings
 
@@ -104,19 +104,26 @@ def _is_named(kernel: str, key: str) -> bool:
     return key in (kernel, kernel.rpartition(".")[2])
 
 
-def records_in(path: Path) -> Iterator[TuningRecord | BrokenRecordError]:
-    """The records in an export or in a record's file; an error for each that is broken, and for a file that cannot be read."""
-    try:
-        content = read_regular(path, _MAX_EXPORT)
-    except OSError as error:
-        yield BrokenRecordError(error.strerror)
-        return
-    lines = content[2:].removesuffix(b"\n]\n").split(b"\n") if content.startswith(b"[\n") else [content]
-    for line in lines:
+def records_in(path: Path) -> Iterator[tuple[str, TuningRecord | BrokenRecordError]]:
+    """The records of an export, of a record's file, or of all ``*.json`` below a folder, each with its place.
+
+    An error for each that is broken, and for a file that cannot be read.
+    """
+    for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
         try:
-            yield record_in(line.removesuffix(b","))
-        except BrokenRecordError as error:
-            yield error
+            content = read_regular(file, _MAX_EXPORT)
+        except OSError as error:
+            yield str(file), BrokenRecordError(error.strerror)
+            continue
+        lines = content[2:].removesuffix(b"\n]\n").split(b"\n") if content.startswith(b"[\n") else [content]
+        yield from ((f"{file}, record {number}", _found(line.removesuffix(b","))) for number, line in enumerate(lines, 1))
+
+
+def _found(content: bytes) -> TuningRecord | BrokenRecordError:
+    try:
+        return record_in(content)
+    except BrokenRecordError as error:
+        return error
 
 
 # -- ls, show ----------------------------------------------------------------------------------------------------------
@@ -183,21 +190,14 @@ def show(key: str) -> Answer:
     if len(chosen) > 1:
         return Answer(values, [*_list(chosen), f"{amount(len(chosen), 'record')} of {plain(key)}: name one by its id"])
     ((number, (path, record)),) = chosen.items()
-    best, where = record.best, record.environment
-    times = {"kernel": best.latency_ms, "step": best.closure_ms}
-    measured = [f"{name} {milliseconds(ms)} ms" for name, ms in times.items() if ms is not None] or ["not measured"]
+    where = record.environment
     spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in record.spent.model_dump(exclude={"total"}).items() if seconds >= 0.05)
     versions = f"Python {where.python}, torch {where.torch}, triton {where.triton}, CUDA {where.cuda or 'none'}"
-    pairs = {
-        "winner": f"{record.winner}: {best.config}",
-        "chosen": "; ".join(filter(None, [record.reason, account.weighing(record)])),
-        "measured": ", ".join(measured) + (f", slowest {slowest}" if (slowest := account.slowest_rank(record)) else ""),
+    pairs = account.facts(record) | {
         "tuned": f"{record.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {lasting(time.time() - record.tuned_at.timestamp())} ago",
         "took": f"{record.seconds:.1f} s ({spent}), {amount(record.n_replays, 'replay')} of {record.closure}",
         "on": f"{_made_on(where)}, {versions}",
-        "not followed": record.not_followed and f"{', '.join(record.not_followed)}: if these change, the record still counts",
-        "file": path.absolute(),
-        "candidates": account.fates(record),
+        "file": str(path.absolute()),
     }
     rows = account.candidate_rows(record)
     colours = ["green" if row["#"] == record.winner else "red" if record.candidates[row["#"]].failure else None for row in rows]
@@ -249,7 +249,7 @@ def export(file: Path, name: str | None = None) -> Answer:
     records = [each.record for each in choose(cache, name).values()]
     if not records:
         raise RefusedError(f"nothing to export: there are no records in {cache.folder}")
-    if file.is_file() and not isinstance(next(records_in(file)), TuningRecord):
+    if file.is_file() and not isinstance(next(records_in(file))[1], TuningRecord):
         raise RefusedError(f"{file} exists and is no export: it is left alone")
     write_file(file, packed(records))
     values = {"path": str(file.absolute()), "n_records": len(records), "bytes": file.stat().st_size}
@@ -264,14 +264,12 @@ def packed(records: Sequence[TuningRecord]) -> bytes:
 def merge(paths: Sequence[Path]) -> Answer:
     """Take in all records of files, and of all ``*.json`` in folders, with the outcome of each; of two with one key the better stays."""
     cache, rows = opened(), []
-    for path in paths:
-        for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
-            for number, found in enumerate(records_in(file), 1):
-                row = {"outcome": "refused", "source": f"{file}, record {number}", "kernel": "", "key": "", "reason": str(found)}
-                if isinstance(found, TuningRecord):
-                    outcome, reason = _take_in(cache, found)
-                    row |= {"outcome": outcome, "kernel": found.kernel, "key": found.key, "reason": reason}
-                rows.append(row)
+    for source, found in (each for path in paths for each in records_in(path)):
+        row = {"outcome": "refused", "source": source, "kernel": "", "key": "", "reason": str(found)}
+        if isinstance(found, TuningRecord):
+            outcome, reason = _take_in(cache, found)
+            row |= {"outcome": outcome, "kernel": found.kernel, "key": found.key, "reason": reason}
+        rows.append(row)
     rows.sort(key=lambda row: [*_COLOURS].index(row["outcome"]))
     counts = {name: sum(row["outcome"] == name for row in rows) for name in _COLOURS}
     total = ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "no .json file is there"

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from dist_tune.cache import BrokenRecordError, Cache, TuningRecord
+from dist_tune.cache import BrokenRecordError, TuningRecord
 from dist_tune.cli.records import choose, opened, records_in
 from dist_tune.cli.render import Answer, RefusedError
 from dist_tune.output import plain
@@ -53,10 +53,9 @@ def records_of(source: str) -> tuple[list[TuningRecord], list[str]]:
         if "/" in source or path.suffix == ".json":
             raise RefusedError(f"{source}: no such file or folder")
         return [each.record for each in choose(opened(), source).values()], []
-    inside = [each.record for each in Cache(path).entries()] if path.is_dir() else []
-    read = [(file, each) for file in (sorted(path.glob("*.json")) if path.is_dir() else [path]) for each in records_in(file)]
-    broken = [f"{file} holds no record that can be read: {each}" for file, each in read if isinstance(each, BrokenRecordError)]
-    found = inside + [each for _, each in read if isinstance(each, TuningRecord)]
+    read = list(records_in(path))
+    broken = [f"{where} cannot be read: {each}" for where, each in read if isinstance(each, BrokenRecordError)]
+    found = [each for _, each in read if isinstance(each, TuningRecord)]
     if not found or (broken and not path.is_dir()):
         raise RefusedError((broken or [f"there are no events in {source}, and no records that can be read"])[0])
     for each in broken:  # another file of a folder is nothing to fail of

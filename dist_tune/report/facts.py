@@ -92,24 +92,13 @@ def messages(story: Story, limit: int) -> list[str]:
 def _outcome(site: SiteStory) -> dict[str, Any]:
     """The winner of a site, or how far the race has come."""
     record, rung = site.record, site.rung
-    if record is None or site.won is None:
-        words = dict.fromkeys(("winner", "gain_words", "confidence", "weight", "slowest_rank", "record_id"), "")
-        reason = "not settled" + (f"; best so far: {site.config(rung.best)}" if rung else "")
-        left = f", {rung.n_left} left in the race" if rung else ""
-        outcomes = f"{len(site.met.configs)} candidates, {site.n_dropped} cannot run{left}"
-        return {**words, "ms": rung.best_ms if rung else None, "gain": None, "reason": reason, "outcomes": outcomes}
-    return {
-        "winner": account.short_config(record.best),
-        "ms": record.best.latency_ms,
-        "gain": account.gain(record),
-        "gain_words": account.gain_told(record),
-        "confidence": account.confidence(record),
-        "weight": account.weighing(record),
-        "reason": site.won.reason or record.reason,
-        "outcomes": account.fates(record),
-        "slowest_rank": account.slowest_rank(record),
-        "record_id": site.won.record_id,
-    }
+    if record is not None and site.won is not None:
+        told = {"ms": record.best.latency_ms, "gain": account.gain(record), "record_id": site.won.record_id}
+        return {**told, "facts": account.facts(record)}
+    best = f"; best so far: {site.config(rung.best)}" if rung else ""
+    left = f", {rung.n_left} left in the race" if rung else ""
+    facts = {"chosen": f"not settled{best}", "candidates": f"{len(site.met.configs)}, {site.n_dropped} cannot run{left}"}
+    return {"ms": rung.best_ms if rung else None, "gain": None, "record_id": "", "facts": facts}
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -142,7 +131,7 @@ def _further(row: dict[str, Any], site: SiteStory) -> dict[str, Any]:
                 "is_near": each.left is None,
             }
         )
-    return told | {"shared": account.shared_fields(record), "headings": list(rows[0]), "candidates": candidates}
+    return told | {"headings": list(rows[0]), "candidates": candidates}
 
 
 def _rounded(value: Any) -> Any:
@@ -180,19 +169,12 @@ def text(story: Story) -> str:
         lines += [f"  {of}{name}: {value}" for name, value in facts.items() if value]
     lines += [f"  note: {note}" for note in told["notes"]]
     lines += [f"  {shortened(each)}" for each in messages(story, 20)]
-    name = ""
+    of = ""
     for row in told["sites"]:
-        lines += ["", f"{row['tuning']}:"] * (row["tuning"] != name)
-        name = row["tuning"]
-        times = [f"{row['ms']:.4g} ms" if row["ms"] is not None else "", row["gain_words"]]
-        pruned = f"; {row['n_pruned']} more pruned before" * bool(row["n_pruned"])
-        chosen = "; ".join(dict.fromkeys(filter(None, (row["reason"], row["confidence"]))))
-        lines += ["", f"{row['label']}  {', '.join(filter(None, times))}".rstrip(), *[f"  {row['winner']}"] * bool(row["winner"])]
-        lines += [
-            f"  {row['outcomes']}{pruned}",
-            f"  chosen: {chosen}",
-            *[f"  slowest rank: {row['slowest_rank']}"] * bool(row["slowest_rank"]),
-        ]
+        lines += ["", f"{row['tuning']}:"] * (row["tuning"] != of)
+        of = row["tuning"]
+        pruned = {"pruned before": row["n_pruned"]} if row["n_pruned"] else {}
+        lines += ["", row["label"], *(f"  {heading}: {value}" for heading, value in (row["facts"] | pruned).items())]
     return "".join(f"{printable(line)}\n" for line in lines)
 
 

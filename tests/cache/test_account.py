@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache.account import fates, gain, lead, short_config, slowest_rank, weighing, why_not
+from dist_tune.cache.account import confidence, facts, fates, gain, lead, short_config, slowest_rank, weighing, why_not
 from dist_tune.search import NOT_TRIED
 from tests.cached_records import candidate, record
 
@@ -28,13 +28,34 @@ def timed(kernel_ms: float, step_ms: float, **changes: Any) -> dict[str, Any]:
 UNTIMED: dict[str, Any] = {"latency_ms": None, "closure_ms": None, "spread_ms": None, "rank_latencies_ms": {}}
 
 
-def test_gain_and_lead_are_shares_of_the_winners_time():
-    """A faster kernel that lost leaves a negative lead; without times there is neither."""
-    found = of(timed(2.0, 3.0), timed(1.0, 2.0), timed(1.1, 2.2), winner=1)
-    assert gain(found) == 2.0
-    assert lead(found) == pytest.approx((0.1, 0.0))
-    assert lead(of(timed(1.0, 2.0, spread_ms=0.01), timed(0.9, 2.5, spread_ms=0.02))) == pytest.approx((-0.1, 0.03))
+LEADS: dict[str, Any] = {
+    "10.0 % ahead of the next, 5.0 x the noise": ((1.1, 1.0, 1.5), 1),
+    "1.0 % ahead of the next, within the noise (2.0 %)": ((1.0, 1.01), 0),
+    "50.0 % behind the fastest kernel, 50.0 x the noise": ((1.0, 2.0), 1),  # a winner by its step
+    "nothing to compare with": ((1.0, None), 0),
+}
+
+
+@pytest.mark.parametrize("words", LEADS)
+def test_a_lead_is_told_beside_the_noise(words: str):
+    """Both as shares of the winner's time; the noise is the spreads of the winner and of the fastest other, added: 0.02 ms here."""
+    times, winner = LEADS[words]
+    rows = [timed(ms, 2.0, spread_ms=0.01) if ms is not None else {**UNTIMED, "failure": "no"} for ms in times]
+    assert confidence(of(*rows, winner=winner)) == words
+
+
+def test_gain_is_a_share_of_the_winners_time():
+    assert gain(of(timed(2.0, 3.0), timed(1.0, 2.0), timed(1.1, 2.2), winner=1)) == 2.0
     assert (gain(of(UNTIMED)), lead(of(UNTIMED))) == (None, None)
+
+
+def test_what_there_is_not_has_no_heading():
+    """All of a site that was measured; of the only candidate, which was not, its config."""
+    full = facts(record(not_followed=["helper.work"]))
+    assert full.pop("measured").startswith("kernel 1.100 ms, step 1.300 ms, ")
+    assert full.pop("not followed") == "helper.work: if these change, the record still counts"
+    assert list(full) == ["winner", "chosen", "candidates", "slowest rank", "all with"]
+    assert list(facts(of(UNTIMED))) == ["winner", "measured", "chosen", "candidates"]
 
 
 def test_each_candidate_has_one_fate():

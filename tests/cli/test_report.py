@@ -31,7 +31,7 @@ def test_a_page_is_written_where_it_is_told(logs: Path, tmp_path: Path, monkeypa
     assert "page.html: 2 sites, " in run("report", logs, "-o", tmp_path / "page.html").stdout
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     told = json.loads(run("report", logs, "--json").stdout)
-    assert (told["page"], [site["slowest_rank"][:6] for site in told["sites"]]) == ("report.html", ["rank 3", "rank 3"])
+    assert (told["page"], [site["facts"]["slowest rank"][0] for site in told["sites"]]) == ("report.html", ["3", "3"])
 
 
 def test_records_are_reported_from_files_exports_folders_and_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -71,7 +71,7 @@ def test_diff_compares_folders(tmp_path: Path, logs: Path):
     (mixed / "other.json").write_text("{}")
     done = run("diff", mixed, mixed)
     assert done.stdout.splitlines()[-1] == "1 compared: 1 as fast"
-    assert all("other.json holds no record that can be read" in line for line in done.stderr.splitlines())
+    assert all("other.json, record 1 cannot be read" in line for line in done.stderr.splitlines())
 
 
 def test_diff_with_nothing_in_common_fails(tmp_path: Path):
@@ -104,7 +104,7 @@ def test_what_stands_for_nothing_is_one_line(logs: Path, tmp_path: Path, monkeyp
     assert "nothing is called" in refusal("report", "abcdef12")
     assert "no such file or folder" in refusal("report", tmp_path / "record.json")
     assert "say --once" in json.loads(run("watch", tmp_path, "--json", code=1).stdout)["error"]
-    assert f"{logs}/rank-0.jsonl holds no record that can be read" in refusal("report", logs / "rank-0.jsonl")
+    assert f"{logs}/rank-0.jsonl, record 1 cannot be read" in refusal("report", logs / "rank-0.jsonl")
 
 
 def test_a_record_of_another_schema_is_one_line(tmp_path: Path):
@@ -115,8 +115,8 @@ def test_a_record_of_another_schema_is_one_line(tmp_path: Path):
     (tmp_path / "no.json").write_text("{}")
     old = "schema_version: Input should be 3"
     for command in (("report",), ("diff", path)):
-        assert f"old.json holds no record that can be read: {old}" in refusal(*command, tmp_path / "old.json")
-        assert "no.json holds no record that can be read: closure: Field required" in refusal(*command, tmp_path / "no.json")
+        assert f"old.json, record 1 cannot be read: {old}" in refusal(*command, tmp_path / "old.json")
+        assert "no.json, record 1 cannot be read: closure: Field required" in refusal(*command, tmp_path / "no.json")
     told = lines(list(events([story_record(0, 8)], 0, 1))).replace(b'"schema_version":3', b'"schema_version":2')
     (tmp_path / "rank-0.jsonl").write_bytes(told)
     of_site = f"site 0: its record cannot be read ({old})"

@@ -63,9 +63,10 @@ def test_the_page_tells_of_the_winner_and_the_ranks(story: Story):
     assert (best["is_best"], best["cells"][0], best["python"]) == (True, record(0).winner, python_config(record(0).best.fields))
     assert [rank for rank, _ in best["ranks"]] == [0, 1, 2, 3]
     assert all(dict(zip(site["headings"], each["cells"], strict=True))["why"] for each in others)
-    assert "cannot run here (shared memory)" in site["outcomes"]
-    assert text(story).startswith("Tuning of step\n")
-    assert [text(story).count(each["label"]) for each in told["sites"]] == [1] * 20
+    assert "cannot run here (shared memory)" in site["facts"]["candidates"]
+    lines = text(story).splitlines()
+    assert (lines[0], [lines.count(each["label"]) for each in told["sites"]]) == ("Tuning of step", [1] * 20)
+    assert f"  chosen: {site['facts']['chosen']}" in lines
 
 
 def test_texts_of_unknown_origin_are_no_html_and_do_not_fill_the_page():
@@ -86,14 +87,6 @@ def test_texts_of_unknown_origin_are_no_html_and_do_not_fill_the_page():
     name = "k" * 5000
     long = content(story_of_records([record(0, 12, kernel=name, key=f"[{'9,' * 2500}]", closure=name)]))
     assert max(map(len, (long["title"], long["sites"][0]["label"]))) < 300
-
-
-def test_the_reason_of_the_choice_is_the_one_that_was_stored():
-    """In the page, the text and the document alike; of events the winner's, of records the record's."""
-    won = [each.model_copy(update={"reason": "as decided"}) if each.kind == "winner" else each for each in events([record(1, 12)], 0, 1)]
-    for told in (story_of_records([record(1, 12, reason="as decided")]), story_of(*won)):
-        assert (content(told)["sites"][0]["reason"], summary(told)["sites"][0]["reason"]) == ("as decided", "as decided")
-        assert "  chosen: as decided; " in text(told)
 
 
 @pytest.mark.parametrize(
@@ -135,23 +128,8 @@ def test_a_site_that_is_not_settled_is_on_the_page():
     """With what the race knows."""
     told = story_of(*(event for event in events([record(0, 12)], 0, 1) if event.kind not in ("winner", "done")))
     (site,) = content(told)["sites"]
-    assert site["reason"].startswith("not settled; best so far: BLOCK_M=")
-    assert (site["candidates"], site["winner"], "not settled" in text(told)) == ([], "", True)
-
-
-@pytest.mark.parametrize(
-    ("times", "winner", "words"),
-    [
-        ((1.1, 1.0, 1.5), 1, "10.0 % ahead of the next, 5.0 x the noise"),
-        ((1.0, 1.01), 0, "1.0 % ahead of the next, within the noise (2.0 %)"),
-        ((1.0, 2.0), 1, "50.0 % behind the fastest kernel, 50.0 x the noise"),
-        ((1.0, None), 0, "nothing to compare with"),
-    ],
-)
-def test_a_lead_is_told_beside_the_noise(times: tuple[float | None, ...], winner: int, words: str):
-    """The spreads of the winner and of the fastest other, added: 0.02 ms here. A winner by its step may have the slower kernel."""
-    rows = [candidate(i, latency_ms=ms, spread_ms=0.01, failure="no" if ms is None else None, left=None) for i, ms in enumerate(times)]
-    assert summary(story_of_records([small_record(candidates=rows, winner=winner)]))["sites"][0]["confidence"] == words
+    assert site["facts"]["chosen"].startswith("not settled; best so far: BLOCK_M=")
+    assert (site["candidates"], "not settled" in text(told)) == ([], True)
 
 
 def test_seconds_and_the_last_to_come():
