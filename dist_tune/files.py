@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import sys
+import time
 import uuid
 import warnings
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from pydantic_core import to_json
 
 MAX_BYTES = 64 * 2**20
 """Of any file that is read; larger ones are refused."""
-_TEMPORARY_SUFFIX = ".tmp"
+_TEMPORARIES = "*." + "[0-9a-f]" * 32 + ".tmp"
 _STALE_S = 3600.0
 """Age from which a temporary file counts as left behind by a process that was killed."""
 _PASSED_OVER = {"dist_tune", "concurrent", "contextlib", "functools", "threading"}
@@ -91,7 +92,7 @@ def write_whole(path: Path, content: bytes, rights: Rights | None = None) -> Non
     Raises:
         OSError: it could not be written; a file that was there is untouched, and nothing is left behind.
     """
-    temporary = path.with_name(f"{path.stem[:100]}.{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}")
+    temporary = path.with_name(f"{path.stem[:100]}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o666 if rights is None else rights.file)) as file:
             if rights is not None:
@@ -104,13 +105,9 @@ def write_whole(path: Path, content: bytes, rights: Rights | None = None) -> Non
     finally:
         with suppress(OSError):
             temporary.unlink()
-
-
-def sweep(folder: Path, now: float) -> None:
-    """Delete temporary files that killed processes left an hour ago. ``now`` in seconds, by the clock that dates these files."""
-    for temporary in folder.glob(f"*{_TEMPORARY_SUFFIX}"):
+    for temporary in path.parent.glob(_TEMPORARIES):  # of processes that were killed
         with suppress(OSError):
-            if temporary.stat().st_mtime < now - _STALE_S:
+            if temporary.stat().st_mtime < time.time() - _STALE_S:
                 temporary.unlink()
 
 

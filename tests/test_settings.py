@@ -15,9 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dist_tune.cache.store import Cache
 from dist_tune.settings import Settings, SettingsError, read_settings, unread_variables, variables_read
-from tests.cached_records import record
 
 pytestmark = pytest.mark.once
 
@@ -153,12 +151,3 @@ def test_any_environment_gives_settings_or_one_line(environment: dict[str, str])
         with pytest.raises(SettingsError) as caught:
             Settings()
     assert (caught.value.names != (), str(caught.value).isprintable(), len(str(caught.value)) < 2000) == (True, True, True)
-
-
-@pytest.mark.parametrize("folder", ["x" * 5000, "\udcff" * 300, "/dev/null", "/proc/self/x", "~nobody-here/x", "/dev/zero/x"], ids=ascii)
-def test_an_impossible_cache_folder_costs_warnings(folder: str, monkeypatch: pytest.MonkeyPatch):
-    """Nothing is found and nothing kept."""
-    warnings.simplefilter("ignore")
-    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", folder)
-    cache = Cache(read_settings().cache_dir)
-    assert (cache.store(record()), cache.find(record().cache_key), cache.entries()) == (None, None, [])

@@ -47,10 +47,9 @@ class Miss(NamedTuple):
     """The reason why a site has no record."""
 
     reason: str
-    is_near: bool = False
-    """There is a record of the kernel, and the reason names the fields in which the nearest one differs."""
-    is_new_shape: bool = False
-    """It differs in the tuning key, and at most in the candidates that prune rules leave for it: no record is out of use."""
+    """A sentence."""
+    is_stale: bool = False
+    """There is a record of the kernel, which differs in more than the tuning key, and the candidates that prune rules leave for it."""
 
 
 class CacheLookup:
@@ -111,24 +110,20 @@ class CacheLookup:
 
     def ticket(self, label: str, record: TuningRecord | None, *, runs: bool = True) -> LookupResult:
         """The answer for the other ranks. ``runs``: the record's config was not found to fail here."""
-        key, name = self._keys.get(label), self.key_digest(label)
-        if key is None or self._settings.always_tune:
-            miss = "It uses no cache." if key is None else "DIST_TUNE_ALWAYS_TUNE is set."
-            return LookupResult(name, miss=miss if self.is_required else "", is_open=False)
         if record is not None:
-            return LookupResult(name, record.best.config, is_open=runs)
-        return LookupResult(name, miss=explain(key, self.cache.of_name(key.name)) if self.is_required else "")
+            return LookupResult(self.key_digest(label), record.best.config, is_open=runs)
+        miss = self.reason_of_miss(label).reason if self.is_required else ""
+        return LookupResult(self.key_digest(label), miss=miss, is_open=label in self._keys and not self._settings.always_tune)
 
     def reason_of_miss(self, label: str) -> Miss:
         """The reason why a site without a record has none."""
         key = self._keys.get(label)
         if key is None or self._settings.always_tune:
-            return Miss("no cache is used" if key is None else "DIST_TUNE_ALWAYS_TUNE is set")
+            return Miss("It uses no cache." if key is None else "DIST_TUNE_ALWAYS_TUNE is set.")
         records = self.cache.of_name(key.name)
         record = nearest(key, records)
-        if record is None or not (differing := differences(key, record.cache_key).keys()):
-            return Miss("the cache has no record of this kernel")
-        return Miss(explain(key, records), is_near=True, is_new_shape={"key"} <= differing <= {"key", "candidates"})
+        differing = {} if record is None else differences(key, record.cache_key)
+        return Miss(explain(key, records), is_stale=bool(differing) and not {"key"} <= differing.keys() <= {"key", "candidates"})
 
     def prior_times(self, label: str, texts: list[str]) -> PriorTimes:
         """Times from a record of the same site and environment with another candidate list.
@@ -200,21 +195,21 @@ def explain(wanted: CacheKey, records: Sequence[TuningRecord]) -> str:
 
 
 def nearest_shape(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRecord | None:
-    """The record whose key differs only in numbers of the tuning key, by the least distance; of equals the same text, then the newest.
-
-    The distance is the sum over the numbers of ``|log2(a / b)|``. "float16" and "float32" are different keys, and so are -1 and 1,
-    1 and 1.0, and keys of different length. None if there is no such record.
-    """
-    shape, sizes = _numbers(wanted.key)
-    fitting = [each for each in records if differences(wanted, each.cache_key).keys() <= {"key"} and _numbers(each.key)[0] == shape]
-    return max(fitting, key=lambda each: (-_distance(sizes, _numbers(each.key)[1]), each.key == wanted.key, each.tuned_at), default=None)
+    """The record whose key differs at most in numbers of the tuning key: of the nearest key, the newest. None if there is none."""
+    fitting = [each for each in records if differences(wanted, each.cache_key).keys() <= {"key"}]
+    key = nearest_key(wanted.key, [each.key for each in fitting])
+    return max((each for each in fitting if each.key == key), key=lambda each: each.tuned_at, default=None)
 
 
 def nearest_key(wanted: str, known: Sequence[str]) -> str:
-    """The key that differs only in its numbers, by the least distance; empty if there is none."""
+    """The key that differs only in its numbers, by the least distance, of equals the same text; empty if there is none.
+
+    The distance is the sum over the numbers of ``|log2(a / b)|``. "float16" and "float32" are different keys, and so are -1 and 1,
+    1 and 1.0, and keys of different length.
+    """
     shape, sizes = _numbers(wanted)
-    fitting = [(numbers, key) for key in known for form, numbers in [_numbers(key)] if form == shape]
-    return min(fitting, key=lambda each: (_distance(sizes, each[0]), each[1]), default=((), ""))[1]
+    fitting = [(_distance(sizes, numbers), key != wanted, key) for key in known for form, numbers in [_numbers(key)] if form == shape]
+    return min(fitting, default=(0.0, True, ""))[-1]
 
 
 def _short(text: str) -> str:
@@ -229,9 +224,8 @@ def _numbers(key: str) -> tuple[str, list[int | float]]:
 
 
 def _distance(sizes: Sequence[int | float], others: Sequence[int | float]) -> float:
-    # Not log2(a / b), which may overflow or underflow.
-    return sum(0.0 if a == b else abs(_log2(a) - _log2(b)) for a, b in zip(sizes, others, strict=True))
+    # Not log2(a / b), which may overflow or underflow. Zero is a factor of four less than 1, because an empty dimension is a special case.
+    def log2(size: float) -> float:
+        return math.log2(size) if size else -2.0
 
-
-def _log2(size: float) -> float:
-    return math.log2(size) if size else -2.0  # a factor of four less than 1, because an empty dimension is a special case
+    return sum(abs(log2(a) - log2(b)) for a, b in zip(sizes, others, strict=True) if a != b)

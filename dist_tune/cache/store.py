@@ -10,7 +10,6 @@ import errno
 import os
 import re
 import socket
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -19,7 +18,7 @@ from typing import NamedTuple
 
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE
 from dist_tune.cache.records import HARDWARE, SOFTWARE, BrokenRecordError, CacheKey, TuningRecord, digest, record_bytes, record_in
-from dist_tune.files import PRIVATE, SHARED, make_folder, read_regular, sweep, warn_once, write_whole
+from dist_tune.files import PRIVATE, SHARED, make_folder, read_regular, warn_once, write_whole
 
 MAX_BYTES = 16 * 2**20
 """Of a record's file; a larger one is not read. 216 candidates with all fields set take 0.2 MB."""
@@ -48,7 +47,7 @@ class Cache:
         self.rights = SHARED if is_shared else PRIVATE
         """Permissions of its files and folders."""
         self.unused: dict[Path, str] = {}
-        """Files that were to be records, and folders that cannot be read, with the reason; each has been warned of."""
+        """Files that were to be records, with the reason; each has been warned of."""
 
     @property
     def identity(self) -> str:
@@ -81,9 +80,7 @@ class Cache:
 
     def entries(self) -> list[Entry]:
         """All records, sorted by name and key."""
-        names = {name for folder in self.folders for name in self._listed(folder)}
-        found = [entry for name in names for entry in self._entries(name)]
-        return sorted(found, key=lambda entry: (entry.record.kernel, entry.record.key, entry.path))
+        return sorted(self._entries(), key=lambda entry: (entry.record.kernel, entry.record.key, entry.path))
 
     def own_files(self) -> list[Path]:
         """Files that this package has put into the folder that is written; the user's files beside them are not among these."""
@@ -100,7 +97,6 @@ class Cache:
             content = record_bytes(record) + b"\n"
             self._make(path.parent)
             write_whole(path, content, self.rights)
-            sweep(path.parent, time.time())
         except (OSError, BrokenRecordError) as error:
             reason = getattr(error, "strerror", None) or error
             told = f"the tuning of {record.kernel[:100]} for {record.key[:100]} is not kept and will be repeated: {path} cannot be written"
@@ -133,14 +129,11 @@ class Cache:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, BrokenRecordError) as error:
-            self._warn(path, str(getattr(error, "strerror", None) or error))
+            self.unused[path] = reason = str(getattr(error, "strerror", None) or error)
+            told = f"cache file {path} is not used: {reason}. What it was for is tuned again and takes its place, or delete it"
+            warn_once(told, topic=f"unused {path}")
             return None
         return record
-
-    def _warn(self, path: Path, reason: str) -> None:
-        self.unused[path] = reason
-        told = "What it was for is tuned again and takes its place, or delete it" if path.suffix == ".json" else "Its records are not found"
-        warn_once(f"cache file {path} is not used: {reason}. {told}", topic=f"unused {path}")
 
     def _alike(self, key: CacheKey, fields: Sequence[str]) -> list[TuningRecord]:
         """Records whose keys differ from this one, and in no other fields than these, of software and candidates; newest first."""
@@ -150,23 +143,15 @@ class Cache:
         records = [entry.record for entry in self._entries(folder, end)]
         return _newest_first(each for each in records if each.cache_key != key and each.cache_key.model_copy(update=others) == alike)
 
-    def _entries(self, name: str, end: str = "") -> list[Entry]:
-        """Records in subfolders of this name; of several files with one name that of the first folder."""
-        paths: dict[str, Path] = {}
+    def _entries(self, name: str = "*", end: str = "") -> list[Entry]:
+        """Records in subfolders of this name whose files end so; of several files with one name that of the first folder."""
+        paths: dict[tuple[str, ...], Path] = {}
         for folder in self.folders:
-            for file in self._listed(folder / name):
-                if _FILE.fullmatch(file) and file.endswith(end):
-                    paths.setdefault(file, folder / name / file)
-        return [Entry(path, record) for _, path in sorted(paths.items()) if (record := self._read(path)) is not None]
-
-    def _listed(self, folder: Path) -> list[str]:
-        try:
-            return os.listdir(folder)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            self._warn(folder, str(error.strerror))
-            return []
+            with suppress(OSError):  # no folder can have its name, or be where it is
+                for path in sorted(folder.glob(f"{name}/*{end}")):
+                    if _FILE.fullmatch(path.name):
+                        paths.setdefault(path.parts[-2:], path)
+        return [Entry(path, record) for path in paths.values() if (record := self._read(path)) is not None]
 
 
 @lru_cache(maxsize=256)

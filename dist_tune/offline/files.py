@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from dist_tune.files import RefusedFileError, callers_level, read_regular, sweep, write_whole
+from dist_tune.files import RefusedFileError, callers_level, read_regular, write_whole
 from dist_tune.offline.problem import Ended, Failed, MakeRun, Outcome, Problem, launchable, without_amd_keys
 from dist_tune.validation import check_function
 
@@ -90,7 +89,6 @@ def save_configs_to_json(json_file_name: str, save_path: str | Path, configs: Ma
     _content(json_file_name, configs)
     path = Path(save_path) / json_file_name
     path.parent.mkdir(parents=True, exist_ok=True)
-    sweep(path.parent, time.time())
     write_whole(path, _content(json_file_name, {**configs_there(path), **configs}))
 
 

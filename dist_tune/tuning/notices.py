@@ -129,9 +129,9 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
         if site.n_removed:  # a rule that is too strict costs speed, and no error
             n_all = len(site.configs) + site.n_removed
             pruned[f"pruned {label}"] = f"prune rules removed {site.n_removed} of {n_all} configs of site={label}"
-        why, is_near, is_new_shape = context.lookup.reason_of_miss(label)
+        why, is_stale = context.lookup.reason_of_miss(label)
         context.story.site(label, (site.kernel, site.key), site.texts, n_pruned=site.n_removed, miss=why)
-        if is_near and not is_new_shape:
+        if is_stale:
             missed[f"missed {label}"] = f"site={label} is tuned: {why}"
         else:  # as it should be
             context.story.info(f"site={label} is tuned: {why}")

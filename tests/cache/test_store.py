@@ -176,19 +176,22 @@ def test_what_is_no_record_is_a_miss_and_one_warning(cache: Cache, kind: str):
         assert cache.find(record().cache_key) == record()
 
 
+OLD, NEW = (f"x.{digit * 32}.tmp" for digit in "01")
+
+
 def test_lists_pass_over_other_files(cache: Cache):
-    """Without a word. What killed processes have left an hour ago and more is swept by the next store."""
+    """Without a word. What killed processes have left an hour ago and more is swept by the next store; a file of the user's is not."""
     path = kept(cache, record())
-    for name in ("notes.json", f"{path.name}.broken", f"copy of {path.name}", "old.tmp", "new.tmp"):
+    for name in ("notes.json", f"{path.name}.broken", f"copy of {path.name}", "users.tmp", OLD, NEW):
         (path.parent / name).write_bytes(b"x")
-    for name, age_s in (("old.tmp", 4000), ("new.tmp", 3000)):
+    for name, age_s in ((OLD, 4000), ("users.tmp", 4000), (NEW, 3000)):
         os.utime(path.parent / name, (path.stat().st_mtime - age_s,) * 2)
     (cache.folder / "README").write_bytes(b"x")
     (cache.folder / "empty").mkdir()
     with warned():
         assert cache.of_name("model.gemm") == [entry.record for entry in cache.entries()] == [record()]
     kept(cache, record(2))
-    assert [name for name in files(cache.folder) if name.endswith(".tmp")] == ["model.gemm/new.tmp"]
+    assert [name for name in files(cache.folder) if name.endswith(".tmp")] == ["model.gemm/users.tmp", f"model.gemm/{NEW}"]
 
 
 def test_what_could_not_be_read_again_is_not_stored(cache: Cache):
@@ -233,7 +236,7 @@ def test_a_read_only_folder():
         with warned():
             assert Cache([folder / "own", cache.folder]).find(record().cache_key) == record()
         cache.folder.chmod(0)
-        with warned("Permission denied", "Permission denied"):
+        with warned("Permission denied"):
             assert cache.find(record().cache_key) is None
             assert cache.entries() == []
 

@@ -61,8 +61,7 @@ def test_of_twenty_sites_one_is_told_on_the_terminal():
 
 def test_a_new_shape_is_no_warning():
     """A line of the log alone; a record that another code or version puts out of use is told on the terminal, too."""
-    misses = {"gemm[8]": Miss("differs in key", is_near=True, is_new_shape=True), "gemm[4]": Miss("differs in source", is_near=True)}
-    misses["new[1]"] = Miss("the cache has no record of this kernel")
+    misses = {"gemm[8]": Miss("differs in key"), "gemm[4]": Miss("differs in source", is_stale=True), "new[1]": Miss("no record")}
     context = tuning(misses)
     tell_of_sites(context, misses)
     told = {text.partition("site=")[2].split()[0]: (level, bool(shown)) for text, level, shown in context.story.told}
