@@ -45,7 +45,11 @@ class TunedClosure(Protocol[P, R_co]):
 
 
 class TunedFunction(Protocol[P, R_co]):
-    """A decorated function, and what its tunings found. Types cannot say which parameters the configs fill: arguments are not checked."""
+    """A decorated function, and what its tunings found.
+
+    Types cannot say which parameters the configs fill, so a call with other arguments than the function's own is not wrong: editors show
+    the function's parameters, and its return type is checked.
+    """
 
     records: list[TuningRecord]
     """One per tuned key after those of kernels inside, oldest first; equal on all ranks but for facts that only this rank measured."""
@@ -57,6 +61,12 @@ class TunedFunction(Protocol[P, R_co]):
     @property
     def __wrapped__(self) -> Callable[P, R_co]:
         """The function as it was decorated."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> R_co:
         """Call the function with the config for its key; tune first where there is none."""
