@@ -68,19 +68,14 @@ def describe(config: triton.Config | Mapping[str, Any]) -> str:
 def describe_all(configs: Iterable[triton.Config | Mapping[str, Any]]) -> list[str]:
     """Each described; of those that read alike and are not equal, the second and later ones have a number, in the order of the list."""
     alike: dict[str, list[Any]] = {}
-    known: dict[int, str] = {}
-    """By identity: the candidates that a kernel's pruning leaves are in the list of its configs, too."""
     texts = []
-    for config in (configs := list(configs)):  # kept, so that no id is used twice
-        if id(config) in known:
-            texts.append(known[id(config)])
-            continue
+    for config in configs:
         text = describe(config)
         others = alike.setdefault(text, [])
         at = next((i for i, other in enumerate(others) if _is_same(config, other)), len(others))
         if at == len(others):
             others.append(config)
-        texts.append(known.setdefault(id(config), f"{text} (#{at + 1})" if at else text))
+        texts.append(f"{text} (#{at + 1})" if at else text)
     return texts
 
 

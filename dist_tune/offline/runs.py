@@ -31,7 +31,6 @@ _MAX_HELD = 256
 class RunLaunch(FunctionLaunch):
     """A problem for the tuner: each run of a config is a call of one function. Candidates are counted in the order of ``configs``."""
 
-    name = ""
     identity: Mapping[str, str] = {}
 
     def __init__(

@@ -15,7 +15,7 @@ from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of, reasons
 from dist_tune.measure import Clock, Inputs, Snapshot, Span
 from dist_tune.replays.variants import Variants
-from dist_tune.runtime import LaunchRecorder, Tunable, interception
+from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Replay, Samples, Trial
 from dist_tune.sites import Site, Sites, check_not_capturing, is_fatal, no_fit, no_valid_config
 from dist_tune.watch import Watchdog
@@ -53,8 +53,8 @@ class Trials:
         self.samples = Samples()
         self.suspects: list[str] = []
         """Candidates that raised after issuing a collective; peers may wait in the rest."""
-        self.recorder: LaunchRecorder | None = None
-        """Writes down the launches inside functions."""
+        self.functions: list[tuple[str, int]] = []
+        """Functions under way and their candidates, the outermost first."""
         self.wrong: dict[str, str] = {}
         """Sites whose config from the cache has answered wrongly -> how."""
         self.inputs = Inputs()
@@ -76,8 +76,6 @@ class Trials:
         self._launched: set[str] = set()
         """Sites launched in this run."""
         self._zeroes = True
-        self._around: list[tuple[str, int]] = []
-        """Functions under way and their candidates, the outermost first."""
         self._undo = Snapshot()
         self._spans: list[tuple[str, int, int, Span]] = []  # site, candidate, replay, and its clock
         self._warm_ups: list[tuple[str, int, Span, bool]] = []
@@ -123,7 +121,7 @@ class Trials:
         self._n_compiled += is_here
         if not is_here or not self._is_timed:
             return
-        around = [f"{label} {self._schedule[label].candidate}" for label, _ in self._around if label in self._schedule]
+        around = [f"{label} {self._schedule[label].candidate}" for label, _ in self.functions if label in self._schedule]
         if self.variants.counts_against(self._replay, kernel, around):
             self.samples.lose(self._replay)
 
@@ -145,7 +143,7 @@ class Trials:
         check_not_capturing(launch, self._closure)
         site = self._sites.meet(launch)
         site.is_replayed |= bool(self._schedule)
-        for outer, candidate in self._around:
+        for outer, candidate in self.functions:
             self.samples.nest(outer, candidate, site.label)
         if site.winner is not None:  # a kernel object made anew in every replay
             launch.slot.fill(site.winner, site.timings)
@@ -297,10 +295,9 @@ class Trials:
 
     @contextmanager
     def _running(self, site: Site, index: int) -> Iterator[None]:
-        """A function runs meanwhile: its launches are recorded, and are a part of its time."""
-        self._around.append((site.label, index))
+        """A function runs meanwhile: launches inside are a part of its time."""
+        self.functions.append((site.label, index))
         try:
-            with nullcontext() if self.recorder is None else self.recorder.running(site.label, index):
-                yield
+            yield
         finally:
-            self._around.pop()
+            self.functions.pop()

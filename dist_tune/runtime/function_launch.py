@@ -143,6 +143,8 @@ class FunctionLaunch(Tunable):
         self.owner = tunable
         self.slot = Slot(tunable.winners, key if group is None else (group, key))
         self.key = key
+        text = key_text(key)
+        self.name, self.key_text = tunable.name, text if text.startswith("[") else f"[{text}]"
         self.given = args, kwargs
         """Arguments of the call, with those that replace a config's."""
         self._configs, self._text_of = tunable.configs, tunable.text_of
@@ -151,17 +153,6 @@ class FunctionLaunch(Tunable):
         if fixed:  # configs that differ in nothing else are one
             self._configs, texts = distinct([{**config, **fixed} for config in tunable.configs])
             self._text_of = {id(config): text for config, text in zip(self._configs, texts, strict=True)}
-
-    @property
-    def name(self) -> str:
-        """The function's, with its module."""
-        return self.owner.name
-
-    @property
-    def key_text(self) -> str:
-        """The tuning key, the same on all ranks for equal keys."""
-        text = key_text(self.key)
-        return text if text.startswith("[") else f"[{text}]"
 
     @property
     def identity(self) -> Mapping[str, str]:

@@ -43,14 +43,10 @@ class Launch(Tunable):
 
     def __init__(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.owner = self.kernel = kernel
-        self.key = tuning_key(kernel, args, kwargs)
         self.arguments = args, kwargs
-        self.slot = KernelSlot(kernel, self.key)
-
-    @property
-    def name(self) -> str:
-        """Name of the kernel function with its module, the same on all ranks."""
-        return name_of(self.kernel.base_fn)
+        key = tuning_key(kernel, args, kwargs)
+        self.name, self.key_text = name_of(kernel.base_fn), _text(key)
+        self.slot = KernelSlot(kernel, key)
 
     @property
     def identity(self) -> Mapping[str, str]:
@@ -69,11 +65,6 @@ class Launch(Tunable):
         if self.kernel not in _codes:
             _codes[self.kernel] = read_code(self.kernel)
         return _codes[self.kernel]
-
-    @property
-    def key_text(self) -> str:
-        """The tuning key, the same on all ranks for equal keys."""
-        return _text(self.key)
 
     def candidates(self) -> tuple[list[triton.Config], list[str], int]:
         """The configs after the kernel's own pruning."""

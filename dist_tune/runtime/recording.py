@@ -12,7 +12,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from threading import get_ident
@@ -157,33 +157,24 @@ class PredictedFailureError(triton.OutOfResources):  # type: ignore[misc]  # unt
 class LaunchRecorder:
     """Records launches of kernels while a function runs on this thread, and ends those that are predicted to fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, under_way: Sequence[tuple[str, int]]) -> None:
+        """``under_way``: functions that run now, the outermost first: label of the site, and candidate."""
+        self._under_way = under_way
         self.launches: list[RecordedLaunch] = []
         self.failures: list[tuple[RecordedLaunch, str]] = []
         """Launches that some rank cannot make, and why."""
-        self._at: tuple[str, int] | None = None
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record launches of this thread inside ``running``."""
-        with around_launches(self._note):
-            yield
-
-    @contextmanager
-    def running(self, label: str, candidate: int) -> Iterator[None]:
-        """The function of a site runs with one of its configs."""
-        before, self._at = self._at, (label, candidate)
-        try:
-            yield
-        finally:
-            self._at = before
+    def recording(self) -> AbstractContextManager[None]:
+        """Record launches of this thread."""
+        return around_launches(self._note)
 
     def _note(self, run: Run, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._at is not None and isinstance(kernel, JITFunction):
+        if self._under_way and isinstance(kernel, JITFunction):
+            at = self._under_way[-1]
             given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs, "grid": None}  # a grid may hold tensors, too
-            launch = RecordedLaunch(*self._at, kernel, {name: _without_memory(value) for name, value in given.items()}, len(args))
+            launch = RecordedLaunch(*at, kernel, {name: _without_memory(value) for name, value in given.items()}, len(args))
             for each, reason in self.failures:
-                if (each.label, each.candidate) == self._at and each.is_like(launch):
+                if (each.label, each.candidate) == at and each.is_like(launch):
                     raise PredictedFailureError(reason)
             if sum(each.label == launch.label and each.kernel is kernel for each in self.launches) < _MAX_OF_KERNEL:
                 self.launches.append(launch)

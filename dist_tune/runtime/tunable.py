@@ -66,20 +66,16 @@ class Tunable(Protocol):
     """True if the launch is the whole closure of all its ranks: its result is not needed, and peers may wait in its collectives."""
     prepare: Callable[[Any], None] | None = None
     """Called before a replay with its config, if there is something to prepare."""
+    name: str
+    """Of the kernel or function with its module, the same on all ranks."""
+    key_text: str
+    """The tuning key, the same on all ranks for equal keys."""
     owner: Any
     """The decorated object, one for all its launches."""
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     """Positional and keyword arguments, without those of the config."""
     slot: Slot
     """The place of the winner."""
-
-    @property
-    def name(self) -> str:
-        """Name of the kernel or function with its module, the same on all ranks."""
-
-    @property
-    def key_text(self) -> str:
-        """The tuning key, the same on all ranks for equal keys."""
 
     @property
     def identity(self) -> Mapping[str, str]:

@@ -21,9 +21,9 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
 
     Launches inside, which the first run shows, are compiled ahead with the other candidates. ``waves``: only these candidates.
     """
-    met, race, trials = context.sites.met, context.race, context.replays.trials
+    met, race = context.sites.met, context.race
     replays = race.warm_up(n_runs, waves)
-    recorder = trials.recorder = LaunchRecorder()
+    recorder = LaunchRecorder(context.replays.trials.functions)
     with recorder.recording():
         context.replays.run_batch(closure, replays[:1], WARM_UP)
         if context.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
@@ -31,7 +31,6 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
         if not race.is_enough(n_runs):
             precompile(context, recorder, waves)
             _run(context, closure, replays[1:], n_runs)
-    trials.recorder = None
     race.end_warm_up(n_runs)
     for label in n_runs:
         if label in met:  # the last one to run may be the slowest

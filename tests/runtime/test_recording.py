@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -21,9 +22,8 @@ from dist_tune.compiler.candidate import Candidate
 from dist_tune.compiler.patches import replaced
 from dist_tune.configs import as_configs
 from dist_tune.runtime import LaunchRecorder, RecordedLaunch, precompiles
-from dist_tune.testing import FakeH200, on_ranks, values
-
-pytestmark = pytest.mark.processes
+from dist_tune.testing import FakeH200
+from tests.shared_worlds import on_each_rank
 
 
 @triton.jit
@@ -72,16 +72,16 @@ def x_and_y() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @contextmanager
-def recording(recorder: LaunchRecorder, candidate: int) -> Any:
-    """The launches in this block are of the function ``f[]``, and are not made."""
-    with replaced(JITFunction, "run", lambda run: lambda *args, **kwargs: None), recorder.recording(), recorder.running("f[]", candidate):
+def recording(recorder: LaunchRecorder) -> Any:
+    """The launches in this block are recorded, and are not made."""
+    with replaced(JITFunction, "run", lambda run: lambda *args, **kwargs: None), recorder.recording():
         yield
 
 
 def record(function: Any, space: Any, candidate: int, *args: Any) -> list[RecordedLaunch]:
-    """A function's launches with one of its configs."""
-    recorder = LaunchRecorder()
-    with recording(recorder, candidate):
+    """The launches of a function, ``f[]``, with one of its configs."""
+    recorder = LaunchRecorder([("f[]", candidate)])
+    with recording(recorder):
         function(*args, **as_configs(space, function)[candidate])
     return recorder.launches
 
@@ -126,11 +126,35 @@ FOLLOWED: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 
-def _followed() -> Any:
-    return {name: predicted_and_true(function, space, *x_and_y()) for name, (function, space) in FOLLOWED.items()}
+def alone(**options: Any) -> Any:
+    """A test on a fake H200 with little shared memory; Triton asks for its size once for all."""
+
+    def decorate(body: Any) -> Any:
+        @functools.wraps(body)
+        def on_small_device(rank: int, *case: Any) -> Any:
+            FakeH200.shared_limit_bytes = 4_000
+            return body(rank, *case)
+
+        return on_each_rank(1, is_dist=False, modes=["fake"], **options)(on_small_device)
+
+    return decorate
 
 
-def _described(hook: bool) -> Any:
+@alone(cases=[*FOLLOWED])
+def test_a_prediction_is_what_will_be_compiled(rank: int, name: str):
+    """To the key of Triton's disk cache, for every candidate and every launch that a config reaches."""
+    launches = predicted_and_true(*FOLLOWED[name], *x_and_y())
+    assert len(launches) == (2 if name == "to several launches" else 1)
+    for predicted, true in launches:
+        assert predicted == true
+        assert all(predicted)
+        assert len(set(predicted)) > 1
+
+
+@alone(cases=[True, False])
+def test_descriptors_are_predicted_where_a_hook_sets_their_blocks(rank: int, hook: bool):
+    """Those of the function stay as they are. Without a hook the blocks of other configs are unknown."""
+
     def set_block(nargs: dict[str, Any]) -> None:
         for name in ("x_desc", "y_desc"):
             nargs[name].block_shape = [nargs["BLOCK"], 16]
@@ -138,27 +162,30 @@ def _described(hook: bool) -> Any:
     mine: list[Any] = []
 
     def function(x: torch.Tensor, config: triton.Config) -> None:
-        descriptors = [TensorDescriptor.from_tensor(x, [config.kwargs["BLOCK"], 16]) for _ in range(2)]
-        mine.append(descriptors)
-        descriptor_kernel[(1,)](*descriptors, **config.kwargs)
+        mine.append([TensorDescriptor.from_tensor(x, [config.kwargs["BLOCK"], 16]) for _ in range(2)])
+        descriptor_kernel[(1,)](*mine[-1], **config.kwargs)
 
     compared = predicted_and_true(function, tiles(16, 32, pre_hook=set_block if hook else None), torch.zeros(64, 64))
-    return compared, [each.block_shape for each in mine[0]]
+    assert [(predicted == true, len(set(predicted))) for predicted, true in compared] == [(True, 2)] * hook
+    assert [each.block_shape for each in mine[0]] == [[16, 16], [16, 16]]
 
 
-def _not_followed() -> Any:
+@alone()
+def test_what_does_not_follow_is_not_predicted(rank: int):
+    """A value made of a config's, a function that launches nothing, other sites."""
+
     def doubled(x: torch.Tensor, y: torch.Tensor, block: int) -> None:
         copy_kernel[(1,)](x, y, 256, BLOCK=2 * block)
 
-    launches = record(doubled, [{"block": 16}, {"block": 32}], 0, *x_and_y())
-    return [
-        precompiles("f[]", [{"block": 16}, {"block": 32}], launches),
-        precompiles("f[]", [{}], []),
-        precompiles("g[]", tiles(16), launches),
-    ]
+    space = [{"block": 16}, {"block": 32}]
+    launches = record(doubled, space, 0, *x_and_y())
+    assert [precompiles("f[]", space, launches), precompiles("f[]", [{}], []), precompiles("g[]", tiles(16), launches)] == [[]] * 3
 
 
-def _limits() -> Any:
+@alone()
+def test_a_kernel_that_is_launched_often_hides_no_other(rank: int):
+    """Two launches of each kernel count; and no tensor is kept alive by the recorded launches."""
+
     def many(x: torch.Tensor, config: triton.Config) -> None:
         for n in range(50):
             copy_kernel[(1,)](x, x, n, **config.kwargs)
@@ -169,13 +196,15 @@ def _limits() -> Any:
     alive = weakref.ref(x)
     del x
     gc.collect()
-    return [each.kernel.fn.__name__ for each in launches], len(precompiles("f[]", tiles(16, 32), launches)), alive() is None
+    assert [each.kernel.fn.__name__ for each in launches] == ["copy_kernel", "copy_kernel", "dot_kernel"]
+    assert (len(precompiles("f[]", tiles(16, 32), launches)), alive()) == (3, None)
 
 
-def _restored() -> Any:
-    own, heard = vars(JITFunction)["run"], []
-    x, y = x_and_y()
-    recorder = LaunchRecorder()
+@alone()
+def test_triton_is_restored(rank: int):
+    """Also after an exception. Launches outside the function, on other threads, and warm-ups are not heard."""
+    own, (x, y), under_way = vars(JITFunction)["run"], x_and_y(), list[tuple[str, int]]()
+    recorder = LaunchRecorder(under_way)
 
     def launch() -> None:
         copy_kernel[(1,)](x, y, 256, BLOCK=16)
@@ -183,141 +212,70 @@ def _restored() -> Any:
     def fail() -> None:
         with recorder.recording():
             launch()  # outside the function
-            with recorder.running("f[]", 0):
-                thread = threading.Thread(target=launch)
-                thread.start()
-                thread.join()
-                copy_kernel.warmup(x, y, 256, BLOCK=16, grid=(1,))
-                heard.append(len(recorder.launches))
-                launch()
-                raise RuntimeError("mine")
+            under_way.append(("f[]", 0))
+            thread = threading.Thread(target=launch)
+            thread.start()
+            thread.join()
+            copy_kernel.warmup(x, y, 256, BLOCK=16, grid=(1,))
+            assert recorder.launches == []
+            launch()
+            raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match="mine"):
         fail()
     launch()
-    return heard, len(recorder.launches), vars(JITFunction)["run"] is own
+    assert (len(recorder.launches), vars(JITFunction)["run"] is own) == (1, True)
 
 
-def _in_place_of_a_launch() -> Any:
-    """The launches that end as predicted, though they are not the one that was recorded."""
+@alone()
+def test_only_the_launch_that_was_predicted_ends_as_predicted(rank: int):
+    """Whatever its sizes; not one with other constants, options, dtypes, of another candidate or kernel."""
     x, y = x_and_y()
     launches = record(lambda x, y, config: copy_kernel[(1,)](x, y, 256, **config.kwargs), tiles(16, 32), 0, x, y)
-    ((_, failing),), recorder, ended = precompiles("f[]", tiles(16, 32), launches), LaunchRecorder(), {}
-    recorder.failures = [(failing, "rank 1: OutOfResources: out of resource: x")]
-    attempts: dict[str, tuple[int, Any]] = {
-        "the same": (1, lambda: copy_kernel[(1,)](x, y, 256, BLOCK=32)),
-        "another size": (1, lambda: copy_kernel[(1,)](x, y, 100, BLOCK=32)),
-        "another candidate": (0, lambda: copy_kernel[(1,)](x, y, 256, BLOCK=32)),
-        "another constant": (1, lambda: copy_kernel[(1,)](x, y, 256, BLOCK=16)),
-        "another option": (1, lambda: copy_kernel[(1,)](x, y, 256, BLOCK=32, num_warps=2)),
-        "another dtype": (1, lambda: copy_kernel[(1,)](y, y, 256, BLOCK=32)),
-        "another kernel": (1, lambda: act_kernel[(1,)](x, twice, 32)),
-    }
-    for name, (candidate, launch) in attempts.items():
-        try:
-            with recording(recorder, candidate):
-                launch()
-        except triton.OutOfResources as error:
-            ended[name] = str(error)
-    return ended
+    ((_, failing),), reason = precompiles("f[]", tiles(16, 32), launches), "rank 1: OutOfResources: out of resource: x"
+    attempts: list[tuple[bool, int, Any]] = [
+        (True, 1, lambda: copy_kernel[(1,)](x, y, 256, BLOCK=32)),
+        (True, 1, lambda: copy_kernel[(1,)](x, y, 100, BLOCK=32)),
+        (False, 0, lambda: copy_kernel[(1,)](x, y, 256, BLOCK=32)),
+        (False, 1, lambda: copy_kernel[(1,)](x, y, 256, BLOCK=16)),
+        (False, 1, lambda: copy_kernel[(1,)](x, y, 256, BLOCK=32, num_warps=2)),
+        (False, 1, lambda: copy_kernel[(1,)](y, y, 256, BLOCK=32)),
+        (False, 1, lambda: act_kernel[(1,)](x, twice, 32)),
+    ]
+    for ends, candidate, launch in attempts:
+        recorder = LaunchRecorder([("f[]", candidate)])
+        recorder.failures = [(failing, reason)]
+        with recording(recorder), pytest.raises(triton.OutOfResources, match=reason) if ends else nullcontext():
+            launch()
 
 
-def _tuned() -> Any:
-    """Whole tunings: compilations that a launch had to wait for, and what was dropped."""
+@alone()
+def test_a_tuning_compiles_ahead_and_believes_launches_rather_than_predictions(rank: int):
+    """One launch waits for a compilation; what does not fit is dropped; a config that the function tames, or does not use, is not."""
     waited: list[str] = []
     triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
     x = torch.ones(128, 128, dtype=torch.float16)
 
     def tune(stages_of: Any) -> Any:
-        waited.clear()
-
         @autotune([{"config": triton.Config({}, num_stages=n)} for n in (2, 3, 12)], None, n_warmup=0, n_repeat=1, cache=False)
         def tuned(x: torch.Tensor, config: triton.Config) -> None:
             dot_kernel[(1,)](x, x, 128, BLOCK=16, num_warps=1, num_stages=stages_of(config.num_stages))
 
         tuned(x)
-        candidates = tuned.records[0].candidates
-        return len(waited), [each.failure for each in candidates], all(each.shared_bytes for each in candidates)
+        assert all(each.shared_bytes for each in tuned.records[0].candidates) or stages_of(12) != 12
+        return [each.failure for each in tuned.records[0].candidates]
 
-    return tune(lambda n: n), tune(lambda n: min(n, 3)), tune(lambda n: 2)
-
-
-def _scenarios(rank: int) -> dict[str, Any]:
-    FakeH200.shared_limit_bytes = 4_000  # before Triton asks, once for all
-    described = {"_described": {hook: _described(hook) for hook in (True, False)}}
-    return described | {each.__name__: each() for each in (_followed, _not_followed, _limits, _restored, _in_place_of_a_launch, _tuned)}
+    *fit, too_large = tune(lambda n: n)
+    assert (len(waited), fit) == (1, [None, None])
+    assert "OutOfResources: out of resource: shared memory" in too_large
+    assert tune(lambda n: min(n, 3)) == tune(lambda n: 2) == [None] * 3
+    triton.knobs.runtime.jit_cache_hook = None
 
 
-@pytest.fixture(scope="module")
-def answers() -> dict[str, Any]:
-    """One process with the fake driver for all."""
-    (value,) = values(on_ranks(1, _scenarios, mode="fake", is_dist=False, env={"DIST_TUNE_DEADLINE_S": "30"}))
-    return dict(value)
-
-
-@pytest.mark.parametrize("name", FOLLOWED)
-def test_a_prediction_is_what_will_be_compiled(answers: dict[str, Any], name: str):
-    """To the key of Triton's disk cache, for every candidate and every launch that a config reaches."""
-    launches = answers["_followed"][name]
-    assert len(launches) == (2 if name == "to several launches" else 1)
-    for predicted, true in launches:
-        assert predicted == true
-        assert all(predicted)
-        assert len(set(predicted)) > 1
-
-
-def test_descriptors_are_predicted_where_a_hook_sets_their_blocks(answers: dict[str, Any]):
-    """Those of the function stay as they are. Without a hook the blocks of other configs are unknown."""
-    ((predicted, true),), blocks = answers["_described"][True]
-    assert predicted == true
-    assert len(set(predicted)) == 2
-    assert blocks == [[16, 16], [16, 16]]
-    assert answers["_described"][False][0] == []
-
-
-def test_what_does_not_follow_is_not_predicted(answers: dict[str, Any]):
-    """A value made of a config's, a function that launches nothing, other sites."""
-    assert answers["_not_followed"] == [[]] * 3
-
-
-def test_a_kernel_that_is_launched_often_hides_no_other(answers: dict[str, Any]):
-    """Two launches of each kernel count; and no tensor is kept alive by the recorded launches."""
-    assert answers["_limits"] == (["copy_kernel", "copy_kernel", "dot_kernel"], 3, True)
-
-
-def test_triton_is_restored(answers: dict[str, Any]):
-    """Also after an exception. Launches outside the function, on other threads, and warm-ups are not heard."""
-    assert answers["_restored"] == ([0], 1, True)
-
-
-def test_only_the_launch_that_was_predicted_ends_as_predicted(answers: dict[str, Any]):
-    """Whatever its sizes; not one with other constants, options, dtypes, of another candidate or kernel."""
-    reason = "rank 1: OutOfResources: out of resource: x"
-    assert answers["_in_place_of_a_launch"] == {"the same": reason, "another size": reason}
-
-
-def test_a_tuning_compiles_ahead_and_believes_launches_rather_than_predictions(answers: dict[str, Any]):
-    """One launch waits for a compilation; what does not fit is dropped; a config that the function tames, or does not use, is not."""
-    (n_waited, failures, knows_need), clamped, unrelated = answers["_tuned"]
-    assert (n_waited, failures[:2], knows_need) == (1, [None, None], True)
-    assert "OutOfResources: out of resource: shared memory" in failures[2]
-    assert clamped[1] == unrelated[1] == [None] * 3
-
-
-def _interpreted(rank: int) -> Any:
-    recorder = LaunchRecorder()
-    with recorder.recording(), recorder.running("f[]", 0):
-        x = torch.zeros(64)
-        copy_kernel[(1,)](x, x, 64, BLOCK=16)
-    return type(copy_kernel).__name__, recorder.launches
-
-
-def test_under_the_interpreter_there_is_nothing_to_predict():
-    """Its kernels are of another class."""
-    assert values(on_ranks(1, _interpreted, is_dist=False)) == [("InterpretedFunction", [])]
-
-
-def _out_of_resources(rank: int) -> Any:
+@pytest.mark.once
+@on_each_rank(modes=["fake"])
+def test_shared_memory_that_one_rank_lacks_drops_the_config_on_all(rank: int) -> str:
+    """It is predicted, so that no rank launches what another one cannot, though there are collectives before and behind."""
     FakeH200.shared_limit_bytes = 4_000 if rank == 1 else 232_448
     space = [{"gemm_config": triton.Config({"BLOCK": 16}, num_warps=1, num_stages=stages)} for stages in (2, 3, 12)]
 
@@ -330,15 +288,7 @@ def _out_of_resources(rank: int) -> Any:
         return y
 
     step(torch.ones(128, 128, dtype=torch.float16))
-    return step.records[0].best.config, [each.failure for each in step.records[0].candidates]
-
-
-@pytest.mark.once
-def test_shared_memory_that_one_rank_lacks_drops_the_config_on_all():
-    """It is predicted, so that no rank launches what another one cannot, though there are collectives before and behind."""
-    got = values(on_ranks(2, _out_of_resources, mode="fake", env={"DIST_TUNE_DEADLINE_S": "20"}))
-    assert got[0] == got[1]
-    config, failures = got[0]
-    assert "num_stages=12" not in config
-    assert failures[:2] == [None, None]
-    assert "rank 1: OutOfResources: out of resource: shared memory" in failures[2]
+    *fit, too_large = [each.failure or "" for each in step.records[0].candidates]
+    assert fit == ["", ""]
+    assert "rank 1: OutOfResources: out of resource: shared memory" in too_large
+    return step.records[0].best.config
