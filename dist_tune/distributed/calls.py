@@ -7,7 +7,7 @@ call must not replay it with a rank that has come to its fourth.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 State = Literal["", "gone", "runs", "stopped"]
@@ -58,45 +58,35 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a rank says of itself when a peer asks. A JSON object."""
+    """What a rank says of itself when a peer asks, a JSON object; and what that peer sees of it besides. Empty: it has said nothing."""
 
-    process: str
+    question: int = -1
+    """Number of the question that it will answer next; -1 before its first call that might end in a meeting."""
+    process: str = ""
     """See ``process_name``."""
-    n_issued: int
+    n_issued: int = 0
     """Collectives that it has issued on the group."""
-    n_calls: dict[str, int]
+    n_of_process: int = 0
+    """Collectives that it has issued on all groups."""
+    n_calls: dict[str, int] = field(default_factory=dict)
     """Closure -> its calls so far, see ``Calls``."""
-    inside: list[Place]
+    inside: list[Place] = field(default_factory=list)
     """Its calls under way that may end in a meeting."""
+    waits: Call | None = None
+    """The call whose first meeting it waits in."""
     doing: str = ""
     for_s: float = 0.0
     """Seconds that it has done that."""
     may_last: bool = False
     """True in what may take any time: its first run, compilation, loading."""
-    n_of_process: int = 0
-    """Collectives that it has issued on all groups."""
-    waits: Call | None = None
-    """The call whose first meeting it waits in."""
     first_run_s: float = 0.0
     """Seconds of the first run of its call: a replay may take twice as long."""
-    question: int = 0
-    """Number of the question that it will answer next."""
     is_over: bool = False
     """True at the end of its program."""
 
-    @property
-    def text(self) -> str:
-        """What it does and since when, for people."""
-        where = f" of {self.inside[-1].text}" if self.inside else ""
-        return f"{self.doing}{where} for {self.for_s:.1f} s" if self.doing else "no tuned call"
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """What a rank knows of another one."""
-
-    card: Card | None
-    """Its latest answer; None of a rank that has had no call which might end in a meeting, or whose answer cannot be read."""
+    # Seen by the rank that asks:
+    beat: str = ""
+    """What it began that might hold its interpreter for ever, so that it answers no more."""
     silent_s: float = 0.0
     """Seconds since a question that it has not answered yet."""
     state: State = ""
@@ -107,17 +97,20 @@ class Peer:
     @property
     def text(self) -> str:
         """Where it is, since when, and how its process does, for people."""
-        if self.card is None:
+        if self.question < 0:
             return "nothing yet"
+        where = f" of {self.inside[-1].text}" if self.inside else ""
+        doing = f"{self.doing}{where} for {self.for_s:.1f} s" if self.doing else "no tuned call"
         state = {"gone": "its process has ended", "stopped": "its process is stopped"}.get(self.state, "")
-        silence = f"no sign of life for {self.silent_s:.1f} s" if self.silent_s >= 1.0 else ""
-        return ", ".join(filter(None, [self.card.text, state, silence]))
+        last = f" after {self.beat}" if self.beat and self.beat not in doing else ""
+        silence = f"no sign of life for {self.silent_s:.1f} s{last}" if self.silent_s >= 1.0 else ""
+        return ", ".join(filter(None, [doing, state, silence]))
 
 
 def has_passed(call: Call, card: Card) -> bool:
     """True if a rank will not come to a meeting about this call. A collective takes all ranks: one that has issued more has gone on."""
     has_gone_on = card.n_issued > call.n_issued
-    # In a call with collectives, ranks may count those differently (see ``Verdict.is_even``); in one without, its number may be another's.
+    # In a call without collectives, its number may be another's.
     if call.holds(*card.inside) and (call.has_talked or not has_gone_on):
         return False
     return has_gone_on or card.n_calls.get(call.place.closure, 0) >= call.place.number
@@ -143,36 +136,34 @@ class Limits:
     is_broken: bool = False
     """True after a collective has failed: ranks that are stopped are not waited for."""
 
-    def outcome(self, call: Call, mine: Card, missing: Mapping[int, Peer], waited_s: float) -> tuple[Outcome, list[int]]:
+    def outcome(self, call: Call, mine: Card, missing: Mapping[int, Card], waited_s: float) -> tuple[Outcome, list[int]]:
         """What the wait of a rank for ``missing`` ones has come to, and which ranks decided that.
 
         ``mine``: this rank's own card. ``waited_s``: seconds since one of them was last seen in this call.
         """
-        cards = {rank: peer.card for rank, peer in missing.items() if peer.card is not None}
-        passed = [rank for rank, card in cards.items() if has_passed(call, card)]
+        passed = [rank for rank, card in missing.items() if has_passed(call, card)]
         if self.is_gathering and passed:
             return "alone", passed
-        for rank, card in cards.items():
-            peer, is_here = missing[rank], call.holds(*card.inside)
-            has_died = peer.state == "gone" and not card.is_over
-            if has_died or card.is_over or self._is_stuck(peer, card, is_here=is_here):
+        for rank, card in missing.items():
+            is_here, waits = call.holds(*card.inside), card.waits
+            has_died = card.state == "gone" and not card.is_over
+            if has_died or card.is_over or self._is_stuck(card, is_here=is_here):
                 # A rank that has ended elsewhere: the call needs no meeting, and the step itself says whether it needs that rank.
                 return ("alone" if self.is_gathering and not (has_died and is_here) else "timed out"), [rank]
-            waits = card.waits
             is_elsewhere = waits is not None and waits.key != call.key and (call.holds(waits.place) or not has_passed(waits, mine))
-            if self.is_first and peer.is_fresh and is_elsewhere:
+            if self.is_first and card.is_fresh and is_elsewhere:
                 return "crossed", [rank]
         patience_s = self.deadline_s if self.is_optional or not self.is_gathering else self.gather_s
         if waited_s >= patience_s:
             return ("alone" if self.is_optional else "timed out"), list(missing)
         return "", []
 
-    def _is_stuck(self, peer: Peer, card: Card, *, is_here: bool) -> bool:
+    def _is_stuck(self, card: Card, *, is_here: bool) -> bool:
         """True if a rank answers no more, or in a later meeting does one and the same thing for too long."""
         # A process of this host that is stopped comes to the call that it is in; so does one that is too busy to answer in its first run.
-        will_come = peer.state == "stopped" or (peer.state == "runs" and self.is_gathering)
+        will_come = card.state == "stopped" or (card.state == "runs" and self.is_gathering)
         if is_here and will_come and not self.is_broken:
             return False
         patience_s = self.deadline_s if self.is_gathering or self.is_broken else 2 * self.deadline_s
         is_slow = not card.may_last and card.for_s >= 2 * (self.deadline_s + card.first_run_s)  # its own watchdog ends it before
-        return peer.silent_s >= patience_s or (is_here and is_slow and not self.is_gathering)
+        return card.silent_s >= patience_s or (is_here and is_slow and not self.is_gathering)

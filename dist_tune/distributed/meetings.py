@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dist_tune.distributed import messages
-from dist_tune.distributed.calls import Call, Calls, Limits, Peer, Place, has_passed
+from dist_tune.distributed.calls import Call, Calls, Limits, Place, has_passed
 from dist_tune.distributed.messages import FAILED, Header, Part, Reduction, Result, Verdict
 from dist_tune.distributed.presence import Activity, Presence, Questions
 from dist_tune.distributed.store import Asked, WatchedStore, absent, own_client
@@ -38,9 +38,7 @@ class Meetings:
         self.deadline_s = deadline_s
         self.gather_s = deadline_s
         """Seconds that a rank with something to tune waits in a call's first meeting for those that live."""
-        self.activity = Activity(rank, members, self._n_issued, lambda: self.n_of_process)
-        self._is_even = True
-        """False once ranks were seen to count collectives differently: calls go by their numbers from then on."""
+        self.activity = Activity(rank, members, lambda: self.n_issued, lambda: self.n_of_process)
         self._root = store
         self._store: Any = WatchedStore(store)
         self._presence: Presence | None = None
@@ -79,7 +77,7 @@ class Meetings:
     def calling(self, closure: str) -> Iterator[Place]:
         """A call that may end in a meeting; peers that ask learn that this rank is inside it."""
         calls, inside = self.calls(closure), self.activity.inside
-        place = Place(closure, calls.n_calls + 1, self._n_issued())
+        place = Place(closure, calls.n_calls + 1, self.n_issued)
         if self.activity.call.place not in inside:  # else another thread is tuning: what is said until that ends is about its call
             self.activity.begin(place)
         inside.append(place)  # first: a peer that asks between these lines would take the call for one that is over
@@ -91,7 +89,7 @@ class Meetings:
 
     def enter(self, place: Place, options: str = "", *, has_raised: bool = False) -> None:
         """Come to the meetings of a call, whose first run ``has_raised``. The first meeting says if a rank has ended it."""
-        n_issued = self._n_issued()
+        n_issued = self.n_issued
         self.activity.enter(Call(place, n_issued > place.before, n_issued), has_raised=has_raised)
         self._step, self._k, self._is_over = f"{place.closure}{options}", 0, False
 
@@ -130,7 +128,7 @@ class Meetings:
         if not self._has_peers:
             return fn({self.rank: part})
         if is_gathering:
-            self.activity.call = self.activity.call._replace(n_issued=self._n_issued())  # a run may have come in between
+            self.activity.call = self.activity.call._replace(n_issued=self.n_issued)  # a run may have come in between
         with self._hosted(topic):
             limits = Limits(self.deadline_s, self.gather_s, self._k == 0, is_gathering, is_optional)
             return fn.load(self._met(topic, fn.dump(part), fn.of_texts, limits))
@@ -204,11 +202,8 @@ class Meetings:
             self.activity.compare(self._questions.ask(self.activity.others), tell)
 
     def last_signs(self) -> dict[int, str]:
-        """Rank -> its last sign of progress. For another thread than the tuning's; it may wait for ever, like the next."""
-        if not self._has_peers:
-            return {}
-        store = self._beside()
-        return {rank: text for rank in self.activity.others if (text := _last_beat(store, rank))}
+        """Rank -> where it is. For another thread than the tuning's; it may wait for ever, like the next."""
+        return {rank: card.text for rank, card in Questions(self._beside()).ask(self.activity.others).items()} if self._has_peers else {}
 
     def end_from_outside(self, error: DistTuneError) -> str:
         """End the call on all ranks from another thread, because the tuning's hangs. The error of the peer that has done so before."""
@@ -222,39 +217,35 @@ class Meetings:
     # -- one meeting ---------------------------------------------------------------------------------------------
 
     def _met(self, topic: str, part: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits) -> bytes:
-        """The result of a meeting; it is held again while a rank that had ended this call is on its way to it."""
+        """The result of a meeting."""
         if self._lacks is not None and self._presence is None:
             self._is_over = True  # peers cannot be told
             raise self._lacks
-        doubted: Verdict | None = None
-        while True:
-            key = self._key()
-            self.activity.waits = limits.is_first
-            try:
-                self._bring(key, topic, part, reduce, limits)
-                verdict, result = self._read_verdict()
-            finally:
-                self.activity.waits = False
-            # The parts of an agreed one stay: another rank may have fixed it for the last to come, which has yet to read them.
-            mine, of_all = f"{key}/part/{self.rank}", [f"{key}/count", f"{key}/verdict"]
-            if verdict.state == "agreed":  # all have left the ones before
-                for each in self._garbage:
-                    self._store.delete_key(each)
-                self._garbage = [mine, *of_all] if self.rank == self.members[0] else [mine]
-                return result
-            self._garbage += [mine, *of_all]
-            # A rank that has ended this call and called again is on its way to the next meeting, or has ended that as well.
-            if not self._has_gone_on(verdict) or not (limits.is_gathering or (limits.is_broken and self._has_verdict())):
-                # One that only seemed to has not: its end stands.
-                raise self._error(doubted if doubted is not None and verdict.state == "alone" else verdict)
-            doubted = verdict
+        key = self._key()
+        self.activity.waits = limits.is_first
+        try:
+            self._bring(key, topic, part, reduce, limits)
+            verdict, result = self._read_verdict()
+        finally:
+            self.activity.waits = False
+        # The parts of an agreed one stay: another rank may have fixed it for the last to come, which has yet to read them.
+        mine, of_all = f"{key}/part/{self.rank}", [f"{key}/count", f"{key}/verdict"]
+        if not verdict.kind:  # all have left the ones before
+            for each in self._garbage:
+                self._store.delete_key(each)
+            self._garbage = [mine, *of_all] if self.rank == self.members[0] else [mine]
+            return result
+        self._garbage += [mine, *of_all]
+        if self._has_gone_on(verdict) and limits.is_gathering:
+            raise self._error(messages.alone(f"ranks {verdict.ranks} have raised in it and called again", verdict.ranks))
+        while self._has_gone_on(verdict) and limits.is_broken and self._has_verdict():  # of its next attempt, which is the cause
+            verdict, _ = self._read_verdict()
+        raise self._error(verdict)
 
     def _bring(self, key: str, topic: str, part: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits) -> None:
         """Bring a part; there is a verdict after it, which the last to come writes."""
-        activity = self.activity
-        late = activity.late() if limits.is_broken else None
-        activity.at(f"the meeting for {topic!r}", is_meeting=True)
-        header = Header(self._step, topic, activity.latest_runs(), self.n_issued, activity.troubles[:1], late)
+        header = self.activity.header(self._step, topic)
+        self.activity.at(f"the meeting for {topic!r}", is_meeting=True)
         self._store.set(f"{key}/part/{self.rank}", messages.spell(messages.HEADER, header, part))
         if self._store.add(f"{key}/count", 1) == len(self.members):
             self._agree(key, reduce)
@@ -267,10 +258,9 @@ class Meetings:
         for rank, text in zip(self.members, texts, strict=True):
             headers[rank], parts[rank] = messages.read(messages.HEADER, text, rank, "its part of a meeting")
         if len({header[:2] for header in headers.values()}) > 1 or headers[self.rank].topic.startswith(FAILED):
-            doing = {rank: _last_beat(self._store, rank) for rank in self.members}
-            self._decide(key, messages.mismatched(headers, doing, self.activity.call.place))
+            self._decide(key, messages.mismatched(headers, self.activity.call.place))
         else:
-            self._decide(key, Verdict(state="agreed", is_even=len({header.n_issued for header in headers.values()}) == 1), reduce(parts))
+            self._decide(key, Verdict(), reduce(parts))
 
     def _wait(self, key: str, topic: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits) -> None:
         """Wait for a verdict; fix it if no other rank will."""
@@ -283,22 +273,24 @@ class Meetings:
                 if now - here_at >= self.deadline_s / 4:
                     self._agree(key, reduce)  # the rank that should have written the verdict has died over it
                 continue
-            peers = questions.ask(missing)
-            if any(peer.card is not None and call.holds(*peer.card.inside) for peer in peers.values()):
+            cards = questions.ask(missing)
+            if any(call.holds(*card.inside) for card in cards.values()):
                 here_at = now
-            outcome, ranks = limits.outcome(call, self.activity.card(), peers, now - here_at)
+            mine = self.activity.card()
+            outcome, ranks = limits.outcome(call, mine, cards, now - here_at)
             if outcome == "alone":
-                self._decide(key, self._alone(ranks, peers))
+                passed = [rank for rank in ranks if has_passed(call, cards[rank])]
+                late = [f"rank {rank} has not come to it: {cards[rank].text}" for rank in ranks if rank not in passed]
+                self._decide(key, messages.alone("; ".join([f"ranks {passed} have passed it"] * bool(passed) + late), ranks))
             elif outcome == "timed out":
-                last = {rank: self._where(rank, peers[rank].text) for rank in ranks}
-                when = f"within {now - began:.1f} s (rank {self.rank} at: {self.activity.card().text})"
+                last = {rank: cards[rank].text for rank in ranks}
+                when = f"within {now - began:.1f} s (rank {self.rank} at: {mine.text})"
                 self._decide(key, messages.timed_out(last, topic, call.place, when))
-            elif outcome == "crossed":
-                card = peers[ranks[0]].card
-                assert card is not None
-                assert card.waits is not None
-                for each in (key, f"{card.waits.key}/0"):
-                    self._decide(each, self._crossed(ranks[0], card.waits.place, limits))
+            for theirs in [cards[rank].waits for rank in ranks] if outcome == "crossed" else ():
+                assert theirs is not None
+                verdict = messages.crossed({self.rank: call.place, ranks[0]: theirs.place}, is_gathering=limits.is_gathering)
+                for each in (key, f"{theirs.key}/0"):
+                    self._decide(each, verdict)
 
     def _looks(self, key: str) -> Iterator[float]:
         """The time, now and then until there is a verdict, at growing distances."""
@@ -314,29 +306,7 @@ class Meetings:
             else:
                 time.sleep(min(max((now - began) / 20, shortest_s), longest_s))
 
-    def _alone(self, ranks: list[int], peers: dict[int, Peer]) -> Verdict:
-        """Ranks have passed this call, or this rank goes on without them."""
-        passed = [rank for rank in ranks if (card := peers[rank].card) is not None and has_passed(self.activity.call, card)]
-        late = [f"rank {rank} has not come to it: {self._where(rank, peers[rank].text)}" for rank in ranks if rank not in passed]
-        return messages.alone("; ".join([f"ranks {passed} have passed it"] * bool(passed) + late), ranks)
-
-    def _crossed(self, other: int, theirs: Place, limits: Limits) -> Verdict:
-        """This rank and another one wait in different calls for each other, or in one whose collectives they count differently."""
-        is_even, places = not self.activity.call.holds(theirs), {self.rank: self.activity.call.place, other: theirs}
-        where = " and ".join(f"rank {rank} waits in {place.text}" for rank, place in sorted(places.items()))
-        if is_even and not limits.is_gathering:
-            return messages.out_of_order(where, sorted(places))
-        return messages.alone(where, sorted(places), is_even=is_even)
-
-    def _where(self, rank: int, text: str) -> str:
-        """Where a rank is, by its latest answer and by its last sign of progress: it answers no more if it holds the interpreter's lock."""
-        beat = _last_beat(self._store, rank)
-        return text if not beat or beat in text else f"{text}; its last sign of progress: {beat}"
-
     # -- verdicts ------------------------------------------------------------------------------------------------
-
-    def _n_issued(self) -> int:
-        return self.n_issued if self._is_even else 0
 
     def _key(self) -> str:
         return f"{self.activity.call.key}/{self._k}"
@@ -347,7 +317,6 @@ class Meetings:
     def _read_verdict(self) -> tuple[Verdict, bytes]:
         """The verdict of this meeting; the next one has the next number."""
         verdict, result = self._understood(self._store.get(f"{self._key()}/verdict"))
-        self._is_even &= verdict.is_even
         self._k += 1
         return verdict, result
 
@@ -360,7 +329,7 @@ class Meetings:
 
     def _end(self, store: Any, error: BaseException) -> DistTuneError | None:
         """End the call at its first meeting from here on without a verdict; the error of a rank that has ended it before."""
-        call, n_issued = self.activity.call, self._n_issued()
+        call, n_issued = self.activity.call, self.n_issued
         mine = messages.spell(messages.VERDICT, messages.aborted(error, self.rank, call.place, n_issued))
         meetings = [(call.key, self._k)]
         if self.activity.is_first_run:  # its peers may have issued collectives since, or not
@@ -370,15 +339,14 @@ class Meetings:
         for key, k in meetings:
             while (found := store.compare_set(f"{key}/{k}/verdict", "", mine)) != mine.encode():
                 verdict, _ = self._understood(found)
-                before = before or (None if verdict.state == "agreed" else messages.error_of(verdict, self.rank, call.place))
+                before = before or (None if not verdict.kind else messages.error_of(verdict, self.rank, call.place))
                 k += 1
             self._garbage.append(f"{key}/{k}/verdict")
         return before
 
     def _has_gone_on(self, ended: Verdict) -> bool:
         """True if the rank that has ended this call has called again since: it had issued fewer collectives, and each takes all ranks."""
-        call = self.activity.call
-        return ended.state == "aborted" and call.has_talked and ended.n_issued < call.n_issued
+        return self.activity.call.has_talked and 0 <= ended.n_issued < self.activity.call.n_issued
 
     def _error(self, verdict: Verdict) -> DistTuneError:
         self._is_over = True
@@ -397,8 +365,3 @@ class Meetings:
             raise StoreGoneError(
                 f"{where}: its host (rank 0, or torchrun's agent) has exited, or its link was cut. The first error in its log is the cause."
             ) from error
-
-
-def _last_beat(store: Any, rank: int) -> str:
-    """A rank's last sign of progress, empty before it gave one."""
-    return store.get(f"beat/{rank}")[:2000].decode(errors="replace") if store.check([f"beat/{rank}"]) else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Generic, NamedTuple, TypeVar, get_args, get_type_hints
 
 import torch.distributed as dist
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -54,8 +54,8 @@ class Header(NamedTuple):
     """Of the meeting; ``FAILED`` with an error, of a rank that comes with one which is only a consequence."""
     runs: list[Run]
     """Its latest ones."""
-    n_issued: int
-    """Collectives of the group that it has issued so far; see ``Verdict.is_even``."""
+    last_run: str
+    """What the last of them ran."""
     troubles: list[str]
     """Candidates that failed here between two of their collectives."""
     late: tuple[int, str] | None
@@ -65,19 +65,16 @@ class Header(NamedTuple):
 class Verdict(BaseModel):
     """What a meeting has come to, for all ranks. The result follows the line of one that is agreed; any other is the end of the call."""
 
-    state: Literal["agreed", "alone", "aborted", "timed out", "mismatch"]
-    is_even: bool = True
-    """False if ranks have issued different numbers of collectives up to the same point: gloo counts what two ranks send each other, too."""
     kind: str = ""
-    """Class of the error that ranks raise which read this."""
+    """Class of the error that ranks raise which read this; empty: agreed."""
     ranks: list[int] = []
     """The rank that failed; those that did not come; those that have passed the call, or go on without it."""
     text: str = ""
     """What has happened, for people."""
     error: str = ""
     """Of the rank that failed."""
-    n_issued: int = 0
-    """Collectives of the group that the rank which ends the call had issued by then."""
+    n_issued: int = -1
+    """Collectives of the group that the rank which ends the call by an error had issued by then."""
 
 
 HEADER: TypeAdapter[Header] = TypeAdapter(Header)
@@ -159,11 +156,12 @@ def aborted(error: BaseException, rank: int, place: Place, n_issued: int) -> Ver
     """A rank ends the call because of its error."""
     kind, text = type(error).__name__, str(error)[:_MAX_TEXT]
     if kind not in SHARED_ERRORS and kind != StuckConfigError.__name__:
+        kind = PeerFailedError.__name__
         text = (
             f"rank {rank} raised {text_of(error)} while {place.closure} was being tuned. Process groups whose collectives were under way "
             f"can no longer be used."
         )
-    return Verdict(state="aborted", kind=kind, ranks=[rank], text=text, error=text_of(error), n_issued=n_issued)
+    return Verdict(kind=kind, ranks=[rank], text=text, error=text_of(error), n_issued=n_issued)
 
 
 def timed_out(missing: Mapping[int, str], topic: str, place: Place, when: str) -> Verdict:
@@ -176,40 +174,46 @@ def timed_out(missing: Mapping[int, str], topic: str, place: Place, when: str) -
         f"of the group must call the closure, and a kernel whose key is new on one rank must be launched on all. DIST_TUNE_DEADLINE_S sets "
         f"the deadline."
     )
-    return Verdict(state="timed out", kind=AbsentRanksError.__name__, ranks=sorted(missing), text=text)
+    return Verdict(kind=AbsentRanksError.__name__, ranks=sorted(missing), text=text)
 
 
-def mismatched(headers: Mapping[int, Header], doing: Mapping[int, str], place: Place) -> Verdict:
-    """All ranks have come, to different meetings or with failed collectives. ``doing``: rank -> its last sign of progress."""
-    topics = {rank: header.topic for rank, header in headers.items()}
-    failed = {rank: topic.removeprefix(FAILED) for rank, topic in topics.items() if topic.startswith(FAILED)}
+def mismatched(headers: Mapping[int, Header], place: Place) -> Verdict:
+    """All ranks have come, to different meetings or with failed collectives."""
+    failed = {rank: header.topic.removeprefix(FAILED) for rank, header in headers.items() if header.topic.startswith(FAILED)}
     if not failed:
-        first, *others = headers
-        other = next((rank for rank in others if headers[rank][:2] != headers[first][:2]), first)
+        first = next(iter(headers))
+        other = next(rank for rank in headers if headers[rank][:2] != headers[first][:2])
         steps = [f"rank {rank} is in {headers[rank].step}, step {headers[rank].topic!r}" for rank in (first, other)]
         return out_of_order(", ".join(steps), [first, other])
     waiting, error = next(iter(failed.items()))
     cause = _cause_of(headers)
     rank, why = cause or (waiting, error)
-    others_at = [f"rank {each} at {topic!r} (last seen at: {doing[each]})" for each, topic in topics.items() if each not in failed]
+    others = {rank: header for rank, header in headers.items() if rank not in failed}
+    others_at = [f"rank {each} at {header.topic!r} (after {header.last_run})" for each, header in others.items()]
     text = (
         f"{f'rank {rank} {why}; so ' if cause else ''}rank {waiting} left {place.closure} with {error} while it was being tuned; "
         f"ranks {list(failed)} failed so, {', '.join(others_at) or 'no other'} did not. A collective of the closure did not find all its "
         f"ranks in time: does every rank call the same collectives in the same order in every replay, and does group= hold all ranks that "
         f"they touch? Or is a config slow on one rank only?"
     )
-    return Verdict(state="mismatch", kind=PeerFailedError.__name__, ranks=[rank], text=text, error=why)
+    return Verdict(kind=PeerFailedError.__name__, ranks=[rank], text=text, error=why)
 
 
-def alone(where: str, ranks: Sequence[int], *, is_even: bool = True) -> Verdict:
-    """Ranks have passed the call, or go on without it."""
-    return Verdict(state="alone", kind=AloneError.__name__, ranks=list(ranks), text=where, is_even=is_even)
+def alone(why: str, ranks: Sequence[int]) -> Verdict:
+    """Ranks have passed the call, or others go on without them."""
+    return Verdict(kind=AloneError.__name__, ranks=list(ranks), text=why)
+
+
+def crossed(places: Mapping[int, Place], *, is_gathering: bool) -> Verdict:
+    """Two ranks wait in different calls for each other."""
+    where = " and ".join(f"rank {rank} waits in {place.text}" for rank, place in sorted(places.items()))
+    return alone(where, sorted(places)) if is_gathering else out_of_order(where, sorted(places))
 
 
 def out_of_order(where: str, ranks: Sequence[int]) -> Verdict:
     """Ranks are in different closures, or at different steps of one."""
     text = f"{where}. Call tuned closures in the same order on all ranks of their group."
-    return Verdict(state="mismatch", kind="RankMismatchError", ranks=list(ranks), text=text)
+    return Verdict(kind="RankMismatchError", ranks=list(ranks), text=text)
 
 
 def _cause_of(headers: Mapping[int, Header]) -> tuple[int, str] | None:
@@ -234,15 +238,14 @@ def _cause_of(headers: Mapping[int, Header]) -> tuple[int, str] | None:
 
 def error_of(verdict: Verdict, rank: int, place: Place) -> DistTuneError:
     """The error that the end of a call means on a rank, in this call."""
-    is_list = verdict.state == "aborted" and verdict.kind in SHARED_ERRORS  # of configs, one a line
-    text = "\n".join(map(printable, verdict.text.split("\n") if is_list else [verdict.text]))
-    if verdict.kind in SHARED_ERRORS:
-        return SHARED_ERRORS[verdict.kind](text)
-    if verdict.state == "alone":
-        return AloneError(f"rank {rank} is alone in {place.text}: {text}", [each for each in verdict.ranks if each != rank])
-    if verdict.state == "timed out":
-        return AbsentRanksError(f"{text} Rank {rank} stops for that.", tuple(verdict.ranks))
-    cause, error = verdict.ranks[0] if verdict.ranks else -1, printable(verdict.error)
+    if verdict.kind in SHARED_ERRORS:  # with a list of configs, one a line
+        return SHARED_ERRORS[verdict.kind]("\n".join(map(printable, verdict.text.split("\n"))))
+    text, ranks = printable(verdict.text), verdict.ranks
+    if verdict.kind == AloneError.__name__:
+        return AloneError(f"rank {rank} is alone in {place.text}: {text}", [each for each in ranks if each != rank])
+    if verdict.kind == AbsentRanksError.__name__:
+        return AbsentRanksError(f"{text} Rank {rank} stops for that.", tuple(ranks))
+    cause, error = ranks[0] if ranks else -1, printable(verdict.error)
     if verdict.kind == StuckConfigError.__name__:
         return StuckConfigError(text, cause, error)
     return PeerFailedError(f"{text} Rank {rank} stops for that.", cause, error)

@@ -2,7 +2,8 @@
 
 A call with nothing to tune says nothing to any rank, a rank that waits in a collective cannot talk, and one that is stopped cannot say so.
 So a rank that waits asks. The thread of each rank waits for questions inside the store, on a client of its own, and costs nothing before.
-``ask/{rank}/{i}`` is question i to a rank, and ``card/{rank}`` its latest answer, which says what question it waits for.
+``ask/{rank}/{i}`` is question i to a rank, and ``card/{rank}`` its latest answer, which says what question it waits for. A rank that begins
+what may hold its interpreter for ever cannot answer then, and writes that to ``beat/{rank}`` before.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 
-from dist_tune.distributed.calls import Call, Calls, Card, Peer, Place, State
-from dist_tune.distributed.messages import Run
+from dist_tune.distributed.calls import Call, Calls, Card, Place, State
+from dist_tune.distributed.messages import FAILED, Header, Run
 from dist_tune.distributed.store import absent, within
 
 _LATE_S, _SLOW_S = 1.0, 2.0
@@ -80,8 +81,8 @@ class Activity:
         """Ranks that have not come to this rank's call, as of the latest look; looked at while this rank waits."""
         self._n_issued, self._n_of_process = n_issued, n_of_process
         self._process = process_name() if self.others else ""
-        self._told: dict[int, tuple[float, str]] = {}
-        """Ranks told as late -> since when this rank had waited, and what was told."""
+        self._told: dict[int, str] = {}
+        """Ranks told as late -> what was told."""
         self._moved: tuple[tuple[Doing, int], float] = ((self.doing, 0), 0.0)
         self._looked_at = 0.0
 
@@ -112,23 +113,21 @@ class Activity:
         yield
         self.runs.append(Run(number, self._n_of_process() - before, text))
 
-    def latest_runs(self) -> list[Run]:
-        """The latest runs, with texts of those alone that issued another number of collectives than most."""
+    def header(self, step: str, topic: str) -> Header:
+        """What this rank says with its part of a meeting; of its runs the texts of those with unusual counts."""
         usual = Counter(run.n_collectives for run in self.runs).most_common(1)
-        return [run._replace(text="" if run.n_collectives == usual[0][0] else run.text) for run in self.runs]
+        runs = [run._replace(text="" if run.n_collectives == usual[0][0] else run.text) for run in self.runs]
+        late = next(iter(self._told.items()), None) if topic.startswith(FAILED) else None
+        return Header(step, topic, runs, self.runs[-1].text if self.runs else "no run", self.troubles[:1], late)
 
-    def late(self) -> tuple[int, str] | None:
-        """A rank that this one waits for, and where that was when it was told."""
-        return next(((rank, text) for rank, (_, text) in self._told.items()), None)
-
-    def card(self) -> Card:
+    def card(self, question: int = 0, *, is_over: bool = False) -> Card:
         """What this rank says of itself. Called by any thread."""
         doing = self.doing
         # Calls under way are read last: one that begins meanwhile is counted as under way, and not as over.
         n_calls = {closure: calls.n_calls for closure, calls in list(self.calls.items())}
         return Card(
-            self._process, self._n_issued(), n_calls, list(self.inside), doing.text, round(time.monotonic() - doing.since, 1),
-            doing.may_last, self._n_of_process(), self.call if self.waits else None, round(self.first_run_s, 1),
+            question, self._process, self._n_issued(), self._n_of_process(), n_calls, list(self.inside), self.call if self.waits else None,
+            doing.text, round(time.monotonic() - doing.since, 1), doing.may_last, round(self.first_run_s, 1), is_over,
         )  # fmt: skip
 
     # -- the minding thread --------------------------------------------------------------------------------------
@@ -137,8 +136,8 @@ class Activity:
         """True if this rank has waited for so long that its peers are worth a look. ``tell`` gets a line when it goes on."""
         now, mine = time.monotonic(), (self.doing, self._n_of_process())
         if self._moved[0] != mine:
-            for rank, (since, _) in self._told.items():
-                tell(f"rank {self.rank} goes on, after {now - since:.1f} s in which rank {rank} was late")
+            for rank in self._told:
+                tell(f"rank {self.rank} goes on, after {now - self._moved[1]:.1f} s in which rank {rank} was late")
             self._told, self._moved, self.absent = {}, (mine, now), ()
         every_s = max(_LOOK_S, len(self.members) / _LOOKS_PER_S)
         if not self.others or now - self._moved[1] < _LATE_S / 2 or now - self._looked_at < every_s:
@@ -146,26 +145,26 @@ class Activity:
         self._looked_at = now
         return bool(self.inside)
 
-    def compare(self, peers: Mapping[int, Peer], tell: Callable[[str], object]) -> None:
+    def compare(self, cards: Mapping[int, Card], tell: Callable[[str], object]) -> None:
         """Tell of ranks that this one waits for, each once."""
         (doing, n_mine), since = self._moved
         if not (inside := list(self.inside)):
             return  # the call has ended meanwhile
-        waited_s = time.monotonic() - since
+        is_slow = time.monotonic() - since >= _SLOW_S
         # In a first run, which may yet issue collectives or not, a peer in a call of either key may be in this one.
         calls = [self.call._replace(has_talked=each) for each in (True, False)] if self.is_first_run else [self.call]
-        here = {rank for rank, peer in peers.items() if peer.card is not None and any(call.holds(*peer.card.inside) for call in calls)}
+        here = {rank for rank, card in cards.items() if any(call.holds(*card.inside) for call in calls)}
         self.absent = [rank for rank in self.others if rank not in here]
-        for rank, peer in peers.items():
-            n_issued, peer_does = (peer.card.n_of_process, peer.card.doing) if peer.card is not None else (0, "")
-            is_elsewhere = n_issued < n_mine or (doing.is_meeting and not (rank in here and peer_does == doing.text))
-            if rank in self._told or not (peer.silent_s >= _LATE_S or (waited_s >= _SLOW_S and is_elsewhere)):
+        for rank, card in cards.items():
+            is_behind = card.n_of_process < n_mine
+            is_elsewhere = is_behind or (doing.is_meeting and not (rank in here and card.doing == doing.text))
+            if rank in self._told or not (card.silent_s >= _LATE_S or (is_slow and is_elsewhere)):
                 continue
-            text = peer.text
-            if rank in here and n_issued < n_mine and not doing.is_meeting:
+            text = card.text
+            if rank in here and is_behind and not doing.is_meeting:
                 # No error follows from this: a step may issue on one rank what another issues after it.
-                text += f", after {n_issued} collectives of its process where rank {self.rank} is in number {n_mine}"
-            self._told[rank] = since, f"was late: {text}"
+                text += f", after {card.n_of_process} collectives of its process where rank {self.rank} is in number {n_mine}"
+            self._told[rank] = f"was late: {text}"
             tell(f"rank {rank} is late: rank {self.rank} waits in {doing.text} of {inside[-1].text}; rank {rank}: {text}")
 
 
@@ -177,25 +176,26 @@ class Questions:
         self._open: dict[int, tuple[int, int, float]] = {}
         """Rank -> number of the first question and of the latest one, and when that was put."""
 
-    def ask(self, ranks: Sequence[int]) -> dict[int, Peer]:
+    def ask(self, ranks: Sequence[int]) -> dict[int, Card]:
         """What is known of these ranks. Does not wait; each that has answered the question before is asked again."""
-        lacking = set(absent(self._store, [f"card/{rank}" for rank in ranks]))
-        known = [rank for rank in ranks if f"card/{rank}" not in lacking]
-        texts = self._store.multi_get([f"card/{rank}" for rank in known]) if known else []
-        peers, now = {rank: Peer(None) for rank in ranks}, time.monotonic()
-        for rank, text in zip(known, texts, strict=True):
+        kinds = ("card", "beat")
+        lacking = {int(key.partition("/")[2]) for key in absent(self._store, [f"{kind}/{rank}" for kind in kinds for rank in ranks])}
+        known = [rank for rank in ranks if rank not in lacking]
+        texts = self._store.multi_get([f"{kind}/{rank}" for kind in kinds for rank in known]) if known else []
+        cards, now = dict.fromkeys(ranks, Card()), time.monotonic()
+        for rank, text, beat in zip(known, texts[: len(known)], texts[len(known) :], strict=True):
             with suppress(ValidationError):  # of another version: a rank that says nothing
-                peers[rank] = self._peer(rank, CARD.validate_json(text), now)
-        return peers
+                cards[rank] = self._seen(rank, CARD.validate_json(text), beat[:2000].decode(errors="replace"), now)
+        return cards
 
-    def _peer(self, rank: int, card: Card, now: float) -> Peer:
+    def _seen(self, rank: int, card: Card, beat: str, now: float) -> Card:
         first, latest, since = self._open.get(rank, (card.question, -1, now))
         if card.question != latest:
             since = now
             self._open[rank] = first, card.question, now
             self._store.set(f"ask/{rank}/{card.question}", "")
-        silent_s = now - since
-        return Peer(replace(card, for_s=card.for_s + silent_s), silent_s, state_of(card.process), is_fresh=card.question > first)
+        silent_s, state = now - since, state_of(card.process)
+        return replace(card, for_s=card.for_s + silent_s, beat=beat, silent_s=silent_s, state=state, is_fresh=card.question > first)
 
 
 class Presence:
@@ -209,6 +209,7 @@ class Presence:
         self._is_over = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._answer, name="dist_tune presence", daemon=True)
+        self._client.set(f"beat/{activity.rank}", "")
         self._post()  # peers know this process from here on, also if it ends before the thread runs
         with suppress(RuntimeError):  # no more threads: peers take this rank for one that does not answer
             self._thread.start()
@@ -231,15 +232,15 @@ class Presence:
         if others:
             self._store.set("host over", "")
         while others and time.monotonic() < until:
-            others = [rank for rank, peer in questions.ask(others).items() if peer.card is not None and not peer.card.is_over]
+            others = [rank for rank, card in questions.ask(others).items() if card.question >= 0 and not card.is_over]
             time.sleep(0.005)
 
     def _awaited(self) -> str:
         return f"ask/{self._activity.rank}/{self._question}"
 
     def _post(self) -> None:
-        card = replace(self._activity.card(), question=self._question, is_over=self._is_over)
-        self._client.set(f"card/{self._activity.rank}", CARD.dump_json(card).decode())
+        card = self._activity.card(self._question, is_over=self._is_over)
+        self._client.set(f"card/{self._activity.rank}", CARD.dump_json(card, exclude_defaults=True).decode())
 
     def _answer(self) -> None:
         with suppress(dist.DistNetworkError):  # the store's host is gone, and so is the job

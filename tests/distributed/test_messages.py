@@ -23,6 +23,7 @@ from dist_tune.distributed.messages import (
     Header,
     Reduction,
     Run,
+    Verdict,
     aborted,
     error_of,
     is_secondary,
@@ -41,7 +42,7 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=5)
-        | st.dictionaries(st.sampled_from(["state", "rank", "place", "missing", "1"]) | st.text(max_size=4), inner)
+        | st.dictionaries(st.sampled_from(["kind", "ranks", "text", "n_issued", "1"]) | st.text(max_size=4), inner)
     ),
     max_leaves=12,
 )
@@ -90,20 +91,20 @@ def peer(host: dist.Store, request: pytest.FixtureRequest) -> Iterator[Peer]:
 
 
 def part_of(*header: Any, part: str = "1") -> bytes:
-    return json.dumps(header or ["f", "t", [], 0, [], None]).encode() + b"\n" + part.encode()
+    return json.dumps(header or ["f", "t", [], "", [], None]).encode() + b"\n" + part.encode()
 
 
 BAD_PARTS = [
-    *NOT_JSON, b"{}", b"[]", b"7", part_of(1, "t", [], 0, [], None), part_of("f", None, [], 0, [], None),
-    part_of("f", "t", [["x"]], 0, [], None), part_of("f", "t", [], "y", [], None), part_of(part="no number"),
+    *NOT_JSON, b"{}", b"[]", b"7", part_of(1, "t", [], "", [], None), part_of("f", None, [], "", [], None),
+    part_of("f", "t", [["x"]], "", [], None), part_of("f", "t", [], 4, [], None), part_of(part="no number"),
     part_of(part='"\\n\\u001b"'),
 ]  # fmt: skip
 WRONG: list[object] = [
-    {}, [], {"state": "over"}, {"state": "aborted", "ranks": ["one"]}, {"state": "aborted", "error": None},
-    {"state": "timed out", "ranks": {}}, {"state": "agreed"}, {"state": "alone", "is_even": "x"},
+    {}, [], {"kind": 3}, {"kind": "ValueError", "ranks": ["one"]}, {"kind": "ValueError", "error": None},
+    {"kind": "AbsentRanksError", "ranks": {}}, {"kind": ""}, {"kind": "AloneError", "n_issued": "x"},
 ]  # fmt: skip
 TEXT = "rank 1 raised ValueError: x\n12:00:00 INFO winner=7\x1b[2J"
-FORGED = {"state": "aborted", "kind": "ValueError", "ranks": [1], "text": TEXT, "error": TEXT}
+FORGED = {"kind": "ValueError", "ranks": [1], "text": TEXT, "error": TEXT}
 POSTED = [
     *(("f/n1/0/part/1", each, PeerFailedError, "^rank 1 posted what cannot be read: its part of a meeting") for each in BAD_PARTS),
     *(
@@ -122,7 +123,8 @@ def test_what_a_peer_posts_that_cannot_be_read_is_told(
     peer: Peer, key: str, content: bytes, error: type[DistTuneError], words: str, is_gathering: bool
 ):
     """A part names its rank, a verdict its reader, because any rank may have written it; a beat and a card are as none. One short line."""
-    peer.store.set(key, content)
+    for each, text in {"beat/1": b"", "card/1": b'{"question": 0}', key: content}.items():
+        peer.store.set(each, text)
     if "part" in key:
         peer.store.set("f/n1/0/count", "1")  # rank 0 will be the last to come
     told = peer.error(lambda: peer.rank_0.reduce("t", 2, total, is_gathering=is_gathering))
@@ -149,56 +151,47 @@ def test_any_json_is_understood_or_refused(value: object):
         assert isinstance(error_of(verdict, 0, CALL), DistTuneError)
 
 
-def test_a_timeout_names_the_absent_ranks_and_what_they_last_did():
-    """First of all, in the order of ranks."""
-    verdict = timed_out({3: "nothing yet", 1: "replay 2 of f, call 1 for 3.0 s"}, "report 1", CALL, "within 30 s (noticed by rank 0)")
-    error = error_of(verdict, 2, CALL)
-    assert isinstance(error, AbsentRanksError)
-    assert error.ranks == (1, 3)
-    assert str(error).startswith("rank 1 last seen at: replay 2 of f, call 1 for 3.0 s; rank 3 last seen at: nothing yet. ")
-    assert "ranks [1, 3] did not come to the meeting for 'report 1' of f, call 1 within 30 s (noticed by rank 0)" in str(error)
-    assert str(error).endswith("Rank 2 stops for that.")
+ABSENT = {3: "nothing yet", 1: "replay 2 of f, call 1 for 3.0 s"}
+LAST = "rank 1 last seen at: replay 2 of f, call 1 for 3.0 s; rank 3 last seen at: nothing yet. So ranks [1, 3] did not come "
+ENDS = [
+    *((aborted(SHARED_ERRORS[kind]("why\nconfig"), 1, CALL, 0), kind, "^why\nconfig$", ()) for kind in sorted(SHARED_ERRORS)),
+    (aborted(ValueError("boom"), 1, CALL, 0), "PeerFailedError", "^rank 1 raised ValueError: boom while f was", (1, "ValueError: boom")),
+    (
+        timed_out(ABSENT, "report 1", CALL, "within 3 s"),
+        "AbsentRanksError",
+        f"^{re.escape(LAST)}to .* 'report 1' of f, call 1 within 3",
+        (),
+    ),
+    (timed_out(ABSENT, f"{FAILED}gloo", CALL, "in 4 s"), "AbsentRanksError", f"^{re.escape(LAST)}after a coll.*That error: gloo\\.", ()),
+]
 
 
-def test_a_timeout_after_a_failed_collective_tells_its_error():
-    """What the rank did that did not come stands before it."""
-    text = timed_out({1: "replay 2"}, f"{FAILED}RuntimeError: gloo", CALL, "within 4 s").text
-    assert text.startswith("rank 1 last seen at: replay 2. So ranks [1] did not come after a collective had failed there")
-    assert "That error: RuntimeError: gloo." in text
-
-
-@pytest.mark.parametrize("kind", sorted(SHARED_ERRORS))
-def test_an_error_that_all_ranks_share_keeps_its_kind(kind: str):
-    """And its message, which is the same on all, line by line."""
-    error = error_of(aborted(SHARED_ERRORS[kind]("why\nconfig"), 1, CALL, 0), 0, CALL)
-    assert (type(error).__name__, str(error)) == (kind, "why\nconfig")
+@pytest.mark.parametrize(("verdict", "kind", "words", "cause"), ENDS)
+def test_the_end_of_a_call_says_who_ended_it_and_where_they_were(verdict: Verdict, kind: str, words: str, cause: tuple[object, ...]):
+    """An error that all ranks share is the same on all, line by line; of absent ranks it says what each last did, in their order."""
+    error = error_of(verdict, 0, CALL)
+    assert type(error).__name__ == kind
+    assert re.search(words, str(error), re.DOTALL), str(error)
+    assert kind in SHARED_ERRORS or str(error).endswith("Rank 0 stops for that.")
+    assert kind != "PeerFailedError" or (error.rank, error.error) == cause  # type: ignore[attr-defined]
+    assert kind != "AbsentRanksError" or error.ranks == (1, 3)  # type: ignore[attr-defined]
 
 
 def header(topic: str, runs: list[tuple[int, int, str]] | None = None, troubles: list[str] | None = None) -> Header:
-    return Header("f", topic, [Run(*each) for each in runs or []], 0, troubles or [], None)
-
-
-@pytest.mark.parametrize("n_failed", [1, 2])
-def test_a_collective_without_all_its_ranks_names_who_failed_and_where_the_others_were(n_failed: int):
-    """The first of those that failed is the one in the attributes."""
-    headers = [header(f"{FAILED}RuntimeError: gloo")] * n_failed + [header("report 0")] * (2 - n_failed)
-    error = error_of(mismatched(dict(enumerate(headers)), {0: "replay 1", 1: "replay 2"}, CALL), 0, CALL)
-    assert isinstance(error, PeerFailedError)
-    assert (error.rank, error.error) == (0, "RuntimeError: gloo")
-    assert f"ranks {list(range(n_failed))} failed so" in str(error)
-    assert ("rank 1 at 'report 0' (last seen at: replay 2)" if n_failed == 1 else "no other did not") in str(error)
+    return Header("f", topic, [Run(*each) for each in runs or []], "replay 2", troubles or [], None)
 
 
 TWO = [(1, 2, ""), (2, 2, ""), (3, 2, "")]
 ODD = (3, 1, "replay 3, config a")
+SKIPPED = "rank 1 issued 1 collectives where 2 are usual, in replay 3, config a"
 
 
 @pytest.mark.parametrize(
     ("first", "second", "cause"),
     [
-        (header("t", TWO), header("t", TWO), ""),
-        (header("t", TWO), header("t", [*TWO[:2], ODD]), "rank 1 issued 1 collectives where 2 are usual, in replay 3, config a"),
-        (header("t", TWO[:2]), header("t", [*TWO[:2], ODD]), "rank 1 issued 1 collectives where 2 are usual, in replay 3, config a"),
+        (header("t", TWO), header(f"{FAILED}gloo", TWO), ""),
+        (header("t", TWO), header("t", [*TWO[:2], ODD]), SKIPPED),
+        (header("t", TWO[:2]), header("t", [*TWO[:2], ODD]), SKIPPED),
         (header("t", [(1, 2, ""), (2, 1, "")]), header("t", [(1, 2, ""), (2, 1, "")]), ""),
         (header("t", TWO[:2]), header("t", TWO), ""),
         (header("t"), header("t", [(1, 0, "")]), ""),
@@ -208,9 +201,13 @@ ODD = (3, 1, "replay 3, config a")
     ids=["in step", "skipped", "skipped, while the other is in it", "fewer on both", "one is ahead", "first run", "failed", "late"],
 )
 def test_the_rank_that_left_others_in_a_collective_is_found(first: Header, second: Header, cause: str):
-    """A run that takes fewer collectives on all ranks is no cause, nor is one that only some have come to."""
-    headers = {0: first._replace(topic=f"{FAILED}gloo"), 1: second}
-    assert mismatched(headers, {0: "", 1: ""}, CALL).text.startswith(f"{cause}; so rank 0 left f" if cause else "rank 0 left f")
+    """A run that takes fewer collectives on all ranks is no cause, nor is one that only some have come to. Without one, who failed is."""
+    error = error_of(mismatched({0: first._replace(topic=f"{FAILED}gloo"), 1: second}, CALL), 0, CALL)
+    assert isinstance(error, PeerFailedError)
+    assert str(error).startswith(f"{cause}; so rank 0 left f with gloo" if cause else "rank 0 left f with gloo")
+    assert cause or (error.rank, error.error) == (0, "gloo")
+    others = "ranks [0] failed so, rank 1 at 't' (after replay 2) did not" if second.topic == "t" else "ranks [0, 1] failed so, no other"
+    assert others in str(error)
 
 
 GLOO = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.distributed.calls import Card, Peer, Place, State
+from dist_tune.distributed.calls import Card, Place, State
 from dist_tune.distributed.presence import Activity, process_name, state_of
 
 PLACE = Place("step", 1)
@@ -27,21 +27,24 @@ def test_runs_with_another_number_of_collectives_are_named(counts: list[int], od
     for number, n in enumerate(counts):
         with activity.run(number, f"replay {number}"):
             n_issued[0] += n
-    assert [run.n_collectives for run in activity.latest_runs()] == counts
-    assert [run.text for run in activity.latest_runs() if run.text] == [f"replay {number}" for number in odd]
+    header = activity.header("step", "report")
+    assert [run.n_collectives for run in header.runs] == counts
+    assert [run.text for run in header.runs if run.text] == [f"replay {number}" for number in odd]
+    assert header.last_run == f"replay {len(counts) - 1}"
 
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    ("peer", "told"),
+    ("card", "told"),
     [
-        (Peer(Card("", 0, {}, [PLACE], "the meeting", n_of_process=1)), "after 1 collectives of its process where rank 0 is in number 2"),
-        (Peer(Card("", 0, {}, [PLACE], "replay 2", n_of_process=2)), ""),
-        (Peer(Card("", 0, {}, [PLACE], "replay 2", n_of_process=2), silent_s=1.5, state="stopped"), "its process is stopped"),
-        (Peer(None), "nothing yet"),
+        (Card(0, n_of_process=1, inside=[PLACE], doing="x"), "after 1 collectives of its process where rank 0 is in number 2"),
+        (Card(0, n_of_process=2, inside=[PLACE], doing="replay 2"), ""),
+        (Card(0, n_of_process=2, inside=[PLACE], doing="replay 2", silent_s=1.5, state="stopped"), "its process is stopped"),
+        (Card(0, n_of_process=1, doing="replay 2", beat="config a", silent_s=1.5), "no sign of life for 1.5 s after config a"),
+        (Card(), "nothing yet"),
     ],
 )
-def test_a_rank_that_others_wait_for_is_told_once(peer: Peer, told: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_rank_that_others_wait_for_is_told_once(card: Card, told: str, monkeypatch: pytest.MonkeyPatch):
     """Two seconds after this rank began to wait, long before its collective times out, and again when it goes on."""
     now, lines = [0.0], list[str]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -50,7 +53,7 @@ def test_a_rank_that_others_wait_for_is_told_once(peer: Peer, told: str, monkeyp
     activity.inside.append(PLACE)
     for now[0] in (0.0, 0.6, 2.2, 4.4):
         if activity.is_waiting(lines.append):
-            activity.compare({1: peer}, lines.append)
+            activity.compare({1: card}, lines.append)
     assert [told in line for line in lines] == [True] * bool(told)
     activity.at("replay 3")
     activity.is_waiting(lines.append)
@@ -80,21 +83,15 @@ def _becomes(name: str, state: State) -> bool:
 
 @pytest.mark.processes
 def test_a_process_runs_is_stopped_and_ends():
-    """Also one that has ended and was not waited for."""
+    """Also one that has ended and was not waited for; a later process of its number is another one; of other hosts nothing is said."""
+    here, pid, start = process_name().rsplit(" ", 2)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
-        start = Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2].split()[19]
-        name = f"{process_name().rsplit(' ', 2)[0]} {child.pid} {start}"
+        name = f"{here} {child.pid} {Path(f'/proc/{child.pid}/stat').read_text().rpartition(') ')[2].split()[19]}"
         assert _becomes(name, "runs")
         os.kill(child.pid, signal.SIGSTOP)
         assert _becomes(name, "stopped")
         child.kill()
         assert _becomes(name, "gone")
-    assert state_of(name) == "gone"
-
-
-def test_a_later_process_of_the_same_number_is_another_one():
-    """By its start; and nothing is said of processes of other hosts, or of names that cannot be read."""
-    here, pid, start = process_name().rsplit(" ", 2)
+    assert state_of(name) == state_of(f"{here} {pid} {int(start) + 1}") == "gone"
     assert state_of(process_name()) == "runs"
-    assert state_of(f"{here} {pid} {int(start) + 1}") == "gone"
-    assert {state_of(name) for name in (f"other {pid} {start}", "", "x", f"{here} -1 {start}", f"{here} ../1 5")} == {""}
+    assert {state_of(each) for each in (f"other {pid} {start}", "", "x", f"{here} -1 {start}", f"{here} ../1 5")} == {""}

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -27,6 +28,9 @@ from dist_tune.errors import DistTuneError
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 DEADLINE_S, GATHER_S = 0.4, 0.8
+ERRORS = {"raise": ValueError("of the step"), "broken": RuntimeError("[/gloo/transport] Connection closed by peer [127.0.0.1]:1234")}
+MET = json.dumps([["0:x", "1:x"], ["0:y", "1:y"]])
+"""What two ranks have that have met."""
 _worlds = count()
 
 
@@ -66,10 +70,10 @@ class Rank(Meetings):
         """What a call came to."""
         time.sleep(0.15 if action == "late" else 0.0)
         try:
-            self.enter(place, has_raised=action == "raise")
-            if action == "raise":
-                self.abort(ValueError("of the step"))
-                return "ValueError"
+            self.enter(place, has_raised=action in ERRORS)
+            if action in ERRORS:
+                self.abort(ERRORS[action])
+                return type(ERRORS[action]).__name__
             values = [self.reduce("manifest", "x", joined, is_gathering=True), self.reduce("done", "y", joined)]
         except DistTuneError as error:
             return type(error).__name__
@@ -164,26 +168,27 @@ def test_a_rank_that_has_issued_more_collectives_has_passed_the_call(host: dist.
     assert time.monotonic() - began < 5.0
 
 
-@pytest.mark.parametrize("has_retried", [True, False])
-def test_the_end_of_a_call_that_was_made_again_is_passed_over(host: dist.Store, has_retried: bool):
-    """Rank 1 raises before the collective of its first run; rank 0, which has issued that, waits for it, and only then takes the end."""
+@pytest.mark.parametrize(("again", "told"), [("come", "AloneError"), ("raise", "PeerFailedError"), ("", "PeerFailedError")])
+def test_a_call_that_a_rank_raised_in_and_made_again_is_not_tuned(host: dist.Store, again: str, told: str):
+    """Rank 1 raises before the collective of its first run. Rank 0 has issued that, and its run returns if rank 1 comes to it as well."""
     world = World(host, 2)
     one, other = world.ranks
     with other.calling("f") as place:
         other.came(place, "raise")
-    with one.calling("f") as place:
+    with one.calling("f") as place, other.calling("f") as next_one:
         one.count = 1
-        told: list[str] = []
-        thread = threading.Thread(target=lambda: told.append(one.came(place, "come")))
-        thread.start()
-        if has_retried:
-            with other.calling("f") as again:
-                other.count = 1
-                assert other.came(again, "late") == json.dumps([["0:x", "1:x"], ["0:y", "1:y"]])
-        else:
-            other.close()
-        thread.join(20)
-    assert told == (["PeerFailedError"] if not has_retried else [json.dumps([["0:x", "1:x"], ["0:y", "1:y"]])])
+        if again == "raise":
+            ERRORS["second"] = ValueError("the second time")
+            assert other.came(next_one, "second") == "ValueError"
+        elif again == "come":
+            other.count = 1
+            assert other.came(next_one, "come") == told
+        one.enter(place, has_raised=again != "come")
+        meet = partial(one.reduce, "manifest", "x", joined, is_gathering=True) if again == "come" else partial(one.abort, ERRORS["broken"])
+        with pytest.raises(DistTuneError) as caught:
+            meet()
+    assert type(caught.value).__name__ == told
+    assert {"come": "called again", "raise": "the second time", "": "of the step"}[again] in str(caught.value)
     one.close()
     other.close()
 
@@ -200,7 +205,7 @@ def test_the_last_rank_that_is_stopped_before_it_reads_the_parts_finds_them(host
 
     monkeypatch.setattr(other, "_agree", stopped)
     world.run([[("f", "come")], [("f", "late")]])
-    assert one.told == other.told == [("f", 1, json.dumps([["0:x", "1:x"], ["0:y", "1:y"]]))]
+    assert one.told == other.told == [("f", 1, MET)]
 
 
 def test_a_call_that_another_thread_begins_is_not_ended_by_the_error_of_a_tuning(host: dist.Store):
@@ -214,9 +219,9 @@ def test_a_call_that_another_thread_begins_is_not_ended_by_the_error_of_a_tuning
         one.reduce("manifest", "x", joined, is_gathering=True)
         with one.calling("g") as place_of_g:
             one.abort(ValueError("of f"))
-            assert one.came(place_of_g, "come") == json.dumps([["0:x", "1:x"], ["0:y", "1:y"]])
+            assert one.came(place_of_g, "come") == MET
     thread.join(20)
-    assert [told for _, _, told in other.told] == ["PeerFailedError", json.dumps([["0:x", "1:x"], ["0:y", "1:y"]])]
+    assert [told for _, _, told in other.told] == ["PeerFailedError", MET]
     one.close()
 
 

@@ -188,41 +188,29 @@ def test_different_candidate_lists_are_named_with_their_first_difference():
     same_error(on_ranks(2, _different_lists), "RankMismatchError", "add_kernel[64", "first difference at index 0")
 
 
-def _sends(rank: int, kind: str) -> Any:
-    """Gloo counts what two ranks exchange among the group's collectives, so counts differ by right."""
+def _sends(rank: int) -> Any:
     kernel = autotuned(blocks=(16, 32))
-    last = 1 if kind == "two of three" else 2
 
-    def exchange(x: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        if 0 < rank <= last:
+    def exchange(x: torch.Tensor) -> torch.Tensor:
+        if rank > 0:
             dist.recv(x, rank - 1)
-        y = compute(x)
-        if rank < last:
+        y = launch(kernel, x)
+        if rank < 2:
             dist.send(y, rank + 1)
         return y
 
-    for _ in range(2 * (kind == "warm")):
-        exchange(torch.zeros(4), lambda x: x)
-    step = tuned(kernel, lambda x: exchange(x, lambda x: launch(kernel, x)))
+    step = tuned(kernel, exchange)
     began = time.monotonic()
     for n in (64, 128, 256, 64, 128, 256):
         step(torch.zeros(n))
     seconds = time.monotonic() - began
     dist.barrier()
-    return best(kernel), len(step.records), seconds < 20
+    return len(step.records) >= 1, seconds < DEADLINE_S
 
 
-@pytest.mark.parametrize("kind", ["cold", "warm", "two of three"])
-def test_a_pipeline_is_tuned_by_the_numbers_of_its_calls(kind: str):
-    """The middle rank issues twice as many as the others: they see that where they meet, and go by numbers from then on.
-
-    After a warm-up they may go on alone, each with a config that it has, and so may two of three ranks; no rank is stranded.
-    """
-    first, *others = values(on_ranks(3, _sends, kind, timeout_s=60))
-    assert all(each[2] for each in (first, *others))
-    if kind == "cold":
-        assert others == [first, first]
-        assert first[1] == 3
+def test_a_pipeline_over_gloo_strands_no_rank():
+    """Gloo counts what two ranks send each other, too: after their first call ranks count differently, and go on alone."""
+    assert values(on_ranks(3, _sends, timeout_s=60)) == [(True, True)] * 3
 
 
 def _exits(rank: int) -> None:
