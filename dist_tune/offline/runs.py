@@ -6,8 +6,8 @@ Runs hold their inputs, so only as many are kept as memory allows. Knows the fac
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from dist_tune.validation import spelled
 Made = tuple[Run, Any]
 """The factory's answer for one config."""
 _MAX_HELD = 256
-"""Runs kept at most; on a GPU only while at least half of its memory is free."""
+"""Runs kept at most; on a GPU only while at least half of its memory is free, so that they leave room for the next one."""
 
 
 class RunLaunch(FunctionLaunch):
@@ -69,7 +69,7 @@ class RunLaunch(FunctionLaunch):
             result = run()
             span.end()
             return result
-        return self.with_room(partial(self._watched, run)) if self._is_alone else self._watched(run)  # the others do not run once more
+        return self._watched(run)
 
     def checker(self) -> Any:
         """The check of runs against their ground truth."""
@@ -81,14 +81,6 @@ class RunLaunch(FunctionLaunch):
         if isinstance(made, Exception):
             raise made
         return made
-
-    def with_room(self, call: Callable[[], Any]) -> Any:
-        """Call it, and once more without the runs that are held but for that whose turn it is: they are our fault, not the candidate's."""
-        with suppress(torch.OutOfMemoryError):
-            return call()
-        self._held = OrderedDict((i, each) for i, each in self._held.items() if i == self._turn)
-        torch.cuda.empty_cache()
-        return call()
 
     def drop(self) -> None:
         """Free all runs, and inputs that were made for them."""
@@ -103,7 +95,7 @@ class RunLaunch(FunctionLaunch):
 
     def _hold(self, index: int) -> Made | Exception:
         if index not in self._held:
-            while self._held and (len(self._held) >= _MAX_HELD or (len(self._held) > 1 and _is_memory_short())):
+            while self._held and (len(self._held) >= _MAX_HELD or _is_memory_short()):
                 self._held.popitem(last=False)
             self._held[index] = self._made_now(index)
         self._held.move_to_end(index)
@@ -116,8 +108,7 @@ class RunLaunch(FunctionLaunch):
                 problem.config_callback(config)
             if self._make is None:
                 self._make = problem.make_run_and_gt_fn(problem.size)
-            make = self._make
-            made = self.with_room(lambda: make(dict(config)))  # a copy: launchers may take keys out of it
+            made = self._make(dict(config))  # a copy: launchers may take keys out of it
         except Exception as error:  # noqa: BLE001  # the script's: raised where the run is launched, a vote against this config
             return error.with_traceback(None)
         if made is None:
@@ -167,12 +158,9 @@ class _RunChecker(Checker):
         run, ground_truth = self._launch.made()
         if ground_truth is None:
             return ""
-        judge = partial(super().judge, result, (run,), {})
-        if not self._is_alone:
-            return judge()
         try:
-            return str(self._launch.with_room(judge))
+            return super().judge(result, (run,), {})
         except Exception as error:  # also of a run that works once, which the check repeats: a vote against this config
-            if is_fatal(error):  # the device is lost, also to the other configs
+            if not self._is_alone or is_fatal(error):  # the others do not run once more, or the device is lost to the other configs, too
                 raise
             return f"its check raised {reason_of(error)}"
