@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch

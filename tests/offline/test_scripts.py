@@ -262,7 +262,7 @@ def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config(monkeypatch
             raise torch.OutOfMemoryError("out of memory")
         x = torch.ones(4)
         alive.add(x)
-        return (lambda: ExactTime.pass_ms(20 * config["i"]) or x + 0), torch.ones(4)  # type: ignore[func-returns-value]
+        return (lambda: ExactTime.pass_ms(20 * config["i"]) or x + 0), torch.ones(4)
 
     (outcome,) = tune_problems([Problem("p", SPACE, make)], num_iters=3)
     assert isinstance(outcome, Outcome)
