@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -95,10 +95,6 @@ class CacheLookup:
         found = "found" if record is not None else "not found"
         self._log.debug(f"site={label} {found} in {self.cache.path_of(key)} ms={(time.perf_counter() - began) * 1e3:.2f}")
         return record
-
-    def rename(self, labels: Mapping[str, str]) -> None:
-        """Give sites other labels: old -> new."""
-        self._keys.update({labels[old]: self._keys.pop(old) for old in [*self._keys] if old in labels})
 
     def source(self, label: str) -> str:
         """Digest of the site's code; empty if it was not looked up."""

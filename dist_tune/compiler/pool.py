@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from math import prod, sqrt
 from typing import Any
@@ -126,17 +126,6 @@ class Compiler:
                 self._start_now(found[i].compilation)
         self._sites[label] = [found[i] for i in range(len(configs))]
         self.queue(label, first)
-
-    def rename(self, labels: Mapping[str, str]) -> None:
-        """Give sites other labels, and their variants (label, " > ", number): old -> new."""
-
-        def renamed(label: str) -> str:
-            base, mark, number = label.partition(" > ")
-            return labels.get(base, base) + mark + number
-
-        self._sites = {renamed(label): each for label, each in self._sites.items()}
-        for compilation in self._by_key.values():
-            compilation.label = renamed(compilation.label)
 
     def keys(self, label: str) -> str:
         """The site's keys in Triton's disk cache, in a row."""

@@ -106,7 +106,7 @@ class Story:
     ) -> None:
         """``begun``: its first event; without one there are lines alone. ``is_first``: with progress on its terminal, or with all lines."""
         self.numbers: dict[str, int] = {}
-        """Label -> short number; a label that was given up keeps its number."""
+        """Label -> short number."""
         self._begun = begun = begun or events.TuningBegun(at=0.0, rank=rank, closure="", world_size=1)
         self.terminal = Terminal(begun.closure, is_shown=is_first and (is_verbose or settings.shown != "quiet"))
         self._shows_all = is_verbose or settings.shown == "verbose"
@@ -253,20 +253,12 @@ class Story:
         """A site is tuned. ``named``: kernel and key. ``more``: other fields of ``SiteMet``; a known site is told again of its ``miss``."""
         if label in self._sites and not more.get("miss"):
             return
-        self.numbers.setdefault(label, len(set(self.numbers.values())) + 1)
+        self.numbers.setdefault(label, len(self.numbers) + 1)
         fields = {"n_pruned": 0, "miss": "", "cache_key": "", **self._sites.get(label, {}), **more}
         self._sites[label] = {**fields, "label": label, "kernel": named[0], "key": named[1], "configs": list(configs)}
         self.emit(events.SiteMet, label, **self._sites[label])
         self._is_begun = True
         self.flush()
-
-    def rename(self, labels: Mapping[str, str]) -> None:
-        """Sites have other labels from now on, and keep their numbers: old -> new."""
-        for old, new in labels.items():
-            if old in self._sites:
-                self.numbers[new] = self.numbers[old]
-                self._sites[new] = {**self._sites.pop(old), "label": new}
-                self.emit(events.SiteMet, new, **self._sites[new])
 
     def starting(self, candidates: Mapping[str, int], replay: int) -> None:
         """Before launches, by label: those that were never launched are written, because they may hang."""

@@ -7,11 +7,10 @@ of ranks, times or search, and does not patch anything.
 from __future__ import annotations
 
 import re
-from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from inspect import isfunction
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -32,6 +31,7 @@ from dist_tune.runtime.tunable import Slot, Timings, Tunable, name_of
 
 _PLAIN_WORD = re.compile(r"(?!(None|True|False|Ellipsis|inf|nan)$)[A-Za-z_][\w.-]*", re.ASCII)
 _codes: WeakKeyDictionary[Any, Code] = WeakKeyDictionary()
+_identities: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
 _texts: WeakKeyDictionary[Any, dict[int, tuple[ref[triton.Config], str]]] = WeakKeyDictionary()
 """Kernel -> its configs by id, with their descriptions."""
 
@@ -53,12 +53,11 @@ class Launch(Tunable):
         """All that decides code and candidates; equal for launches of one kernel, even if the decorated object is made anew.
 
         The code with its callees, heuristics, hooks and tensors to zero and restore; the rules that prune, the names of the key and the
-        configs before pruning; and each value that any of these has captured. Read at once of a kernel that a function makes, because what
-        that captures may change; of others when it is needed.
+        configs before pruning; and each value that any of these has captured. Made once for each kernel object.
         """
-        kernel = self.kernel
-        identity = Later(lambda: {**anatomy(_parts_of(kernel)), "configs": digest(describe_all(kernel.configs))})
-        return identity if "<locals>" not in kernel.base_fn.__qualname__ else identity.data
+        if self.kernel not in _identities:
+            _identities[self.kernel] = {**anatomy(_parts_of(self.kernel)), "configs": digest(describe_all(self.kernel.configs))}
+        return _identities[self.kernel]
 
     def code(self) -> Code:
         """Digest of the code, and of all it calls; made once for each kernel object."""
@@ -319,18 +318,6 @@ def _layers(kernel: Any) -> list[Any]:
     while (inner := getattr(layers[-1], "fn", None)) is not None and not isfunction(inner):
         layers.append(inner)
     return layers
-
-
-class Later(UserDict[str, str]):
-    """A mapping that is made when it is first read, which may never be: one kernel alone with its name and key needs no identity."""
-
-    def __init__(self, make: Callable[[], dict[str, str]]) -> None:
-        self._make = make
-
-    @cached_property
-    def data(self) -> dict[str, str]:  # type: ignore[override]
-        """What it holds."""
-        return self._make()
 
 
 def _parts_of(kernel: Any) -> dict[str, Any]:

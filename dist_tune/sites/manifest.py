@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from dist_tune.cache import LookupResult, digest
 from dist_tune.errors import Failures
 from dist_tune.search import PriorTimes
-from dist_tune.sites.labels import is_unread, matched
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,8 @@ class RankManifest:
     """True if launches inside one of these are recorded, to compile those of its other candidates."""
     run_s: float = 0.0
     """Host seconds of this rank's latest run of the closure."""
-    kinds: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-    """Kernel and key -> the kernels that share them on this rank, each by its identity, or one by its fingerprint."""
+    captured: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Label -> the code of its kernel and the values that it has captured, by name."""
     wrong: dict[str, str] = field(default_factory=dict)
     """Sites whose config from the cache has answered wrongly here -> how."""
     settings: dict[str, float | bool] = field(default_factory=dict)
@@ -95,10 +94,6 @@ class SiteManifest:
     """On some rank: all take part in the compilation."""
     run_s: float = 0.0
     """Of the slowest rank."""
-    told_apart: dict[str, dict[int, list[str]]] = field(default_factory=dict)
-    """Kernel and key -> rank -> endings of the labels of its kernels. If there are any, sites get new labels, and all else is void."""
-    unread: list[str] = field(default_factory=list)
-    """Kernels and keys whose fingerprints differ: the next meeting brings the identities, and all else is void."""
     wrong: dict[str, str] = field(default_factory=dict)
     """Sites whose config from the cache has answered wrongly on some rank -> "rank r: how"."""
     differing: str = ""
@@ -136,9 +131,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         for rank, mine in manifests.items()
         if label not in cached and label in mine.lookups and mine.lookups[label].miss
     )
-    bases = sorted({base for mine in everyone for base in mine.kinds})
-    kinds = {base: {rank: mine.kinds[base] for rank, mine in manifests.items() if base in mine.kinds} for base in bases}
-    unread = [base for base, by_rank in kinds.items() if is_unread(by_rank)]
+    mixed = _mixed(manifests)
     prior = {label: each for mine in reversed(list(everyone)) for label, each in mine.prior.items()}
     deaths: dict[str, dict[int, int]] = {}
     barred: dict[str, dict[int, str]] = {}
@@ -149,15 +142,14 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         for label, failures in mine.barred.items():
             for i, (_, reason) in failures.items():
                 barred.setdefault(label, {}).setdefault(i, reason if reason.startswith("rank ") else f"rank {rank}: {reason}")
-    disputed = sorted(_disputed(manifests))
+    disputed = sorted(_disputed(manifests) - mixed.keys())
     is_asking = disputed or refused or any(label not in cached for label in sites)
     against = [(rank, mine.why_not) for rank, mine in manifests.items() if mine.why_not and is_asking]
-    matches = {base: matched(by_rank) for base, by_rank in kinds.items() if base not in unread}
-    mixed = [
-        f"launches {base}, of which ranks have captured different values ({differing}), and it cannot be known whether it is one kernel: "
-        "not tuned; pass these values as arguments"
-        for base, (_, differing) in matches.items()
-        if differing and any(label.startswith(base) and label not in cached for label in sites)
+    namesakes = [
+        f"launches {label}, which by the order of launches is another kernel on another rank ({mixed[label]}): not tuned; pass these "
+        "values as arguments"
+        for label in sites
+        if label in mixed and label not in cached
     ]
     untuned = [(why if len(manifests) == 1 else f"{why} on rank {rank}") + ": not tuned; split it, or give reset=" for rank, why in against]
     endless = [f"{mine.endless}: not tuned" + f" (rank {rank})" * (len(manifests) > 1) for rank, mine in manifests.items() if mine.endless]
@@ -178,11 +170,9 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         barred=barred,
         warm_ups={label: n_runs for mine in everyone for label, n_runs in mine.warm_ups.items() if label not in cached},
         run_s=max((mine.run_s for mine in everyone), default=0.0),
-        told_apart={base: endings for base, (endings, _) in matches.items() if endings},
-        unread=unread,
         wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
         differing=_differing_settings(manifests),
-        why_not=next(iter([*untuned, *mixed, *endless]), ""),
+        why_not=next(iter([*untuned, *namesakes, *endless]), ""),
         n_threads=max((mine.n_threads for mine in everyone), default=1),
     )
 
@@ -223,6 +213,23 @@ def _writers(label: str, manifests: Mapping[int, RankManifest]) -> list[int]:
         if label in mine.lookups and mine.folder:
             first.setdefault((mine.folder, mine.lookups[label].key), rank)
     return sorted(first.values())
+
+
+def _mixed(manifests: Mapping[int, RankManifest]) -> dict[str, str]:
+    """Labels that are not one kernel on all ranks -> what tells two ranks' apart. Values that are each rank's own number do not."""
+    first: dict[str, int] = {}
+    mixed: dict[str, str] = {}
+    order = list(manifests)
+    for rank, mine in manifests.items():
+        for label, values in mine.captured.items():
+            other = first.setdefault(label, rank)
+            known = manifests[other].captured[label]
+            own = {(str(other), str(rank)), (str(order.index(other)), str(order.index(rank)))}
+            pairs = {name: (known.get(name, "-"), values.get(name, "-")) for name in [*known, *values]}
+            differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and pair not in own}
+            if differing and label not in mixed:
+                mixed[label] = ", ".join(f"{name}={a} on rank {other}, {b} on rank {rank}" for name, (a, b) in differing.items())
+    return mixed
 
 
 def _disputed(manifests: Mapping[int, RankManifest]) -> set[str]:

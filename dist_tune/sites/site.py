@@ -48,7 +48,10 @@ class Site:
     """One (kernel, key) of the closure; a function with configs is a kernel in this sense."""
 
     label: str
-    """Kernel and key, "module.kernel[4096,4096,torch.bfloat16]": what ranks match sites by. See ``dist_tune.sites.labels``."""
+    """Kernel and key, "module.kernel[4096,4096,torch.bfloat16]": what ranks match sites by.
+
+    A second kernel of that name and key, of other code or with other captured values, has "#2" behind it, by the order of first launches.
+    """
     kernel: str
     key: str
     configs: list[Any]

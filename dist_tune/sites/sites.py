@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import takewhile
 from math import inf
 from typing import Any
 
@@ -18,7 +19,6 @@ from dist_tune.output import Story
 from dist_tune.runtime import Slot, Timings, Tunable, specialisation
 from dist_tune.search import Replay, SearchName, guide_of
 from dist_tune.sites.journal import TuningJournal
-from dist_tune.sites.labels import Labels
 from dist_tune.sites.site import Outcome, Site, Variant, take_failures
 
 
@@ -42,9 +42,10 @@ class Sites:
         self._log = story
         self._search = search
         self._compiler = compiler
-        self.labels = Labels()
-        self._identities: dict[int, tuple[Any, Mapping[str, str]]] = {}
-        """By id of the decorated object, kept with it, so that its id is not given to another one."""
+        self._labels: dict[tuple[int, str], tuple[Any, str]] = {}
+        """By id of the decorated object, and name and key; with the object, so that its id is not given to another one."""
+        self._kinds: dict[str, dict[str, Mapping[str, str]]] = {}
+        """Name and key -> labels of the kernels met there, in the order of their first launches, with their identities."""
         self._hit_slots: dict[str, Slot] = {}
         self._uncached: set[str] = set()
         self._outcomes: dict[str, Outcome] = {}
@@ -150,19 +151,17 @@ class Sites:
             self._log.info(f"site={label} is tuned although this rank has a record: not all ranks can use the same one")
         self._uncached |= labels
 
-    def settle(self, endings: Mapping[str, Sequence[str]]) -> None:
-        """Agree on the labels of kernels of one name and key (``Labels.settle``): sites known here get their new ones."""
-        renamed = self.labels.settle(endings)
-        self.met.update({renamed[old]: self.met.pop(old) for old in [*self.met] if old in renamed})
-        self.hits.update({renamed[old]: self.hits.pop(old) for old in [*self.hits] if old in renamed})
-        self._hit_slots.update({renamed[old]: self._hit_slots.pop(old) for old in [*self._hit_slots] if old in renamed})
-        for label, site in self.met.items():
-            for variant in site.variants:
-                variant.label = label + variant.label.removeprefix(site.label)
-            site.label = label
-        self._compiler.rename(renamed)
-        self.lookup.rename(renamed)
-        self.story.rename(renamed)
+    def captured(self) -> dict[str, dict[str, str]]:
+        """Label -> the code of its kernel and what that has captured, by name, for the ranks to compare.
+
+        Of a function the code alone, unless it has namesakes here: functions capture buffers and groups, which are each rank's own.
+        """
+        found = {}
+        for kinds in self._kinds.values():
+            for label, identity in kinds.items():
+                names = [*takewhile(lambda name: name not in ("heuristics", "key_fn"), identity)]  # what comes after the code's own
+                found[label] = {name: identity[name] for name in (names[:1] if "key_fn" in identity and len(kinds) == 1 else names)}
+        return found
 
     def refute(self, labels: set[str]) -> None:
         """Forget the configs that these sites have from the cache, because they answer wrongly: they are met as misses without a record."""
@@ -249,10 +248,13 @@ class Sites:
         return site
 
     def _label_of(self, launch: Tunable) -> str:
-        if id(launch.owner) not in self._identities:
-            self._identities[id(launch.owner)] = launch.owner, launch.identity
-        _, identity = self._identities[id(launch.owner)]
-        return self.labels.of(launch.name + launch.key_text, identity)
+        base = launch.name + launch.key_text
+        if (id(launch.owner), base) not in self._labels:
+            kinds, identity = self._kinds.setdefault(base, {}), launch.identity
+            label = next((label for label, each in kinds.items() if each == identity), f"{base}#{len(kinds) + 1}" if kinds else base)
+            kinds[label] = identity
+            self._labels[id(launch.owner), base] = launch.owner, label
+        return self._labels[id(launch.owner), base][1]
 
 
 def _settle(site: Site, outcome: Outcome) -> None:

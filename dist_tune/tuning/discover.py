@@ -49,7 +49,6 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
         is_settled = not manifest.disputed and not manifest.refused and not manifest.wrong and manifest.is_watched
         is_open = bool(manifest.to_tune) and replays.is_undecided
         if manifest.why_not or (is_settled and not is_open):
-            context.sites.settle({label: [""] for label in manifest.sites})
             return manifest
         if not is_settled:
             n_disputes += 1
@@ -125,19 +124,14 @@ def _shared_records(context: TuningContext, manifest: SiteManifest) -> dict[str,
 
 def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> SiteManifest:
     """Report the sites that are new here, and learn what is new anywhere, with the candidates of all that is new."""
-    spelled, unread = set(context.sites.new) if context.ranks.is_first else set(), set[str]()
+    spelled = set(context.sites.new) if context.ranks.is_first else set()
     while True:
-        mine = _manifest_of(context, spelled, unread, is_watched)
+        mine = _manifest_of(context, spelled, is_watched)
         if gathers:
             manifest = context.gather("manifest", mine, MANIFESTS, is_optional=not (context.sites.new or context.replays.trials.wrong))
         else:
             manifest = context.reduce("manifest", mine, MANIFESTS)
         gathers = False
-        if manifest.told_apart or manifest.unread:
-            context.sites.settle({base: endings.get(context.ranks.rank, []) for base, endings in manifest.told_apart.items()})
-            unread.update(manifest.unread)
-            spelled = set(context.sites.new) if context.ranks.is_first else set()
-            continue
         if manifest.differing:
             text = f"settings differ between ranks: {manifest.differing}. Give all ranks the same environment"
             of_process.tell(context.story, {text: text})
@@ -156,8 +150,8 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
         spelled |= set(manifest.unlisted)
 
 
-def _manifest_of(context: TuningContext, spelled: set[str], unread: set[str], is_watched: bool) -> RankManifest:
-    """This rank's manifest, with the candidates of the sites in ``spelled`` in full, and the codes of kernels in ``unread``."""
+def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) -> RankManifest:
+    """This rank's manifest, with the candidates of the sites in ``spelled`` in full."""
     met, lookup = context.sites.met, context.lookup
     sites = {label: met[label] for label in {*context.sites.new, *(spelled & met.keys())}}
     is_first = context.ranks.is_first
@@ -166,9 +160,7 @@ def _manifest_of(context: TuningContext, spelled: set[str], unread: set[str], is
         lists={label: site.texts for label, site in sites.items() if label in spelled},
         n_threads=context.compiler.n_threads * context.compiler.n_ranks,
         hits=dict(context.sites.hits),
-        kinds=context.sites.labels.kinds(
-            {label: site.source for label, site in met.items() if site.source}, unread, is_alone=context.ranks.is_alone
-        ),
+        captured={} if context.ranks.is_alone else context.sites.captured(),
         is_watched=is_watched,
         folder=lookup.folder,
         lookups={

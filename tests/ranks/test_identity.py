@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -30,7 +30,18 @@ def _runs_only(block: int, turn: int = 0) -> Any:
     return autotuned(kernel)
 
 
-def _stepped(kernels: Iterable[Any], runs: list[int] | None = None) -> list[Any]:
+def _captured(value: int) -> Any:
+    """A kernel of a factory that runs with any block size."""
+    value = tl.constexpr(value)
+
+    @triton.jit
+    def kernel(x_ptr, n, BLOCK: tl.constexpr):
+        tl.store(x_ptr, 1.0 + value)
+
+    return autotuned(kernel, blocks=(16, 32, 64))
+
+
+def _stepped(kernels: Iterable[Any], runs: list[int] | None = None, **options: Any) -> list[Any]:
     """The records of a step that launches them."""
     x, kernels = torch.zeros(64), [*kernels]
 
@@ -40,98 +51,57 @@ def _stepped(kernels: Iterable[Any], runs: list[int] | None = None) -> list[Any]
         for kernel in kernels:
             kernel[(1,)](x, 64)
 
-    step = tuned(None, closure)
+    step = tuned(None, closure, **options)
     step()
     return [*step.records]
 
 
 @on_each_rank(modes=["fake"])
-def test_factory_kernels_that_ranks_meet_in_another_order_get_their_own_winners(rank: int):
-    """Sites are matched by what the kernels are, also where records are taken over."""
-    for turn in range(2):
-        kernels = [_runs_only(block) for block in (16, 32, 64)]
-        records = _stepped(kernels[::-1] if rank != turn else kernels)
-        assert [best(kernel) for kernel in kernels] == [[16], [32], [64]]
-        assert [record.is_recalled for record in records] == [turn == 1] * 3
+def test_factory_kernels_have_their_own_winners(rank: int):
+    """Sites go by the order of launches, also where records are taken over and where the step makes the kernels anew in each replay."""
+    used: dict[int, list[int]] = {}
+
+    def closure() -> None:
+        for block in (16, 32, 64):
+            kernel = _runs_only(block, turn=rank)
+            kernel[(1,)](torch.zeros(64), 64)
+            used[block] = best(kernel)
+
+    for is_recalled in (False, True):
+        step = tuned(None, closure)
+        step()
+        assert is_recalled or used == {16: [16], 32: [32], 64: [64]}
+        winners = [record.best.config.partition(" ")[0] for record in step.records]
+        assert (winners, {record.is_recalled for record in step.records}) == (["BLOCK=16", "BLOCK=32", "BLOCK=64"], {is_recalled})
+
+
+OTHERS: dict[str, Callable[[int], list[Any]]] = {
+    "value=7 on rank 0, 10 on rank 1": lambda rank: [_captured([7, 10][rank])],
+    "block=16 on rank 0, 32 on rank 1": lambda rank: [_runs_only(block) for block in ((16, 32), (32, 16))[rank]],
+    "turn=0 on rank 0, 10 on rank 1": lambda rank: [_runs_only(16, turn=10 * rank)],
+    "code=": lambda rank: [_captured(0) if rank else _runs_only(16)],
+}
+"""What ranks cannot take for one kernel: other values, other orders of launches, other code."""
+
+
+@on_each_rank(modes=["fake"], cases=[*OTHERS])
+def test_kernels_that_are_others_on_other_ranks_are_not_mixed(rank: int, case: str):
+    """All ranks run the first config that loads on all, and one line tells why; configs that are known stay as they are."""
+    kernels, runs = OTHERS[case](rank), list[int]()
+    assert len(_stepped(kernels)) == 0
+    assert (case in log() or rank, "not tuned" in log()) == (True, True)
+    for kernel in kernels:
+        kernel.cache.clear()
+        _stepped([kernel], is_dist=False)
+    assert (_stepped(kernels, runs), runs) == ([], [1])
 
 
 @on_each_rank(modes=["fake"])
 def test_a_captured_rank_leaves_one_site(rank: int):
-    """One kernel of a name and key on each rank is one site, whatever it has captured there."""
+    """One kernel of a name and key on each rank is one site, if all that differs is the rank's own number."""
     (record,) = _stepped([_runs_only(16, turn=rank)])
     assert record.winner == 0
     assert [text for text in ("site 1 = ", "kernel[64,torch.float32]: ", "site 1 winner=0 ") if text not in log()] == []
-
-
-@on_each_rank(modes=["fake"])
-def test_a_kernel_of_other_code_on_each_rank_is_two_sites(rank: int):
-    """No config that only one of them can run is lost to it."""
-    if rank == 0:
-
-        @triton.jit
-        def kernel(x_ptr, n, BLOCK: tl.constexpr):
-            tl.static_assert(BLOCK == 16)
-            tl.store(x_ptr, 1.0)
-    else:
-
-        @triton.jit
-        def kernel(x_ptr, n, BLOCK: tl.constexpr):
-            tl.static_assert(BLOCK > 16)
-            tl.store(x_ptr, 2.0)
-
-    mine = autotuned(kernel, blocks=(16, 32))
-    assert (len(_stepped([mine])), best(mine)) == (2, [[16], [32]][rank])
-
-
-@on_each_rank(modes=["fake"], cases=[([[0, 1], [10, 11]], 2), ([[0, 1], [1, 0]], 0)])
-def test_kernels_are_matched_by_what_ranks_have_in_common(rank: int, case: tuple[list[list[int]], int]):
-    """Values that are different on each rank tell no kernels apart where others do; where none do, nothing is tuned."""
-    turns, n_sites = case
-    kernels = [_runs_only(block, turn) for block, turn in zip((16, 32), turns[rank], strict=True)]
-    assert len(_stepped(kernels[::-1] if rank else kernels)) == n_sites
-
-
-@on_each_rank(modes=["fake"], cases=[[7, 10], [0, 1]])
-def test_kernels_that_differ_in_captured_values_alone_are_not_mixed(rank: int, case: list[int]):
-    """Ranks cannot know whether they are one: both run the first config, and one line names the values. A captured rank tells nothing."""
-    value = tl.constexpr(case[rank])
-
-    @triton.jit
-    def kernel(x_ptr, n, BLOCK: tl.constexpr):
-        tl.store(x_ptr, 1.0 + value)
-
-    mine = autotuned(kernel, blocks=(16, 32))
-    n_sites = len(_stepped([mine]))
-    if case == [0, 1]:
-        assert n_sites == 1
-    else:
-        assert (n_sites, best(mine)) == (0, [16])
-        assert "value=7 on rank 0, 10 on rank 1" in log() or rank
-        assert "not tuned" in log()
-
-
-@on_each_rank(modes=["fake"])
-def test_known_configs_are_compared_kernel_by_kernel(rank: int):
-    """A step whose kernels all have configs runs once, however the ranks come to them."""
-    kernels, runs = [_runs_only(block) for block in (16, 32)], list[int]()
-    _stepped(kernels)
-    assert (_stepped(kernels[::-1] if rank else kernels, runs), runs) == ([], [1])
-
-
-@on_each_rank(modes=["fake"])
-def test_factory_kernels_that_the_step_makes_anew_keep_their_sites(rank: int):
-    """In each replay they are other objects, and the same kernels."""
-    used: dict[int, list[int]] = {}
-
-    def closure() -> None:
-        for block in (16, 32) if rank else (32, 16):
-            kernel = _runs_only(block)
-            kernel[(1,)](torch.zeros(64), 64)
-            used[block] = best(kernel)
-
-    step = tuned(None, closure)
-    step()
-    assert (used, len(step.records)) == ({16: [16], 32: [32]}, 2)
 
 
 @triton.jit
@@ -147,7 +117,7 @@ def test_a_kernel_with_a_prune_rule_never_runs_what_the_rule_leaves_out(rank: in
 
     def closure() -> float:
         x, y = torch.zeros(128), torch.zeros(128)
-        for kernel, each in [(free, x), (pruned, y)][:: -1 if rank else 1]:
+        for kernel, each in [(free, x), (pruned, y)]:
             kernel[(1,)](each, 100)
         return y.sum().item()
 
@@ -169,7 +139,7 @@ def test_functions_of_one_factory_are_sites_of_their_own(rank: int):
         return autotune([{"block": block} for block in (16, 32)], None, n_warmup=0, n_repeat=1)(work)
 
     functions = [made(16), made(32)]
-    step = tuned(None, lambda x: [each(x) for each in (functions[::-1] if rank else functions)])
+    step = tuned(None, lambda x: [each(x) for each in functions])
     step(torch.zeros(4))
     ran.clear()
     step(torch.zeros(4))

@@ -14,7 +14,6 @@ import triton.language as tl
 from dist_tune import contextual_autotune
 from dist_tune.configs import describe
 from dist_tune.runtime import Launch
-from dist_tune.runtime import kernel as kernel_module
 from dist_tune.testing import on_ranks, values
 from tests.ranks.kernels import autotuned, configs
 
@@ -155,25 +154,6 @@ def test_values_that_read_alike_are_two_configs():
     candidates, texts, _ = launch.candidates()
     assert len(candidates) == len(set(texts)) == 2
     assert [launch.describe(each) for each in candidates] == texts
-
-
-def test_kernels_of_a_module_are_read_when_they_must_be_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel made by a function is read at once, because what it captured may change; one of a module when its identity is read."""
-    read: list[Any] = []
-
-    def anatomy(parts: dict[str, Any]) -> dict[str, str]:
-        read.append(parts)
-        return {"code": "1"}
-
-    monkeypatch.setattr(kernel_module, "anatomy", anatomy)
-    assert identity(made()).keys() == {"code", "configs"}
-    assert len(read) == 1
-    of_module = made()
-    monkeypatch.setattr(of_module.base_fn, "__qualname__", "kernel")
-    later = Launch(of_module, (torch.zeros(64), 64), {}).identity
-    assert len(read) == 1
-    assert [later["code"], later["code"]] == ["1", "1"]
-    assert len(read) == 2
 
 
 @triton.jit
