@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dist_tune.files import warn_once
@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     progress: bool | None = None
     """The older name of ``verbosity``, which counts where that is unset: False means quiet, True normal."""
     cache_dir: Path = Path("~/.dist_tune/autotune")
-    """Folder of the records of finished tunings; the first of ``cache_path``, if that is set."""
+    """Folder of the records of finished tunings, where ``cache_path`` is unset."""
     cache_path: str = ""
     """Several such folders, separated as in PATH: the first is written, the others are only read."""
     cache_shared: bool = False
@@ -88,25 +88,15 @@ class Settings(BaseSettings):
             return folder.expanduser()
         return folder
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_the_first_folder(cls, given: dict[str, Any]) -> dict[str, Any]:
-        folders = _folders_of(given.get("cache_path", ""))
-        return given | ({"cache_dir": folders[0]} if folders else {})
-
     @property
     def cache_folders(self) -> list[Path]:
         """Folders of records; the first is written."""
-        return [self.cache_dir, *map(Path, _folders_of(self.cache_path)[1:])]
+        return [Path(each) for each in self.cache_path.split(os.pathsep) if each] or [self.cache_dir]
 
     @property
     def shown(self) -> str:
         """The verbosity: "quiet", "normal" or "verbose"."""
         return self.verbosity.lower() if self.verbosity else "quiet" if self.progress is False else "normal"
-
-
-def _folders_of(path: str) -> list[str]:
-    return [each for each in path.split(os.pathsep) if each]
 
 
 def read_settings() -> Settings:

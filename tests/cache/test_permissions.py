@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,42 +20,35 @@ from tests.function_options import BLOCKS, QUICK, quiet
 pytestmark = pytest.mark.once
 
 
-@pytest.fixture(autouse=True)
-def _umask():
-    before = os.umask(0o022)
-    yield
+@pytest.fixture(autouse=True, params=[0, 0o022, 0o377], ids=oct)
+def mask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
     os.umask(before)
-
-
-def mode(path: Path) -> str:
-    return f"{stat.S_IMODE(path.stat().st_mode):04o}"
 
 
 def modes(folder: Path) -> tuple[set[str], set[str]]:
     """Modes of all folders with this one, and of all files."""
-    paths = [folder, *folder.rglob("*")]
-    return {mode(each) for each in paths if each.is_dir()}, {mode(each) for each in paths if not each.is_dir()}
+    found = [(each.is_dir(), f"{stat.S_IMODE(each.stat().st_mode):04o}") for each in (folder, *folder.rglob("*"))]
+    return {mode for is_folder, mode in found if is_folder}, {mode for is_folder, mode in found if not is_folder}
 
 
-def test_the_group_of_a_shared_folder_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_group_of_a_shared_folder_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int):
     """A set-group-ID bit of the folder is in those made in it. An export, which is to be handed on, follows the umask as any file."""
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o2770)
-    path = Cache(tmp_path / "cache", is_shared=True).store(record())
-    assert path is not None
-    assert mode(path.parent) == "2770"
+    Cache(tmp_path / "cache", is_shared=True).store(record())
+    assert modes(tmp_path / "cache") == ({"2770"}, {"0660"})
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
     assert main(["cache", "export", str(tmp_path / "export.json")]) == 0
-    assert mode(tmp_path / "export.json") == "0644"
+    assert modes(tmp_path / "export.json") == (set(), {f"{0o666 & ~mask:04o}"})
 
 
 @pytest.mark.parametrize(("shared", "folders", "files"), [("", "0700", "0600"), ("1", "0770", "0660")])
-@pytest.mark.parametrize("mask", [0, 0o022, 0o377])
 def test_a_tuning_makes_private_files_or_the_groups_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int, shared: str, folders: str, files: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: str, folders: str, files: str
 ):
     """Under any umask; also its journal, which is written before the first record; the log is its owner's in any case."""
-    os.umask(mask)
     quiet(monkeypatch, tmp_path / "made")
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "made" / "cache"))
     monkeypatch.setenv("DIST_TUNE_CACHE_SHARED", shared)

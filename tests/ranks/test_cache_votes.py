@@ -60,14 +60,6 @@ def test_one_config_for_all_ranks_where_folders_differ(rank: int, case: tuple[Fa
     assert path == EMPTY or [each.best.fields["BLOCK"] for each in records(path)] == [32]
 
 
-@on_each_rank(cases=FACES)
-def test_a_folder_that_cannot_be_written_costs_a_warning(rank: int, face: Face):
-    """On each rank, because no two share one; the tuning goes on."""
-    done = job(face, f"{EMPTY} of none")
-    assert is_tuned(done)
-    assert "is not kept and will be repeated" in done.warned[-1]
-
-
 # -- what else may differ ----------------------------------------------------------------------------------------------
 
 
@@ -235,12 +227,3 @@ def test_a_miss_where_a_record_is_required_names_the_field(rank: int, face: Face
         shutil.rmtree(path)
     assert is_hit(job(face, path, must), 32)
     return [error.message for _, error in errors]
-
-
-@on_each_rank(cases=[*product(FACES, [("torch", "0"), ("torch", "1"), ("device", "0")])])
-def test_other_software_may_be_overlooked_other_hardware_may_not(rank: int, case: tuple[Face, tuple[str, str]]):
-    """With DIST_TUNE_VERSION_CHECK=0 a record of other versions is a hit, and one of another GPU a miss."""
-    face, (field, check) = case
-    path = own_records(face, rank)
-    rewrite(path, environment={field: "another"})
-    assert job(face, path, {"VERSION_CHECK": check}).is_hit == ((field, check) == ("torch", "0"))
