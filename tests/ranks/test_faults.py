@@ -12,7 +12,7 @@ import triton.language as tl
 
 from dist_tune import NoValidConfigError
 from dist_tune.testing import FakeH200
-from tests.ranks.kernels import autotuned, best, is_unpatched, launch, product_kernel, tuned
+from tests.ranks.kernels import autotuned, best, configs, is_unpatched, launch, product_kernel, tuned
 from tests.shared_worlds import on_each_rank
 
 BLOCKS = (16, 32, 64, 128)
@@ -30,7 +30,7 @@ def failing(rank: int, on: On, at_launch: int = 0) -> Any:
         if index in on.get(rank, []) and at_launch in (0, counts[full["BLOCK"]]):
             raise RuntimeError(f"config {index} is out on rank {rank}")
 
-    kernel = autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=hook) for block in BLOCKS])
+    kernel = autotuned(configs=configs(*BLOCKS, pre_hook=hook))
 
     def step(x: torch.Tensor) -> torch.Tensor:
         y = launch(kernel, x)
