@@ -46,12 +46,12 @@ run() {
 
 tests() {
     run tests 240 "$python" -m pytest -v -m gpu "$root/tests/gpu" --durations=0 -p no:cacheprovider \
-        --ignore="$root/tests/gpu/test_row_parallel.py" --ignore="$root/tests/gpu/test_moe.py"
+        --ignore="$root/tests/gpu/test_steps.py"
 }
 
 tests-steps() {
-    run tests-moe 280 "$python" -m pytest -v -m gpu "$root/tests/gpu/test_moe.py" --durations=0 -p no:cacheprovider
-    run tests-row-parallel 390 "$python" -m pytest -v -m gpu "$root/tests/gpu/test_row_parallel.py" --durations=0 -p no:cacheprovider
+    run tests-moe 280 "$python" -m pytest -v -m gpu "$root/tests/gpu/test_steps.py" -k moe --durations=0 -p no:cacheprovider
+    run tests-row-parallel 390 "$python" -m pytest -v -m gpu "$root/tests/gpu/test_steps.py" -k gemm --durations=0 -p no:cacheprovider
 }
 
 steps() {

@@ -185,7 +185,7 @@ def host(console: Console) -> None:
     from dist_tune.testing import FakeH200, install_fake_driver
 
     install_fake_driver()
-    call_args = torch.zeros(64, 64), torch.zeros(64, 64), SimpleNamespace(n_ranks=4, n_local_ranks=4)
+    call_args = torch.zeros(64, 64), torch.zeros(64, 64), SimpleNamespace(partial_dtype=None, n_ranks=4, n_local_ranks=4)
     space = [{"gemm_config": triton.Config({"BLOCK": block})} for block in (16, 32)]
     table = Table("later call of a function that", "bare us", "tuned us", "more us", title=versions("CPU, fake driver"))
     with tempfile.TemporaryDirectory() as folder:

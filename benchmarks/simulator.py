@@ -1,7 +1,7 @@
 """Plays tables of times through the real search, ledgers and reduction: no GPU, no processes.
 
-Knows true times and makes noise around them: hiccups, slow ranks, failing launches, sites that are not met in every
-replay, and costs of the closure that a kernel's clock does not see. Figures for policies and for the cost of agreement:
+Knows true times and makes noise around them: hiccups, errors of clocks, and costs of the closure that a kernel's clock
+does not see. Figures for policies and for the cost of agreement:
 
     python -m benchmarks.simulator
 """
@@ -11,13 +11,12 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp
 
 from benchmarks.meeting_costs import Cost, tuning
 from benchmarks.timing_tables import load_tables
-from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.search.guided import guide_of
 from dist_tune.search.plan import Plan, Replay
 from dist_tune.search.race import Race
@@ -51,17 +50,6 @@ class Kernel:
         runnable = [i for i in range(len(self.ms)) if i not in self.failures]
         return min(runnable, key=lambda i: (max(self.cost_ms(i, rank) for rank in range(len(self.ms[i]))), i))
 
-    def slowed(self, rank: int, by: float, candidates: Sequence[int] | None = None) -> Kernel:
-        """The same on machines of which one is slower, with all candidates or with some."""
-        wanted = range(len(self.ms)) if candidates is None else candidates
-        ms = [[t * (by if r == rank and i in wanted else 1.0) for r, t in enumerate(row)] for i, row in enumerate(self.ms)]
-        return replace(self, ms=ms)
-
-
-def always(rank: int, site: str, replay: int) -> bool:
-    """Each rank meets each site in each replay."""
-    return True
-
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -81,11 +69,6 @@ class World:
     """What a replay takes the host; 0: not told."""
     hiccups: float = 0.003
     """Share of launches that take ``HICCUP`` times as long."""
-    jolts: Collection[tuple[int, int]] = ()
-    """Rank and replay of hiccups that do happen."""
-    broken: Mapping[tuple[int, str, int], str] = field(default_factory=dict)
-    """Rank, site, candidate -> why it fails at its launch."""
-    is_met: Callable[[int, str, int], bool] = always
 
     def closure_ms(self, choice: Mapping[str, int]) -> float:
         """True time of the closure on its slowest rank."""
@@ -106,15 +89,14 @@ class Played:
     search: Race
     schedule: list[Replay]
     meetings: list[tuple[dict[int, Report], Report]]
-    """One per rung or round, and one more where replays were struck."""
+    """One per rung or round."""
 
 
 class _Rank:
-    """One simulated rank: its dice, its ledger, and what has failed on it."""
+    """One simulated rank: its dice and its ledger."""
 
     def __init__(self, world: World, rank: int, seed: int) -> None:
         self.samples = Samples()
-        self.failures: Failures = {}
         self._world = world
         self._rank = rank
         self._dice = random.Random(f"{seed} {rank}")
@@ -124,17 +106,11 @@ class _Rank:
         world = self._world
         closure_ms = self._noisy(world.other_ms)
         for site, trial in schedule.items():
-            if not world.is_met(self._rank, site, number):
-                continue
             kernel, candidate, is_timed = world.sites[site], trial.candidate, trial.is_timed
-            if (why := world.broken.get((self._rank, site, candidate))) is not None:
-                self.failures.setdefault(site, {})[candidate] = CandidateFailure(FailureKind.LAUNCH, why)
-                self.samples.disturb(number)
-                candidate, is_timed = kernel.best(), False  # the stand-in
             if is_timed:
                 self.samples.add_run(site, candidate, number)
             for _ in range(kernel.n_launches):
-                has_hiccup = self._dice.random() < world.hiccups or (self._rank, number) in world.jolts
+                has_hiccup = self._dice.random() < world.hiccups
                 ms = self._noisy(kernel.ms[candidate][self._rank]) * (HICCUP if has_hiccup else 1.0)
                 closure_ms += ms
                 if times_launches:
@@ -144,11 +120,6 @@ class _Rank:
             closure_ms += self._noisy(kernel.unseen_ms[candidate]) if kernel.unseen_ms else 0.0
         self.samples.add_replay(number, self._read(closure_ms, 2 * world.clock_ms), schedule)
         return closure_ms
-
-    def take_failures(self) -> Failures:
-        """What has failed since the last time."""
-        taken, self.failures = self.failures, {}
-        return taken
 
     def _read(self, ms: float, error_ms: float) -> float:
         return max(ms + self._dice.gauss(0.0, error_ms), 1e-6) if error_ms else ms
@@ -168,7 +139,6 @@ def play(world: World, plan: Plan | None = None, options: RacingOptions | None =
     ranks = [_Rank(world, rank, seed) for rank in range(world.n_ranks)]
     schedule: list[Replay] = []
     meetings: list[tuple[dict[int, Report], Report]] = []
-    struck: set[int] = set()
     replay_ms, in_finals = 0.0, False
     while batch := _next_batch(world, search):
         if search.is_final and not in_finals:
@@ -179,17 +149,10 @@ def play(world: World, plan: Plan | None = None, options: RacingOptions | None =
         for replay in batch:
             replay_ms += max(rank.run(len(schedule), replay, times_launches=times_launches) for rank in ranks)
             schedule.append(replay)
-        failures = [rank.take_failures() for rank in ranks]
-        while True:
-            known_ms = search.kernel_times_ms()
-            reports = {r: rank.samples.report(failures[r], batch, known_ms) for r, rank in enumerate(ranks)}
-            told = replace(reduce_reports(reports), batch_s=len(batch) * world.host_ms / 1e3)
-            meetings.append((reports, told))
-            if set(told.disturbed) <= struck:
-                break
-            struck |= set(told.disturbed)
-            for rank in ranks:
-                rank.samples.strike(told.disturbed)
+        known_ms = search.kernel_times_ms()
+        reports = {r: rank.samples.report({}, batch, known_ms) for r, rank in enumerate(ranks)}
+        told = replace(reduce_reports(reports), batch_s=len(batch) * world.host_ms / 1e3)
+        meetings.append((reports, told))
         search.tell(len(batch), told)
     winners = {site: best for site in world.sites if (best := search[site].best) is not None}
     best_ms = world.closure_ms({site: kernel.best() for site, kernel in world.sites.items()})

@@ -25,13 +25,14 @@ def tuned(face: Face, seconds: Sequence[float], **options: Any) -> SimpleNamespa
     """Configs that take so long: runs of each, the seconds of their tuning, the winner, and why the others are not it. Nothing waits."""
     ran, began, monotonic = Counter[int](), ExactTime.seconds, time.monotonic
 
-    def spend(i: int) -> None:
+    def spend(i: int, x: Any = 0) -> Any:
         ran[i] += 1
         ExactTime.pass_ms(seconds[i] * 1e3)
+        return x + 1
 
     if face == "function":
         space = [{"i": i} for i in range(len(seconds))]
-        step: Any = autotune(space, None, cache=False, **options)(lambda x, i: (spend(i), x + 1)[1])
+        step: Any = autotune(space, None, cache=False, **options)(lambda x, i: spend(i, x))
     else:
         configs = [triton.Config({"BLOCK": 16 << i % 4}, pre_hook=lambda _, i=i: spend(i)) for i in range(len(seconds))]
         step = kernels.tuned(kernels.autotuned(configs=configs), n_repeat=5, n_warmup=3, **options)
