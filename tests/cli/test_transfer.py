@@ -39,14 +39,6 @@ def test_a_forged_record_is_refused_alone(ask: Answers, tmp_path: Path, piece: b
     assert (refused["outcome"], refused["source"], reason in refused["reason"]) == ("refused", f"{tmp_path / 'e.json'}, record 2", True)
 
 
-@pytest.mark.parametrize("name", ["../../../escaped", "/etc/escaped", "..", "", "\0", "x" * 10_000])
-def test_where_a_record_goes_follows_from_the_record(cache: Cache, ask: Answers, tmp_path: Path, name: str):
-    """No name in a file leads out of the cache folder."""
-    (tmp_path / "e.json").write_bytes(packed([record(kernel=name)]))
-    assert ask.json("merge", tmp_path / "e.json")["added"] == 1
-    assert [path.parents[1] for path in tmp_path.rglob("*.json") if path != tmp_path / "e.json"] == [cache.folder]
-
-
 def test_merge_goes_on_after_what_it_refuses(cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Good files among bad ones are merged, the bad ones named with the reason, last; what is no regular file is not read."""
     theirs = tmp_path / "theirs"

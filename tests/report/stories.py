@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from dist_tune.cache.records import CandidateRecord, Seconds, TuningRecord
 from dist_tune.output import events as kinds
+from tests import cached_records
 from tests.cached_records import NOON, environment
 
 BEGIN = NOON.timestamp()
@@ -18,42 +18,30 @@ FORGED = "<script>document.title='forged'</script>"
 
 def record(number: int = 0, n_candidates: int = 200, n_ranks: int = 4, **changes: Any) -> TuningRecord:
     """A site whose times depend on BLOCK_M most, then on num_warps; a sixth of its candidates do not run."""
-    chance = random.Random(number)
-    candidates = [_candidate(chance, index, n_ranks) for index in range(n_candidates)]
+    candidates = [_candidate(number, index, n_ranks) for index in range(n_candidates)]
     timed = sorted((each for each in candidates if each.latency_ms is not None), key=lambda each: each.latency_ms or 0.0)
     for place, each in enumerate(timed):
-        rung = 0 if place > len(timed) // 2 else 1 if place > len(timed) // 4 else 3
-        left = None if place < 2 else "left the finals after round 0" if place < 5 else f"left the race after rung {rung}"
+        left = None if place < 2 else "left the finals after round 0" if place < 5 else "left the race after rung 1"
         candidates[each.index] = each.model_copy(update={"left": left, "closure_ms": (each.latency_ms or 0.0) + 0.4 if place < 5 else None})
     values: dict[str, Any] = {
-        "closure": "step", "kernel": f"model.gemm_{number}", "key": f"[{512 * (number + 1)},2752,torch.bfloat16]", "source": "0123456789",
-        "winner": timed[0].index, "candidates": candidates, "n_replays": 420, "closure_weight": 0.3, "seconds": 14.2,
+        "kernel": f"model.gemm_{number}", "key": f"[{512 * (number + 1)},2752,torch.bfloat16]", "winner": timed[0].index, "reason": "",
+        "candidates": candidates, "n_replays": 420, "closure_weight": 0.3, "seconds": 14.2,
         "spent": Seconds(total=14.2, discover=1.1, compile=6.0, race=5.5, finals=1.2, settle=0.4, meetings=0.8),
-        "environment": environment(world_size=n_ranks, ranks_per_host=n_ranks), "tuned_at": NOON,
+        "environment": environment(world_size=n_ranks, ranks_per_host=n_ranks),
     }  # fmt: skip
-    return TuningRecord(**{**values, **changes})
+    return cached_records.record(**{**values, **changes})
 
 
-def _candidate(chance: random.Random, index: int, n_ranks: int) -> CandidateRecord:
-    fields: dict[str, Any] = {
-        "BLOCK_M": 16 << index % 4, "BLOCK_N": 32 << index // 4 % 3, "BLOCK_K": 32 << index // 12 % 2,
-        "num_warps": 2 << index // 24 % 3, "num_stages": 2 + index // 72 % 3, "num_ctas": 1,
-    }  # fmt: skip
-    values: dict[str, Any] = {"index": index, "config": " ".join(f"{name}={value}" for name, value in fields.items()), "fields": fields}
-    shared_bytes = (fields["BLOCK_M"] + fields["BLOCK_N"]) * fields["BLOCK_K"] * 2 * fields["num_stages"]
-    if chance.random() < 1 / 6:
-        reason = f"rank {index % n_ranks}: OutOfResources: out of resource: shared memory, required: {4 * shared_bytes}, limit: 232448"
-        return CandidateRecord(**values, failure=reason, shared_bytes=4 * shared_bytes)
-    ms = 0.1 * (128 / fields["BLOCK_M"]) ** 0.8 * (8 / fields["num_warps"]) ** 0.3 * (1 + 0.1 * chance.random())
-    ranks_ms = {
-        rank: ms * (1 - 0.02 * chance.random() * (rank != 3)) * (1.15 if rank == 1 and index % 9 == 4 else 1) for rank in range(n_ranks)
-    }
-    slowest = max(ranks_ms.values())
-    n_regs = min(255, fields["BLOCK_M"] * fields["BLOCK_N"] // fields["num_warps"] // 8 + 24)
-    return CandidateRecord(
-        **values, latency_ms=slowest, spread_ms=slowest * 0.004, n_replays=1 + index % 5, rank_latencies_ms=ranks_ms,
-        shared_bytes=shared_bytes, n_regs=n_regs, n_spills=max(0, n_regs - 200),
-    )  # fmt: skip
+def _candidate(number: int, index: int, n_ranks: int) -> CandidateRecord:
+    fields: dict[str, Any] = {"BLOCK_M": 16 << index % 4, "num_warps": 2 << index // 4 % 3, "BLOCK_N": 32 + index // 12, "num_stages": 2}
+    values: dict[str, Any] = {"config": " ".join(f"{name}={value}" for name, value in fields.items()), "fields": fields, "left": None}
+    if (index + number) % 6 == 4:
+        reason = f"rank {index % n_ranks}: OutOfResources: out of resource: shared memory, required: 300000, limit: 232448"
+        nothing: dict[str, Any] = {"latency_ms": None, "closure_ms": None, "spread_ms": None, "rank_latencies_ms": {}, "n_replays": 0}
+        return cached_records.candidate(index, failure=reason, **values, **nothing)
+    ms = 0.1 * (128 / fields["BLOCK_M"]) ** 0.8 * (8 / fields["num_warps"]) ** 0.3 * (1 + index / 3000)
+    ranks_ms = {rank: ms * (0.98 + 0.02 * (rank + 1) / n_ranks) for rank in range(n_ranks)}
+    return cached_records.candidate(index, latency_ms=ms, spread_ms=ms * 0.004, rank_latencies_ms=ranks_ms, closure_ms=None, **values)
 
 
 def header(rank: int, n_ranks: int = 4, at: float = BEGIN, **changes: Any) -> kinds.RunBegun:
