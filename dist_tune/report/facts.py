@@ -95,10 +95,7 @@ def _outcome(site: SiteStory) -> dict[str, Any]:
     if record is not None and site.won is not None:
         told = {"ms": record.best.latency_ms, "gain": account.gain(record), "record_id": site.won.record_id}
         return {**told, "facts": account.facts(record)}
-    best = f"; best so far: {site.config(rung.best)}" if rung else ""
-    left = f", {rung.n_left} left in the race" if rung else ""
-    facts = {"chosen": f"not settled{best}", "candidates": f"{len(site.met.configs)}, {site.n_dropped} cannot run{left}"}
-    return {"ms": rung.best_ms if rung else None, "gain": None, "record_id": "", "facts": facts}
+    return {"ms": rung.best_ms if rung else None, "gain": None, "record_id": "", "facts": {"chosen": f"not settled: {_state(site)}"}}
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def test_a_site_that_is_not_settled_is_on_the_page():
     """With what the race knows."""
     told = story_of(*(event for event in events([record(0, 12)], 0, 1) if event.kind not in ("winner", "done")))
     (site,) = content(told)["sites"]
-    assert site["facts"]["chosen"].startswith("not settled; best so far: BLOCK_M=")
+    assert site["facts"]["chosen"].startswith("not settled: 24 of 12 left, best so far 0.1")
     assert (site["candidates"], "not settled" in text(told)) == ([], True)
 
 
