@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
-from functools import partial
 from math import inf
 from threading import Event, Lock, Thread, get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from dist_tune.compiler import is_compiling, noted, sweep
+from dist_tune.compiler import is_compiling, noted
 from dist_tune.distributed import Asked, Ranks, within
 from dist_tune.errors import CandidateFailure, FailureKind, StuckConfigError
 from dist_tune.files import to_terminal, warn_once
@@ -328,7 +327,6 @@ class Watchdog:
         self._within(lambda: causes.append(self._ranks.end_from_outside(error)))
         self._say(f"{told}. The tuning had been ended before: {causes[0]}" if causes and causes[0] else told)
         self._within(lambda: sys.stdout.flush())
-        self._within(partial(sweep, is_own=True))
         os._exit(EXIT_CODE)
 
     def _say(self, text: str) -> None:

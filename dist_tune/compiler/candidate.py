@@ -78,21 +78,13 @@ class Candidate:
         """Compiled, and not loaded yet."""
         return self._loaded is None and self.compilation.done.is_set() and not isinstance(self.compilation.result, Failure)
 
-    def load(self, *, is_early: bool = False) -> Resources | Failure | None:
-        """Load onto the device without a launch. Call it when the compilation is done; it does not wait.
-
-        ``is_early``: others are still compiled. A load that the machine fails then is put off to the next call; None.
-        """
+    def load(self) -> Resources | Failure | None:
+        """Load onto the device without a launch. Call it when the compilation is done; it does not wait."""
         compiled = self.compilation.result
         if compiled is None or isinstance(compiled, Failure):  # None under the interpreter, and with a hook of the user's
             return compiled
-        for is_last in (False, True):  # once more, if it was the machine that failed
-            if self._loaded is None:
-                loaded = attempt(lambda: self._load(compiled), FailureKind.LOAD, _int(compiled.metadata, "shared"))
-                if is_last or not isinstance(loaded, Failure) or loaded.kind is not FailureKind.MACHINE:
-                    self._loaded = loaded
-                elif is_early:
-                    break
+        if self._loaded is None:
+            self._loaded = attempt(lambda: self._load(compiled), FailureKind.LOAD, _int(compiled.metadata, "shared"))
         return self._loaded
 
     def kernel(self) -> str:

@@ -1,8 +1,8 @@
 """One kernel from source to Triton's disk cache, on any thread, and what compilations of one tuning share.
 
 While ``patched`` is entered, a thread that runs a ``Compilation`` compiles as follows: the front end, which is Python and holds the
-interpreter's lock, is run by one thread at a time and once for equal input; the stages after it are those of ``worker``, in another process
-or in this one. Other threads compile as always, and so do kernels of other languages and backends.
+interpreter's lock, is run by one thread at a time and once for equal input; the stages after it are ``worker``'s, in another process.
+Other threads compile as always, and so do kernels of other languages and backends, and those whose compiler a user has changed.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import triton
+from triton.compiler import code_generator
 from triton.compiler.compiler import ASTSource
 
-from dist_tune.compiler.output import quiet_terminal, temporary_folder
 from dist_tune.compiler.patches import replaced
-from dist_tune.compiler.processes import CannotStartError, CompilerCrashError, Worker
-from dist_tune.compiler.triton_cache import claim
-from dist_tune.compiler.worker import STAGES, Made, Observed, compile_kernel, timed, unlock
+from dist_tune.compiler.processes import CannotStartError, Worker, temporary_folder
+from dist_tune.compiler.triton_cache import claim, unlock
+from dist_tune.compiler.worker import STAGES, Made, Observed, compile_kernel, timed
 from dist_tune.errors import FailureKind, kind_of
 
 FRONT_END = "front_end"
+MAX_CHARS = 200_000
+"""Kept of one compiler's output."""
 _SWITCH_INTERVAL_S = 1e-3
 """Longest time that a thread keeps the interpreter's lock while others wait. Python's own 5 ms add up in compilers."""
 _PATIENCE_S = 10.0
 """Longest wait for the front end of another thread, which may be stuck."""
 _MISSING = object()
 _thread = threading.local()
-"""``compilation`` that a thread runs."""
+"""``compilation`` that a thread runs, and what was ``printed`` in its ``attempt``."""
 _launchers: set[tuple[str, ...]] = set()
 """Signatures of this process, whose launchers were built."""
 
@@ -60,25 +62,34 @@ def reason_of(error: BaseException) -> str:
 
 def attempt(step: Callable[[], Any], kind: FailureKind = FailureKind.COMPILE, shared_bytes: int | None = None) -> Any:
     """The value of ``step``, or a ``Failure`` with the exception that it raised and the compiler's output."""
-    start = quiet_terminal.n_bytes()
+    printed = _thread.printed = list[str]()
     try:
         return step()
     except Exception as error:  # noqa: BLE001  # compilers, loaders and the user's hooks raise anything: it is this rank's vote
         # Raised further, it would end a compiling thread, and the ranks would wait for the result.
-        text = ""
-        if not isinstance(error, triton.OutOfResources):  # of which the compiler writes nothing: what is there is another's
-            text = quiet_terminal.take(start)
-        elif error.name == "shared memory":
+        if isinstance(error, triton.OutOfResources) and error.name == "shared memory":
             shared_bytes = error.required
-        return Failure(reason_of(error), text, shared_bytes, kind_of(error, kind))
+        output = "".join([*printed, *getattr(error, "__notes__", [])])[:MAX_CHARS]
+        printed.clear()
+        return Failure(reason_of(error), output, shared_bytes, kind_of(error, kind))
+    finally:
+        _thread.printed = None
+        print(*printed, sep="", end="")  # noqa: T201  # of what did not fail: the user has asked for it
+
+
+def _heard(*values: object, sep: str = " ", end: str = "\n") -> None:
+    """``print`` of Triton's compiler: of one that fails, it is for the log."""
+    printed: list[str] | None = getattr(_thread, "printed", None)
+    if printed is None:
+        print(*values, sep=sep, end=end)  # noqa: T201  # a compilation that is none of ours
+    else:
+        printed.append(sep.join(map(str, values)) + end)
 
 
 class Toolchain:
     """What the compilations of one tuning share: TTIR that was made, processes, the shared memory of the device."""
 
-    def __init__(self, on_wait: Callable[[], None]) -> None:
-        self.on_wait = on_wait
-        """Called on a thread that begins to wait for another one's stages."""
+    def __init__(self) -> None:
         self.shared_limit_bytes: int | None = None
         """A kernel that needs more is not assembled, which would take longer than all stages before (logs/compile-cpu)."""
         self.uses_processes = False
@@ -86,7 +97,6 @@ class Toolchain:
         self._has_ended = False
         self._lock = threading.Lock()
         """Guards the idle processes."""
-        self._pid = os.getpid()
         self._front_end = threading.Lock()
         self._ttir: dict[tuple[Any, ...], list[tuple[dict[str, Any], str]]] = {}
         """Source -> the options that were read, with their values, and the TTIR for them."""
@@ -100,24 +110,23 @@ class Toolchain:
                     return each
                 each.end()
         with suppress(OSError):
-            return Worker() if self.uses_processes and Worker.can_start else None
+            return Worker() if Worker.can_start else None
         Worker.can_start = False
         return None
 
     def give(self, each: Worker) -> None:
         """Take a process back; it ends if the tuning has."""
         with self._lock:
-            if not self._has_ended:
-                self._idle.append(each)
-                return
-        each.end()
+            self._idle.append(each)
+        if self._has_ended:
+            self.end()
 
     def end(self) -> None:
-        """End the idle processes, unless this one is a fork of the one that has started them."""
+        """End the idle processes, and those that are given back later."""
+        self._has_ended = True
         with self._lock:
-            idle, self._idle, self._has_ended = self._idle, [], True
-        for each in idle if self._pid == os.getpid() else ():
-            each.end()
+            while self._idle:
+                self._idle.pop().end()
 
     def ttir(self, source: tuple[Any, ...], options: Any, make: Callable[[Any], Any], *, is_urgent: bool) -> str:
         """TTIR as text. ``make`` is called with options that observe what it reads, and not if TTIR was made for equal ones.
@@ -138,14 +147,26 @@ class Toolchain:
                 self._front_end.release()
 
 
+class Turn(NamedTuple):
+    """The place of a compilation in a site's queue."""
+
+    part: int
+    """Whose part of the candidates it is in: 0 for this rank's."""
+    cost: float
+    """Estimated, negative: the longest first."""
+    tiles: int
+    group: str
+    """Alike for candidates that differ in ``num_stages`` alone."""
+
+
 class Compilation:
     """One kernel, shared by all candidates with its key: queued, then running, then done."""
 
     def __init__(self, key: str, compile_: Callable[[], Any] | None, result: Any = None) -> None:
         self.key = key
         """Key in Triton's disk cache, in hex; empty if nothing is compiled."""
-        self.label, self.candidate, self.turn = "", 0, (0, 0.0, 0)
-        """The first site and candidate that asked for it, with its sort key there."""
+        self.label, self.candidate, self.turn = "", 0, Turn(0, 0.0, 0, "")
+        """The first site and candidate that asked for it, with its turn there."""
         self.done = threading.Event()
         self.result = result
         """When done: Triton's compiled kernel, a ``Failure``, or None if nothing is compiled, as under the interpreter."""
@@ -159,14 +180,12 @@ class Compilation:
         """Times that this was found."""
         self.is_given_up = False
         """Failed by ``give_up``; a thread may still be running it."""
-        self.is_waiting = False
-        """True while another thread runs stages for both."""
         self._worker: Worker | None = None
         self._claimed: IO[bytes] | None = None
         self._made: Made | None = None
         self._tools: Toolchain
         self._is_urgent = self._takes_text = False
-        self._compile = self._again = compile_
+        self._compile = compile_
         self._lock = threading.Lock()
         if compile_ is None:
             self.done.set()
@@ -195,24 +214,19 @@ class Compilation:
                 result = attempt(lambda: self._compiled(compile_, claimed))
             finally:
                 _thread.compilation = None
-                if self._worker is not None:
-                    tools.give(self._worker)
+                worker, self._worker = self._worker, None
+                if worker is not None:
+                    tools.give(worker)
                 note(result)
                 self._finish(result)
         return True
-
-    def run_again(self) -> None:
-        """Compile once more, if it was the machine that failed: when nothing else is compiled."""
-        again, self._again = self._again, None
-        if again is not None and isinstance(self.result, Failure) and self.result.kind is FailureKind.MACHINE:
-            self.result = attempt(again)
 
     def give_up(self, reason: str) -> None:
         """Let it fail from another thread: it may never end."""
         self.is_given_up = self.is_given_up or not self.done.is_set()
         self._finish(Failure(reason))
-        if self._worker is not None:
-            self._worker.end()
+        if (worker := self._worker) is not None:
+            worker.end()
         if self._claimed is not None:
             unlock(self._claimed)
 
@@ -244,50 +258,32 @@ class Compilation:
         knobs = triton.knobs.compilation
         is_hooked = bool(triton.knobs.runtime.add_stages_inspection_hook or knobs.override or knobs.use_ir_loc)
         is_triton_s = tuple(stages) == STAGES and language == triton.backends.compiler.Language.TRITON
-        self._takes_text = is_triton_s and not is_hooked and options.ir_override is None
+        self._takes_text = self._tools.uses_processes and is_triton_s and not is_hooked and options.ir_override is None
         for name, stage in list(stages.items()):
             own = functools.partial(timed, self.seconds, name, stage)
             stages[name] = functools.partial(self._stage, name, backend.target, options) if self._takes_text else own
 
     def make_ir(self, own: Callable[..., Any], source: Any, target: Any, options: Any, *rest: Any) -> Any:
         """TTIR of the front end as text, which is all that our stages need."""
+        build_ahead(source)
         if not self._takes_text:
             return timed(self.seconds, FRONT_END, own, source, target, options, *rest)
         self._worker = self._tools.take()  # it starts beside the front end
-        build_ahead(source)
         # Triton's identity of a source, and what the backend's own functions are chosen by.
         identity = (source.hash(), str(target), options.arch)
         make = functools.partial(timed, self.seconds, FRONT_END, lambda observed: own(source, target, observed, *rest))
         return self._tools.ttir(identity, options, make, is_urgent=self._is_urgent)
 
     def _stage(self, name: str, target: Any, options: Any, source: Any, metadata: dict[str, Any]) -> str | bytes:
+        """The text of one stage; all are made where the first one is asked for."""
         if self._made is None:
-            self._made = self._run_stages(source, target, options, self._tools.shared_limit_bytes, temporary_folder())
+            request = source, target, options, self._tools.shared_limit_bytes, temporary_folder()
+            with suppress(CannotStartError):
+                self._made = self._worker.ask(request) if self._worker is not None else None
+            self._made = self._made or compile_kernel(*request)
             metadata.update(self._made[1])
             self.seconds.update(self._made[2])
         return self._made[0][name]
-
-    def _run_stages(self, *request: Any) -> Made:
-        """Run the stages of a kernel in a process, or in this one. A crash that does not come again costs nothing."""
-
-        def on_wait() -> None:
-            self.is_waiting = True  # this thread does not count as running
-            self._tools.on_wait()
-
-        try:
-            is_again = False
-            while self._worker is not None:
-                try:
-                    return self._worker.ask(request, on_wait)
-                except CannotStartError:
-                    self._worker = None
-                except CompilerCrashError:
-                    if self.is_given_up or is_again or (another := self._tools.take()) is None:
-                        raise
-                    self._worker, is_again = another, True
-            return compile_kernel(on_wait, *request)
-        finally:
-            self.is_waiting = False
 
 
 def build_ahead(source: Any) -> None:
@@ -343,6 +339,8 @@ def patched() -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(sys.setswitchinterval, interval_s)
         stack.enter_context(replaced(ASTSource, "make_ir", _make_ir))
+        stack.enter_context(replaced(code_generator, "print", lambda own: _heard))
         for backend in triton.backends.backends.values():
+            stack.enter_context(replaced(sys.modules[backend.compiler.__module__], "print", lambda own: _heard))
             stack.enter_context(replaced(backend.compiler, "add_stages", _add_stages))
         yield

@@ -21,15 +21,12 @@ import triton
 from triton.compiler.compiler import max_shared_mem
 
 from dist_tune.compiler.candidate import Candidate, Compilable, Resources
-from dist_tune.compiler.compilation import Compilation, Failure, Toolchain, patched
-from dist_tune.compiler.output import folder_in_use, quiet_terminal
+from dist_tune.compiler.compilation import Compilation, Failure, Toolchain, Turn, patched
 from dist_tune.compiler.patches import SharedContext
-from dist_tune.compiler.processes import is_possible
+from dist_tune.compiler.processes import folder_in_use, is_possible
 from dist_tune.compiler.triton_cache import await_digest, begin_digest, writable_folder
 from dist_tune.measure import is_interpreted
 
-MIN_THREADS_FOR_PROCESSES = 4
-"""Fewer threads do not wait for one another enough to be worth the start of processes."""
 EXIT_WAIT_S = 10.0
 """Longest wait for compiling threads at the end of the process."""
 _LOOK_S = 0.01
@@ -49,21 +46,22 @@ def quickest(configs: Sequence[triton.Config]) -> list[int]:
     return sorted(range(len(configs)), key=lambda i: (compile_cost(configs[i]), prod(_blocks(configs[i])), configs[i].num_stages, i))
 
 
-def turns(configs: Sequence[triton.Config], position: int, n_ranks: int) -> list[tuple[int, float, int]]:
-    """Sort key of each candidate on the rank at ``position`` of the ``n_ranks`` of its host: first its own part of them.
+def turns(configs: Sequence[triton.Config], position: int, n_ranks: int) -> list[Turn]:
+    """The turn of each candidate on the rank at ``position`` of the ``n_ranks`` of its host: first its own part of them.
 
     Then the longest; of equals the smallest tiles, because configs that exceed shared memory end early. Candidates that differ in warps
-    and stages alone are in one part, because Triton's front end makes the same TTIR of them; if there are few such groups, those that
+    and stages alone are in one part, because Triton's front end makes the same TTIR of them; if there are few such parts, those that
     differ in stages alone, which may come to the same kernel.
     """
     costs = [(-compile_cost(config), prod(_blocks(config)) * config.num_stages) for config in configs]
-    groups = [str(config.kwargs) for config in configs]
-    if len(set(groups)) < 2 * n_ranks:
-        groups = [repr({**config.all_kwargs(), "num_stages": None}) for config in configs]
+    groups = [repr({**config.all_kwargs(), "num_stages": None}) for config in configs]
+    together = [str(config.kwargs) for config in configs]
+    if len(set(together)) < 2 * n_ranks:
+        together = groups
     parts: dict[str, int] = {}
     for i in sorted(range(len(configs)), key=costs.__getitem__):
-        parts.setdefault(groups[i], len(parts))
-    return [((parts[group] - position) % n_ranks, *cost) for group, cost in zip(groups, costs, strict=True)]
+        parts.setdefault(together[i], len(parts))
+    return [Turn((parts[together[i]] - position) % n_ranks, *costs[i], groups[i]) for i in range(len(configs))]
 
 
 def _blocks(config: triton.Config) -> list[int]:
@@ -72,7 +70,7 @@ def _blocks(config: triton.Config) -> list[int]:
 
 @contextmanager
 def _prepared() -> Iterator[None]:
-    with writable_folder(), patched(), quiet_terminal.redirected():
+    with writable_folder(), patched():
         yield
 
 
@@ -100,7 +98,9 @@ class Compiler:
         """Number, the lowest that was free -> the thread, and what it runs."""
         self._lock = threading.Lock()
         """Guards the queue and the threads."""
-        self._tools = Toolchain(on_wait=self._start_threads)
+        self._known: set[tuple[str, str]] = set()
+        """Groups of a site of which one candidate is compiled."""
+        self._tools = Toolchain()
         self._work: Counter[str] = Counter()
         self._opened_at = 0.0
         self._patches = ExitStack()
@@ -150,27 +150,18 @@ class Compiler:
             made.load()
         return label
 
-    def load(self, label: str, candidate: int, *, is_early: bool = False) -> Resources | Failure | None:
-        """Load the candidate onto the device without a launch, compiling it at once if need be. None under the interpreter.
-
-        ``is_early``: others are still compiled; None where the machine has failed, which may load it after them.
-        """
+    def load(self, label: str, candidate: int) -> Resources | Failure | None:
+        """Load the candidate onto the device without a launch, compiling it at once if need be. None under the interpreter."""
         compilation = self._sites[label][candidate].compilation
         self._start_now(compilation)
         # This rank posts nothing meanwhile: a stuck compilation must fail before the other ranks take this one for lost.
         for _ in self._wait([compilation], 2 / 3 * self._stuck_after_s):
             pass
-        compilation.run_again()
-        return self._sites[label][candidate].load(is_early=is_early)
+        return self._sites[label][candidate].load()
 
     def wait(self, label: str, candidates: Collection[int]) -> Iterator[int]:
         """Wait until these are compiled; yields the number that are not, several times a second."""
         return self._wait([self._sites[label][i].compilation for i in candidates], self._stuck_after_s)
-
-    def retry(self, label: str, candidates: Collection[int]) -> None:
-        """Compile those of these that the machine has failed once more, each alone."""
-        for i in candidates:
-            self._sites[label][i].compilation.run_again()
 
     def pending(self, label: str) -> set[int]:
         """Candidates that are not compiled yet."""
@@ -224,7 +215,7 @@ class Compiler:
         if not is_interpreted():
             begin_digest()  # beside the start of the driver
             self._folder.enter_context(folder_in_use())
-            self._tools.uses_processes = self.n_threads >= MIN_THREADS_FOR_PROCESSES and is_possible()
+            self._tools.uses_processes = is_possible()
             await_digest()
             self._patches.enter_context(prepared())
         self._is_open = True
@@ -250,11 +241,11 @@ class Compiler:
     def _start_threads(self) -> None:
         """Start threads for the queue, also in place of stuck ones."""
         with self._lock:
-            for _ in range(min(self.n_threads - self._n_running(), len(self._queue))):
+            for _ in range(min(self.n_threads - self._n_running(), len(self._ready()))):
                 self._start_thread(None)
 
     def _n_running(self) -> int:
-        return sum(each is None or not (each.is_given_up or each.is_waiting) for _, each in self._threads.values())
+        return sum(each is None or not each.is_given_up for _, each in self._threads.values())
 
     def _start_thread(self, compilation: Compilation | None) -> None:
         number = min({*range(len(self._threads) + 1)}.difference(self._threads))
@@ -277,24 +268,33 @@ class Compiler:
             while True:
                 with self._lock:
                     self._threads[number] = thread, None  # it counts again if it was given up
-                    if not self._queue or self._n_running() > self.n_threads:
+                    ready = self._ready()
+                    if not ready or self._n_running() > self.n_threads:
                         del self._threads[number]
                         return
-                    each = min(self._queue, key=self._turn)
+                    each = min(ready, key=self._turn)
                     self._queue.remove(each)
                     self._threads[number] = thread, each
                 if not self._compile(each, number) and each.is_queued:
                     time.sleep(_LOOK_S if each.n_held > 1 else 0.0)
                     with self._lock:
                         self._queue += [each] if self._is_open else []
+                with suppress(RuntimeError):  # no more threads: this one goes on
+                    self._start_threads()
         finally:
             with self._lock:
                 if self._threads.get(number, (None, None))[0] is thread:
                     del self._threads[number]
 
+    def _ready(self) -> list[Compilation]:
+        """Those of the queue that may begin. Kernels of a group may be equal: the first one ends before others take over its stages."""
+        running = [each for _, each in self._threads.values() if each is not None and not each.is_given_up]
+        waiting = {(each.label, each.turn.group) for each in running} - self._known
+        return [each for each in self._queue if (each.label, each.turn.group) not in waiting]
+
     def _turn(self, each: Compilation) -> tuple[int, int, float, int, str, int]:
         """Sort key: what another process compiles last; this rank's part; the longest first, by what the site's latest one took."""
-        part, cost, tiles = each.turn
+        part, cost, tiles, _ = each.turn
         return each.n_held, part, -self._pace_s.get(each.label, 1.0) * sqrt(-cost), tiles, each.label, each.candidate
 
     def _compile(self, compilation: Compilation, number: int, *, is_urgent: bool = False) -> bool:
@@ -302,11 +302,12 @@ class Compiler:
         began = time.monotonic()
 
         def note(result: Any) -> None:
-            seconds, stages, cost = time.monotonic() - began, compilation.seconds, compilation.turn[1]
+            seconds, stages, cost = time.monotonic() - began, compilation.seconds, compilation.turn.cost
             is_equal = "ttgir" in stages and "llir" not in stages
             fate = "equal" if is_equal else "compiled" if stages else "on_disk"
             with self._lock:
                 self._work.update({"at_work": seconds, **stages, "failed" if isinstance(result, Failure) else fate: 1})
+                self._known.add((compilation.label, compilation.turn.group))
                 if cost and fate == "compiled":
                     self._pace_s[compilation.label] = seconds / sqrt(-cost)
             facts = {"seconds": seconds, "worker": number, "is_cached": fate == "on_disk"}

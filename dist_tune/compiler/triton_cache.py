@@ -6,19 +6,20 @@ Knows Triton's ``FileCacheManager``, and nothing of candidates.
 from __future__ import annotations
 
 import base64
+import fcntl
+import io
 import os
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from typing import IO
 
 import triton
 from triton.runtime.cache import FileCacheManager, triton_key
 
-from dist_tune.compiler.output import temporary_folder
-from dist_tune.compiler.worker import locked
+from dist_tune.compiler.processes import temporary_folder
 from dist_tune.files import warn_once
 from dist_tune.measure import is_interpreted
 
@@ -26,8 +27,6 @@ _ROOM_BYTES = 1 << 20
 """Of a kernel with all its files, which a folder must have room for."""
 _LONGEST_S = 10.0
 """Of the wait for the digest: a file system that stands still is Triton's to wait for."""
-_told: list[str] = []
-"""What is said of the temporary folder, while it stands in."""
 
 
 @contextmanager
@@ -43,13 +42,25 @@ def claim(key: str) -> Iterator[IO[bytes] | None]:
         folder = os.path.join(folder, base64.b32encode(bytes.fromhex(key)).decode().rstrip("="))
         with suppress(OSError):
             os.makedirs(folder, exist_ok=True)
-    with locked(os.path.join(folder or os.devnull, "dist_tune.lock")) as file:
+    with ExitStack() as stack:
+        file: IO[bytes]
+        try:
+            file = stack.enter_context(open(os.path.join(folder or os.devnull, "dist_tune.lock"), "a+b"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.callback(unlock, file)
+            file.seek(0)
+        except BlockingIOError:
+            yield None
+            return
+        except OSError:
+            file = io.BytesIO()
         yield file
 
 
-def standing_in() -> str:
-    """A sentence about the temporary folder while it stands in for Triton's; empty if that can be written."""
-    return "".join(_told)
+def unlock(file: IO[bytes]) -> None:
+    """Let others have it, also where a fork of this process has the file. For any thread."""
+    with suppress(OSError, ValueError):  # in memory, or closed
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextmanager
@@ -63,13 +74,12 @@ def writable_folder() -> Iterator[None]:
                 os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
         except OSError as error:
             triton.knobs.cache.dir = os.path.join(temporary_folder() or folder, "triton")  # if there is none: each compilation says so
-            _told.append(
-                f"Triton's cache folder {folder} cannot be written ({error.strerror}): this process keeps the kernels of this tuning in "
-                f"{triton.knobs.cache.dir} until its end. Free some space there, or set TRITON_CACHE_DIR"
+            text = (
+                f"dist_tune: Triton's cache folder {folder} cannot be written ({error.strerror}): this process keeps the kernels of this "
+                f"tuning in {triton.knobs.cache.dir} until its end. Free some space there, or set TRITON_CACHE_DIR"
             )
-            warn_once(f"dist_tune: {_told[0]}", topic=f"triton cache {folder}")
+            warn_once(text, topic=f"triton cache {folder}")
         yield
-    _told.clear()
 
 
 def begin_digest() -> None:

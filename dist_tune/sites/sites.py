@@ -13,7 +13,7 @@ from math import inf
 from typing import Any
 
 from dist_tune.cache import CacheLookup
-from dist_tune.compiler import Compiler, Failure, Resources, await_digest, quickest, quiet_terminal
+from dist_tune.compiler import Compiler, Failure, Resources, await_digest, quickest
 from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.output import Story
 from dist_tune.runtime import Slot, Timings, Tunable, specialisation
@@ -79,13 +79,13 @@ class Sites:
             self._to_reset.discard(label)
             launch.reset_only(config)
 
-    def load(self, site: Site, index: int, variant: Variant | None = None, *, is_early: bool = False) -> bool:
-        """Load a candidate onto the device, waiting for its compilation; False if it cannot run here. ``is_early``: see the compiler.
+    def load(self, site: Site, index: int, variant: Variant | None = None) -> bool:
+        """Load a candidate onto the device, waiting for its compilation; False if it cannot run here.
 
         ``variant``: None for the first one.
         """
         variant = variant or site.variants[0]
-        loaded = self._compiler.load(variant.label, index, is_early=is_early)
+        loaded = self._compiler.load(variant.label, index)
         if isinstance(loaded, Resources):
             site.resources.setdefault(index, loaded)
         if isinstance(loaded, Failure):
@@ -243,8 +243,6 @@ class Sites:
             site.quickest = sorted(quickest(configs), key=lambda i: (i in site.suspects, i in site.untried))
             site.variants.append(Variant(label, specialisation(launch)))
             self._compiler.begin(label, launch, configs, first, site.quickest[0])
-            if kept_at := quiet_terminal.kept_at:
-                self._log.debug(f"site={label} compiles; until it is loaded, file descriptor 2 leads to {kept_at}")
         return site
 
     def _label_of(self, launch: Tunable) -> str:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from dist_tune.compiler import standing_in
 from dist_tune.errors import Failures, reasons
 from dist_tune.runtime import LaunchRecorder, RecordedLaunch, precompiles
 from dist_tune.search import Report
@@ -136,8 +135,6 @@ def load_all(context: TuningContext, sites: Sequence[Site], wanted: Waves) -> Re
     for site, variant, indices in units:
         for index in sorted(indices - site.failures.keys()):
             _load_one(context, site, variant, index)
-    if told := standing_in():
-        context.story.warning(told)
     context.compiler.close()
     equal = {each.label: _equals(context, each) for each in sites}
     n_variants = {each.label: len(each.variants) for each in sites if len(each.variants) > 1}
@@ -161,7 +158,6 @@ def _compile(context: TuningContext, units: Sequence[_Unit]) -> None:
             context.story.compiled(compiler.ended)
             context.story.terminal.step(n_all - sum(len(compiler.pending(v.label) & each) for _, v, each in units), n_all)
             _load_ready(context, units)
-        compiler.retry(variant.label, indices)
         for index, failure in compiler.failures(variant.label).items():
             context.sites.reject(site, index, failure)
     context.story.compiled(compiler.ended)
@@ -178,14 +174,14 @@ def _load_ready(context: TuningContext, units: Sequence[_Unit]) -> None:
             if time.monotonic() > until:
                 return
             if index not in site.failures:
-                _load_one(context, site, variant, index, is_early=True)
+                _load_one(context, site, variant, index)
 
 
-def _load_one(context: TuningContext, site: Site, variant: Variant, index: int, *, is_early: bool = False) -> None:
+def _load_one(context: TuningContext, site: Site, variant: Variant, index: int) -> None:
     note_progress()
     context.replays.watchdog.note(f"loading candidate {index} of {variant.label}")
     context.ranks.beat(f"loading candidate {index} of {variant.label}", may_last=True)
-    context.sites.load(site, index, variant, is_early=is_early)
+    context.sites.load(site, index, variant)
 
 
 def tell_of_work(context: TuningContext) -> None:

@@ -41,6 +41,7 @@ class Bench:
         self.stop = threading.Event()
         monkeypatch.setattr(pool, "Candidate", self.candidate)
         monkeypatch.setattr(pool, "max_shared_mem", lambda device: 1)
+        monkeypatch.setattr(pool, "is_possible", lambda: False)
         monkeypatch.setattr(triton.runtime.driver, "_active", SimpleNamespace(get_current_device=lambda: 0))
 
     def candidate(self, launch: Any, config: triton.Config) -> Any:
@@ -51,7 +52,7 @@ class Bench:
             return self.work(number)
 
         candidate = SimpleNamespace(compilation=Compilation(f"{number:012d}", compile_))
-        candidate.load = lambda is_early=False: candidate.compilation.result
+        candidate.load = lambda: candidate.compilation.result
         return candidate
 
 

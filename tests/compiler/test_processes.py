@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,9 @@ import triton.language as tl
 from triton.backends.nvidia.compiler import CUDABackend
 
 from dist_tune import contextual_autotune
-from dist_tune.compiler import pool
+from dist_tune.compiler import processes
 from dist_tune.compiler.compilation import Toolchain
-from dist_tune.compiler.processes import CompilerCrashError, Worker
+from dist_tune.compiler.processes import Worker, folder_in_use, temporary_folder
 from dist_tune.testing import Outcome, on_ranks, values
 
 pytestmark = pytest.mark.processes
@@ -68,17 +70,16 @@ def note_requests() -> list[Any]:
     asked: list[Any] = []
     ask = Worker.ask
 
-    def noting(self: Worker, request: Any, on_wait: Any) -> Any:
+    def noting(self: Worker, request: Any) -> Any:
         asked.append(request[2])
-        return ask(self, request, on_wait)
+        return ask(self, request)
 
     Worker.ask = noting  # type: ignore[method-assign]
     return asked
 
 
-def tune(kernel: Any, configs: list[triton.Config], *args: Any, least_threads: int = 1) -> Any:
-    """Tune one launch, with one thread or more in other processes; the record."""
-    pool.MIN_THREADS_FOR_PROCESSES = least_threads
+def tune(kernel: Any, configs: list[triton.Config], *args: Any) -> Any:
+    """Tune one launch; the record."""
     autotuned = triton.autotune(configs, key=[])(kernel)
 
     @contextual_autotune(is_dist=False, cache=False)
@@ -89,10 +90,10 @@ def tune(kernel: Any, configs: list[triton.Config], *args: Any, least_threads: i
     return step.records[0]
 
 
-def tune_product(configs: list[triton.Config] | None = None, least_threads: int = 1) -> list[str | None]:
+def tune_product(configs: list[triton.Config] | None = None) -> list[str | None]:
     data = torch.zeros(64, 64, dtype=torch.bfloat16)
     configs = configs or [triton.Config({"BM": m, "BN": n}) for m, n in CONFIGS]
-    record = tune(product_kernel, configs, data, data, data.float(), 64, least_threads=least_threads)
+    record = tune(product_kernel, configs, data, data, data.float(), 64)
     return [each.failure for each in record.candidates]
 
 
@@ -108,18 +109,19 @@ def product(rank: int, place: str) -> tuple[int, dict[str, bytes], list[int | No
     configs = [triton.Config({"BM": m, "BN": n}, num_warps=4, num_stages=stages) for m, n in CONFIGS for stages in (1, 2)]
     if place == "triton":
         triton.knobs.runtime.add_stages_inspection_hook = lambda *args: ("", "")
-    least_threads = 1000 if place == "here" else 1
-    assert tune_product(configs, least_threads) == [None] * 8
-    n_asked = len(asked)
+    if place == "here":
+        sys.executable = "/no/such/python"
+    assert tune_product(configs) == [None] * 8
+    n_asked, Worker.can_start = len(asked), True
     unpipelined = [triton.Config({"BLOCK": 64}, num_stages=stages) for stages in (1, 2, 3, 4)]
-    record = tune(bad_asm_kernel, unpipelined, torch.zeros(64, dtype=torch.int32), least_threads=least_threads)
+    record = tune(bad_asm_kernel, unpipelined, torch.zeros(64, dtype=torch.int32))
     files = {name: content for name, content in made().items() if "__grp__" not in name}
     return n_asked, files, [each.equal_to for each in record.candidates]
 
 
 @pytest.fixture(scope="module")
 def places() -> dict[str, Outcome]:
-    """The same tunings by other processes, by this one, and by Triton alone."""
+    """The same tunings by other processes, by this one where none starts, and by Triton alone."""
     return {place: alone(product, place) for place in ("elsewhere", "here", "triton")}
 
 
@@ -184,17 +186,17 @@ def test_errors_are_those_of_this_process_and_ttir_is_made_once_for_configs_that
     assert n_runs <= 3
 
 
-def crash(rank: int, n_times: int, how: signal.Signals) -> tuple[list[str | None], list[int]]:
-    """Kill, or stop, the process of one config while it compiles."""
+def crash(rank: int, how: signal.Signals) -> tuple[list[str | None], list[int]]:
+    """Kill, abort or stop the process of one config while it compiles."""
     ask, pids = Worker.ask, list[int]()
 
-    def dying(self: Worker, request: Any, on_wait: Any) -> Any:
-        if request[2].num_warps == 8 and len(pids) < n_times:
+    def dying(self: Worker, request: Any) -> Any:
+        if request[2].num_warps == 8:
             pids.append(self._process.pid)
             if not self._is_greeted:  # one that dies before has not started
                 self._greet()
             os.kill(self._process.pid, how)
-        return ask(self, request, on_wait)
+        return ask(self, request)
 
     Worker.ask = dying  # type: ignore[method-assign]
     configs = [triton.Config({"BM": m, "BN": n}, num_warps=8 if (m, n) == CONFIGS[-1] else 4) for m, n in CONFIGS]
@@ -202,18 +204,20 @@ def crash(rank: int, n_times: int, how: signal.Signals) -> tuple[list[str | None
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("n_times", [1, 2])
-def test_a_compiler_that_crashes_costs_one_candidate(n_times: int) -> None:
-    """And nothing if it does not come again. Killed twice in the middle of a compilation is a failure, with the signal."""
-    *others, failure = values([alone(crash, n_times, signal.SIGKILL)])[0][0]
+@pytest.mark.parametrize(("how", "kind"), [(signal.SIGABRT, "CompilerCrashError"), (signal.SIGKILL, "MemoryError")])
+def test_a_compiler_that_crashes_costs_one_candidate(how: signal.Signals, kind: str) -> None:
+    """With the signal, and its last words in the log. One that is killed has most likely taken too much memory: no config is blamed."""
+    outcome = alone(crash, how)
+    *others, failure = values([outcome])[0][0]
     assert others == [None] * 3
-    assert "CompilerCrashError: the compiler's process ended with exit code -9" in (failure or "") if n_times == 2 else failure is None
+    assert f"{kind}: the compiler's process ended with exit code -{how.value}" in failure
+    assert ("Fatal Python error: Aborted" in outcome.log) == (how is signal.SIGABRT)
 
 
 @pytest.mark.once
 def test_a_compilation_that_never_ends_is_given_up_and_its_process_ended() -> None:
     """After the deadline the config is dropped, and no process stays behind."""
-    (*others, failure), (pid,) = values([alone(crash, 1, signal.SIGSTOP, deadline_s=5)])[0]
+    (*others, failure), (pid,) = values([alone(crash, signal.SIGSTOP, deadline_s=5)])[0]
     assert "TimeoutError" in failure
     assert others == [None] * 3
     assert is_gone(pid)
@@ -290,9 +294,7 @@ def test_the_user_s_program_runs_once(tmp_path: Path) -> None:
 @pytest.mark.once
 def test_a_process_is_used_again_in_the_same_environment_and_ends_with_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton reads its settings from there. Idle ones end at once, others when they are given back."""
-    tools = Toolchain(lambda: None)
-    assert tools.take() is None
-    tools.uses_processes = True
+    tools = Toolchain()
     first = tools.take()
     assert first is not None
     tools.give(first)
@@ -314,13 +316,13 @@ def test_a_process_ignores_ctrl_c_and_says_how_it_died() -> None:
     """An interrupt reaches the whole group of processes, and is the rank's to handle."""
     each = Worker()
     with pytest.raises(AttributeError):  # it serves
-        each.ask(("no module", None, None, None, None), lambda: None)
+        each.ask(("no module", None, None, None, None))
     each._process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     assert each.is_alive
     each._process.kill()
-    with pytest.raises(CompilerCrashError, match=r"exit code -9"):
-        each.ask(("", None, None, None, None), lambda: None)
+    with pytest.raises(MemoryError, match=r"exit code -9"):
+        each.ask(("", None, None, None, None))
 
 
 @pytest.mark.once
@@ -337,3 +339,62 @@ def test_a_process_ends_with_its_rank() -> None:
     rank.stdout.close()
     assert is_gone(pid)
     assert child.wait(timeout=5) == -signal.SIGKILL
+
+
+# -- what killed processes leave ---------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_swept_once_its_process_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by a process that looks while it is made, nor before; files and folders of other names stay, and a link is not followed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "dist_tune-notes").mkdir()
+    (tmp_path / "dist_tune_compiles-file").write_text("")
+    (tmp_path / "dist_tune_compiles-link").symlink_to(tmp_path / "dist_tune-notes")
+    others, make = set(tmp_path.iterdir()), tempfile.mkdtemp
+
+    def watched(**options: Any) -> str:
+        made: str = make(**options)
+        processes._sweep()
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkdtemp", watched)
+        with folder_in_use():
+            folder = Path(temporary_folder() or "")
+            processes._sweep()
+            assert set(tmp_path.iterdir()) == {*others, folder}
+    assert set(tmp_path.iterdir()) == others
+    folder.mkdir()
+    (folder / "left.ttir").touch()
+    with folder_in_use():
+        assert set(tmp_path.iterdir()) == {*others, Path(temporary_folder() or "")}
+
+
+def _step(rank: int, folder: Path) -> None:
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    tune(bad_asm_kernel, [triton.Config({"BLOCK": block}) for block in (16, 64)], torch.zeros(64, dtype=torch.int32))
+
+
+def _killed_in_ptxas(rank: int, folder: Path) -> None:
+    slow = folder.parent / "ptxas"
+    slow.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {triton.knobs.nvidia.ptxas.path} --version\nsleep 3\n')
+    slow.chmod(0o755)
+    os.environ["TRITON_PTXAS_PATH"] = str(slow)
+
+    def kill() -> None:
+        while not list(folder.rglob("*.ptx")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    _step(rank, folder)
+
+
+def test_files_of_a_compiler_that_was_killed_are_swept(tmp_path: Path) -> None:
+    """What Triton gives the assembler, with the rank in the middle of it."""
+    (folder := tmp_path / "tmp").mkdir()
+    assert alone(_killed_in_ptxas, folder).error == "Died"
+    assert [*folder.rglob("*.ptx")]
+    time.sleep(1.0)  # the compiler's process looks twice a second whether its rank lives
+    values([alone(_step, folder)])
+    assert not [*folder.iterdir()]
