@@ -76,9 +76,15 @@ def _wrong(run: Callable[[], Any], expected: Any, rtol: float, atol: float) -> s
     def ground_truth() -> Any:
         return expected
 
-    checker = Checker(Matches(ground_truth, rtol, atol), run, is_repeatable=True)
-    checker.begin((), {}, is_repeated=False)
-    return checker.judge(run(), (), {})
+    checker = Checker(Matches(ground_truth, rtol, atol), run, is_alone=True)
+    try:
+        for k in range(checker.n_runs):
+            checker.begin((), {}, is_repeated=k > 0)
+            if wrong := checker.judge(run(), (), {}):
+                return wrong
+    finally:
+        checker.restore()
+    return ""
 
 
 def _measure(run: Callable[[], Any], n_warmup: int, num_iters: int, *, is_cold: bool) -> tuple[Latency, Any]:

@@ -13,15 +13,15 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from dist_tune.measure.compare import difference
 from dist_tune.measure.inputs import RngState, ask, generators_in, name_of
-from dist_tune.measure.memory import Path, leaves_of, shares_memory, tensors_in, version_of
-from dist_tune.measure.poison import ResultMemory, held_by, n_nan
+from dist_tune.measure.memory import leaves_of, shares_memory, tensors_in, version_of
+from dist_tune.measure.poison import Place, ResultMemory, n_nan
+from dist_tune.measure.reachable import held_by
 from dist_tune.validation import check_function
 
 _VALUES = (int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -77,28 +77,26 @@ class Checker:
     The first run of a candidate is judged as it is. Before its second one, memory of earlier results is poisoned also where it is held: in
     arguments and captured tensors, until a run was right without poison and wrong with it, or a reference reads it. That run is not judged.
 
-    A function that ``is_repeatable`` at will is repeated by ``judge`` instead, and all that it returned is poisoned before, flags and what
-    objects hold, too. An element that it leaves as it was is wrong; memory that it reads is put back.
+    Of a function that ``is_alone`` all that it has returned is poisoned, flags and what objects hold, too, and it is called once more
+    where only that tells whether it reads its outputs.
     """
 
-    def __init__(self, check: Callable[..., Any], function: Callable[..., Any], *, is_repeatable: bool = False) -> None:
-        self.n_runs = 1 if is_repeatable else 2
-        """Runs of each candidate, the same on all ranks, since a check may be collective."""
-        self._is_repeatable = is_repeatable
-        self._before = RngState(), True
-        """Generators before the run, and True if torch records gradients in it."""
+    n_runs = 2
+    """Runs of each candidate, the same on all ranks, since a check may be collective."""
+
+    def __init__(self, check: Callable[..., Any], function: Callable[..., Any], *, is_alone: bool = False) -> None:
         self._check = check
         self._function = function
         self._reference: Matches | None = None
         """The check, if it is a reference."""
         self._expected: list[Any] = []
         """Result that the reference returned for this call; empty before, and where it has read poison."""
-        self._random = self._before[0]
+        self._random = RngState()
         """Generators before it did: a run that is compared with it draws the same numbers."""
         self._call: _Call | None = None
         """The latest call, as it was left."""
-        self._memory = ResultMemory()
-        self._written_by_reference: set[Path] = set()
+        self._memory = ResultMemory(is_alone=is_alone)
+        self._written_by_reference: set[str] = set()
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_repeated: bool) -> None:
         """Before a run: poison the memory that results may lie in, and ask the reference what to expect.
@@ -110,7 +108,7 @@ class Checker:
             TypeError: ``check`` takes neither the result and the arguments nor the arguments.
             Exception: errors of the reference.
         """
-        with self._judging(args, kwargs) as self._before:
+        with self._judging(args, kwargs) as before:
             self.restore()
             if self._call is None:
                 self._reference = _as_reference(self._check, self._function, args, kwargs)
@@ -118,9 +116,10 @@ class Checker:
             if self._call is None or call.form != self._call.form:
                 self._memory.forget()
             if is_repeated:
-                self._memory.poison_held(held_by(self._function, args, kwargs))
+                self._memory.poison_held(self._held(args, kwargs))
             is_known = self._expected and self._call is not None and call.repeats(self._call) and not self._memory.outputs
             if self._reference is not None and not is_known:
+                self._random = before
                 self._ask(self._reference.reference, args, kwargs)
             self._memory.poison_free(_tensors_of(self._expected))
         if self._reference is not None:
@@ -134,16 +133,18 @@ class Checker:
             Exception: errors of the check other than AssertionError, and of a repeated run.
         """
         with self._judging(args, kwargs):
-            judge = partial(self._wrong, args=args, kwargs=kwargs)
-            wrong = self._memory.resolve(judge(result), is_independent=self._reference is not None)
-            self._memory.remember(_tensors_of(result), held_by(self._function, args, kwargs))
-            if self._is_repeatable and not wrong:
-                wrong = self._memory.repeat(partial(self._again, args, kwargs), judge, result)
+
+            def again() -> str:
+                self._random.restore()
+                return self._wrong(self._function(*args, **kwargs), args, kwargs)
+
+            wrong = self._memory.resolve(self._wrong(result, args, kwargs), again, is_independent=self._reference is not None)
+            self._memory.remember(_tensors_of(result), self._held(args, kwargs))
         return " ".join(wrong.split())
 
     @property
-    def outputs(self) -> set[Path]:
-        """Positions of arguments that the function may write: results are part of them, or the reference writes them, too."""
+    def outputs(self) -> set[str]:
+        """Names of arguments that the function may write: results are part of them, or the reference writes them, too."""
         return self._memory.outputs | self._written_by_reference
 
     def restore(self) -> None:
@@ -161,11 +162,8 @@ class Checker:
             raise TypeError(f"{names} return the same memory, so nothing would ever be wrong: copy one of them")
         return self._reference.difference(result, self._expected[0])
 
-    def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        random, has_grad = self._before
-        random.restore()
-        with torch.set_grad_enabled(has_grad):
-            return self._function(*args, **kwargs)
+    def _held(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Place, torch.Tensor]:
+        return {(leaf.kind, leaf.name): leaf.tensor for leaf in held_by(self._function, args, kwargs)}
 
     def _ask(self, reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Ask the reference what to expect. If it reads what is poisoned, so may the function: then this run is not judged.
@@ -174,7 +172,6 @@ class Checker:
         """
         n_before = n_nan(_tensors_of(self._expected)) if self._memory.is_poisoned else 0
         self._expected.clear()
-        self._random = self._before[0]
         try:
             self._expected.append(ask(reference, args, kwargs, self._written_by_reference))
         except Exception:
@@ -185,14 +182,13 @@ class Checker:
             self._expected.clear()
 
     @contextmanager
-    def _judging(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[RngState, bool]]:
+    def _judging(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[RngState]:
         """Without gradients, with the same random numbers afterwards, and with nothing poisoned after an error."""
-        random, has_grad = RngState(generators_in((args, kwargs))), torch.is_grad_enabled()
+        random = RngState(generators_in((args, kwargs)))
         try:
             with torch.no_grad():
-                yield random, has_grad
-                # A call that is repeated at once holds what it needs, all memory of a script's run, until the next one.
-                self._call = None if self._is_repeatable else _Call.of(args, kwargs)
+                yield random
+                self._call = _Call.of(args, kwargs)
         except BaseException:
             self.restore()
             raise
@@ -205,7 +201,7 @@ def _tensors_of(result: Any) -> list[torch.Tensor]:
 
 
 class _Call(NamedTuple):
-    """The arguments of a call, without keeping tensors alive."""
+    """The arguments of a call, without keeping alive what they hold."""
 
     form: list[Any]
     """Path, type and plain value of each argument, which decide on the work: tensors may be others of their kind."""
@@ -218,13 +214,20 @@ class _Call(NamedTuple):
         leaves = list(leaves_of((args, kwargs)))
         form = [(path, type(leaf), leaf if isinstance(leaf, _VALUES) else None) for path, leaf in leaves]
         tensors = [leaf for _, leaf in leaves if isinstance(leaf, torch.Tensor)]
-        kept = [weakref.ref(leaf) if isinstance(leaf, torch.Tensor) else leaf for _, leaf in leaves if not isinstance(leaf, _VALUES)]
-        return cls(form, kept, [version_of(tensor) for tensor in tensors])
+        others = [_referred(leaf) for _, leaf in leaves if not isinstance(leaf, _VALUES)]
+        return cls(form, others, [version_of(tensor) for tensor in tensors])
 
     def repeats(self, other: _Call) -> bool:
         """True if both were given the same. A tensor that torch has written to in between is another; what kernels write is not known."""
         is_same = all(mine is theirs for mine, theirs in zip(self.leaves, other.leaves, strict=False))
         return is_same and self.form == other.form and self.versions == other.versions
+
+
+def _referred(value: Any) -> Any:
+    try:
+        return weakref.ref(value)
+    except TypeError:  # of plain values
+        return value
 
 
 def _as_reference(check: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Matches | None:

@@ -119,6 +119,14 @@ class Snapshot:
         for region, copy in kept:
             self._kept.setdefault(region, (region, copy))
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._kept
+
+    @property
+    def memories(self) -> dict[Any, torch.Tensor]:
+        """The memory of all tensors that are alive."""
+        return {key: memory for key, (region, _) in self._kept.items() if (memory := region.tensor()) is not None}
+
     def copies(self, keys: Iterable[Hashable] | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Memory and copy of all tensors that are alive, or of some."""
         kept = self._kept.values() if keys is None else [self._kept[key] for key in keys if key in self._kept]
@@ -135,7 +143,7 @@ class Snapshot:
 
     def exchange(self) -> None:
         """Put back all values, and keep those that were there instead."""
-        there = {key: (region, memory.clone()) for key, (region, _) in self._kept.items() if (memory := region.tensor()) is not None}
+        there = {key: (self._kept[key][0], memory.clone()) for key, memory in self.memories.items()}
         self.put_back()
         self._kept = there
 

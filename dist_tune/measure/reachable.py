@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from dist_tune.distributed import is_symmetric
-from dist_tune.measure.memory import has_same_bits, is_mapping, memory_of, plain_tensors
+from dist_tune.measure.memory import has_same_bits, is_mapping, memory_of, plain_tensors, version_of
 
 _MAX_DEPTH = 6
 """Of objects within objects."""
@@ -48,10 +48,18 @@ class Leaf(NamedTuple):
 
     name: str
     tensor: torch.Tensor
-    is_state: bool
-    """False for what plain objects hold: flags and buffers of a context for communication are the step's own business."""
+    kind: Kind
     owners: tuple[int, ...]
     """Identities of the objects that lead to it."""
+    version: int | None
+    """Number of torch's writes to it so far."""
+    node: Any
+    """Its place in the graph of autograd."""
+
+    @property
+    def is_state(self) -> bool:
+        """False for what plain objects hold: flags and buffers of a context for communication are the step's own business."""
+        return self.kind != "object"
 
 
 class Holder(NamedTuple):
@@ -138,8 +146,11 @@ class _Found(NamedTuple):
     """Identities of the objects that lead to it."""
 
 
-def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reachable:
-    """All that a call of a function can reach: its arguments, the object of a bound method, captured values and globals that it names."""
+def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_deep: bool = True) -> Reachable:
+    """All that a call of a function can reach: its arguments, the object of a bound method, captured values and globals that it names.
+
+    Not ``is_deep``: without what plain objects hold.
+    """
     found = Reachable()
     seen: dict[int, Any] = {}  # kept, so that no identity is given away again
     roots, namespace = _roots(function, args, kwargs)
@@ -147,16 +158,13 @@ def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     while waiting and len(seen) < _MAX_OBJECTS:
         name, value, kind, depth, owners = waiting.pop()
         if isinstance(value, torch.Tensor):
-            if value.is_leaf and value.requires_grad and found.parameters.setdefault(id(value), (name, value))[0] == name:
-                for tensor in plain_tensors(value.grad) if value.grad is not None else ():
-                    _enter(found, tensor, Leaf(f"{name}.grad", tensor, True, ()))
+            if value.is_leaf and value.requires_grad:
+                found.parameters.setdefault(id(value), (name, value))
+                if value.grad is not None:
+                    _enter(found, value.grad, f"{name}.grad", "captured" if kind == "object" else kind, ())
             if type(value) in (torch.Tensor, torch.nn.Parameter):  # and no wrapper, whose attributes are its parts
                 waiting += [_Found(f"{name}.{path}", each, kind, depth + 1, owners) for path, each in vars_of(value).items()]
-            for tensor in plain_tensors(value):
-                if is_symmetric(tensor):
-                    found.shared.update(owners)
-                elif tensor.device.type != "meta":
-                    _enter(found, tensor, Leaf(name, tensor, kind != "object", owners))
+            _enter(found, value, name, kind, owners)
             continue
         is_too_deep = depth > _MAX_DEPTH and not isinstance(value, torch.nn.Module)
         if is_too_deep or id(value) in seen or isinstance(value, int | float | complex | str | bytes | None):
@@ -166,7 +174,9 @@ def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         if isinstance(value, np.ndarray):
             with suppress(TypeError, ValueError):  # of objects, or with negative strides
                 if value.flags.writeable:
-                    _enter(found, value, Leaf(name, torch.from_numpy(value), kind != "object", owners))
+                    _enter(found, torch.from_numpy(value), name, kind, owners, key=value)
+        elif not is_deep and (kind == "object" or _is_object(value)) and not isinstance(value, torch.nn.Module):
+            continue
         elif _is_used_up(value):
             found.once.append(f"{name} ({type(value).__name__})")
         else:
@@ -189,10 +199,21 @@ def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     return found
 
 
-def _enter(found: Reachable, key: object, leaf: Leaf) -> None:
-    known = found.leaves.get(id(key))
-    if known is None or (leaf.is_state and not known.is_state):
-        found.leaves[id(key)] = leaf
+def held_by(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Leaf]:
+    """The tensors that a call is given, in containers and modules, too, and those that its function captures; none of what objects hold."""
+    leaves = reachable(function, args, kwargs, is_deep=False).leaves.values()
+    return [leaf for leaf in leaves if leaf.kind in ("argument", "captured")]
+
+
+def _enter(found: Reachable, value: torch.Tensor, name: str, kind: Kind, owners: tuple[int, ...], key: object = None) -> None:
+    """Enter a tensor, or those that it is a wrapper of. ``key``: the array whose memory it is."""
+    for k, tensor in enumerate(plain_tensors(value)):
+        known = found.leaves.get(id(tensor if key is None else key))
+        if is_symmetric(tensor):
+            found.shared.update(owners)
+        elif tensor.device.type != "meta" and (known is None or (known.kind == "object" and kind != "object")):
+            leaf = Leaf(f"{name}.{k}" if k else name, tensor, kind, owners, version_of(tensor), tensor.grad_fn)
+            found.leaves[id(tensor if key is None else key)] = leaf
 
 
 def _roots(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[_Found], Any]:
@@ -220,7 +241,7 @@ def _parts(value: Any, kind: Kind, namespace: Any) -> Iterator[tuple[str, Any, K
     """The values in a value: name, value, how it is held. ``namespace``: the globals of the module whose functions' globals count, too."""
     if isinstance(value, torch.nn.Module):
         own = {**value._parameters, **value._buffers, **value._modules}
-        yield from ((f".{name}", each, "captured") for name, each in own.items())
+        yield from ((f".{name}", each, "captured" if kind == "object" else kind) for name, each in own.items())
         if _is_object(value):
             yield from ((f".{name}", each, "object") for name, each in _attributes(value).items())
     elif isinstance(value, _TRAINING):

@@ -13,12 +13,10 @@ from typing import Any
 import torch
 
 from dist_tune.cache import Code, anatomy, digest
-from dist_tune.compiler import reason_of
 from dist_tune.configs import describe_all
 from dist_tune.measure import Checker, Matches, Snapshot, Span
 from dist_tune.offline.problem import Problem, Run, SearchOptions
 from dist_tune.runtime import FunctionLaunch, TunableFunction, refusing_talk
-from dist_tune.sites import is_fatal
 from dist_tune.validation import spelled
 
 Made = tuple[Run, Any]
@@ -130,7 +128,7 @@ def _is_memory_short() -> bool:
 
 
 class _RunChecker(Checker):
-    """The check of runs, each with its ground truth: repeated at will by a process that is alone, equally often by ranks together."""
+    """The check of runs, each with its ground truth."""
 
     def __init__(self, launch: RunLaunch, options: SearchOptions, *, is_alone: bool) -> None:
         # For the checker the run is an argument of one function that calls it, and names in messages are those of the two functions.
@@ -140,8 +138,8 @@ class _RunChecker(Checker):
         def ground_truth(run: Run) -> Any:
             return launch.made()[1]
 
-        super().__init__(Matches(ground_truth, options.rtol, options.atol), run, is_repeatable=is_alone)
-        self._launch, self._is_alone = launch, is_alone
+        super().__init__(Matches(ground_truth, options.rtol, options.atol), run, is_alone=is_alone)
+        self._launch = launch
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_repeated: bool) -> None:
         """Poison the memory that results may lie in, if the scheduled run is checked."""
@@ -155,11 +153,4 @@ class _RunChecker(Checker):
     def judge(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Reason why the scheduled run is wrong; empty if it is right."""
         run, ground_truth = self._launch.made()
-        if ground_truth is None:
-            return ""
-        try:
-            return super().judge(result, (run,), {})
-        except Exception as error:  # also of a run that works once, which the check repeats: a vote against this config
-            if not self._is_alone or is_fatal(error):  # the others do not run once more, or the device is lost to the other configs, too
-                raise
-            return f"its check raised {reason_of(error)}"
+        return "" if ground_truth is None else super().judge(result, (run,), {})

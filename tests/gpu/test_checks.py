@@ -60,7 +60,7 @@ def test_the_allocator_saves_no_run(dtype: torch.dtype):
     for count, is_right in ((x.numel(), True), (0, False), (x.numel() - 1, False), (x.numel(), True)):
         result = run(x.numel())
         del result
-        checker = Checker(matches(lambda count: x + 1, rtol=0.0, atol=0.0), run, is_repeatable=True)
+        checker = Checker(matches(lambda count: x + 1, rtol=0.0, atol=0.0), run, is_alone=True)
         assert (judge(checker, run, count) == "") == is_right
 
 

@@ -47,18 +47,6 @@ def test_what_torch_has_written_is_undone():
     assert (result[1]["n"], result[2]["n"]) == (3, 4)
 
 
-def test_what_peers_have_written_stays():
-    """Symmetric memory is an argument, too, and nobody asks torch before writing to it."""
-    flags = torch.zeros(4)
-
-    def reference(flags: torch.Tensor) -> torch.Tensor:
-        flags.data.numpy()[1] = 1.0  # as a peer would, past torch
-        return flags + 1
-
-    ask(reference, (flags,), {})
-    assert flags.tolist() == [0.0, 1.0, 0.0, 0.0]
-
-
 def test_inference_tensors_are_put_back():
     """Torch does not count what is written to them, so their bits are compared; NaN is equal to itself."""
     with torch.inference_mode():

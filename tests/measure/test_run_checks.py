@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune.measure import Snapshot
+from dist_tune.measure import Checker, Snapshot
 from dist_tune.offline.problem import Problem, SearchOptions
 from dist_tune.offline.runs import RunLaunch
 
@@ -47,34 +47,24 @@ def test_runs_of_several_ranks_are_checked_as_often_on_each():
         assert found[i + 4] == ["", ""]
 
 
-def _check_alone(make: Callable[[dict[str, Any]], Any]) -> list[str]:
-    """Of two configs, where one process tunes."""
-    configs = [{"n": 0}, {"n": 1}]
-    launch = RunLaunch(Problem("f", configs, make), configs, OPTIONS, is_alone=True)
-    checker, found = launch.checker(), []
-    for config in configs:
+def test_a_run_that_is_wrong_when_repeated_is_found_alone():
+    """Runs of a process alone lie in memory that the check poisons, integers too; what returns the ground truth itself is an error."""
+    right = torch.ones(4, dtype=torch.int32)
+
+    def made(run: Callable[[], torch.Tensor]) -> list[str]:
+        launch = RunLaunch(Problem("f", [{}], lambda config: (run, right)), [{}], OPTIONS, is_alone=True)
+        ((config,), *_) = launch.candidates()
         launch.prepare(config)
-        checker.begin(*launch.arguments, is_repeated=False)
-        found.append(checker.judge(launch.run(config, Snapshot()), *launch.arguments))
-    return found
+        checker = launch.checker()
+        return [run_once(checker, launch, config, k > 0) for k in range(checker.n_runs)]
 
+    def run_once(checker: Checker, launch: RunLaunch, config: dict[str, Any], is_repeated: bool) -> str:
+        checker.begin(*launch.arguments, is_repeated=is_repeated)
+        return checker.judge(launch.run(config, Snapshot()), *launch.arguments)
 
-def test_what_a_check_meets_is_no_fault_of_a_config():
-    """A script is told what cannot be checked. Copies of a result, and runs that are held, are repeated without where memory is short."""
-    right, n_runs, made = torch.ones(4), [0, 0], list[int]()
-    assert _check_alone(lambda config: ([right.clone()].pop, right)) == ["its check raised IndexError: pop from empty list"] * 2
-    for wrong in _check_alone(lambda config: (lambda: right, right)):
-        assert wrong.startswith("its check raised TypeError: run and its reference ground_truth return the same memory")
-
-    def make(config: dict[str, Any]) -> tuple[Callable[[], torch.Tensor], torch.Tensor]:
-        def run() -> torch.Tensor:
-            n_runs[config["n"]] += 1
-            if n_runs[1] == 2:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return right.clone()
-
-        made.append(config["n"])
-        return run, right
-
-    assert _check_alone(make) == ["", ""]
-    assert (n_runs, made) == ([2, 3], [0, 1])
+    out = right.clone()
+    assert made(lambda: out.copy_(right)) == ["", ""]
+    (first, second) = made(lambda: out)
+    assert (first, second.endswith("4 of 4 elements differ): not written?")) == ("", True)
+    with pytest.raises(TypeError, match="run and its reference ground_truth return the same memory"):
+        made(lambda: right)
