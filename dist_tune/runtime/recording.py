@@ -46,19 +46,6 @@ Around = Callable[[Run, Any, tuple[Any, ...], dict[str, Any]], Any]
 _around: dict[int, list[Around]] = {}
 
 
-@contextmanager
-def heard(by_thread: dict[int, list[Any]], value: Any) -> Iterator[None]:
-    """Let this thread hear ``value``, after all that it hears already."""
-    mine = by_thread.setdefault(get_ident(), [])
-    mine.append(value)
-    try:
-        yield
-    finally:
-        mine.pop()
-        if not mine:
-            del by_thread[get_ident()]
-
-
 def here(by_thread: Mapping[int, T]) -> T | None:
     """What the calling thread has there; one that Python did not start, as autograd's in a backward pass, what the only one has."""
     mine = by_thread.get(get_ident())
@@ -69,9 +56,16 @@ def here(by_thread: Mapping[int, T]) -> T | None:
 
 @contextmanager
 def around_launches(around: Around) -> Iterator[None]:
-    """Call ``around`` in place of each launch that is made in this block, also by autograd's threads."""
-    with _launches(), heard(_around, around):
-        yield
+    """Call ``around`` in place of each launch that is made in this block, also by autograd's threads; the innermost block's first."""
+    with _launches():
+        mine = _around.setdefault(get_ident(), [])
+        mine.append(around)
+        try:
+            yield
+        finally:
+            mine.pop()
+            if not mine:
+                del _around[get_ident()]
 
 
 def _heard_run(run: Run) -> Run:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import _DummyThread, current_thread, get_ident
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from dist_tune.compiler import SharedContext
 from dist_tune.distributed import is_symmetric
-from dist_tune.runtime.recording import around_launches, heard, here
+from dist_tune.runtime.recording import around_launches
 
 
 @contextmanager
@@ -36,26 +36,14 @@ def noting_tensors(note: Callable[[str, torch.Tensor], object]) -> Iterator[None
 @contextmanager
 def noting_training() -> Iterator[list[Any]]:
     """The optimizers that step meanwhile in this thread's tuned call, or in autograd's hooks."""
-    stepped: list[Any] = []
-    with _training(), heard(_stepped, stepped):
-        yield stepped
+    stepped, thread = list[Any](), get_ident()
 
+    def note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if get_ident() == thread or isinstance(current_thread(), _DummyThread):
+            stepped.append(optimizer)
 
-_stepped: dict[int, list[list[Any]]] = {}
-
-
-def _note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    for stepped in here(_stepped) or []:
-        stepped.append(optimizer)
-
-
-@contextmanager
-def _heard_training() -> Iterator[None]:
-    hook = register_optimizer_step_pre_hook(_note)
+    hook = register_optimizer_step_pre_hook(note)
     try:
-        yield
+        yield stepped
     finally:
         hook.remove()
-
-
-_training = SharedContext(_heard_training)
