@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import enum
 import io
+import itertools
 import os
 import re
 import warnings
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -279,6 +281,58 @@ def test_a_distributed_tensor_is_changed_once(rank: int):
     step: Any = autotune(BLOCKS, None, **QUICK)(lambda x, block: x.add_(1))
     assert step(x).to_local().tolist() == [2.0] * 4
     assert step.records == []
+
+
+# -- keys that never come again ----------------------------------------------------------------------------------------
+
+
+def _tunings(key_fn: Any, calls: list[tuple[Any, ...]]) -> tuple[int, list[str]]:
+    """Tunings in a list of calls, and the lines about keys."""
+    os.environ["DIST_TUNE_VERBOSITY"] = "normal"
+    function = autotune(BLOCKS[:2], key_fn, **QUICK)(lambda *args, block=0: len(args))
+    with contextlib.redirect_stderr(io.StringIO()) as terminal:
+        for args in calls:
+            assert function(*args) == len(args)
+    return len(function.records), [line for line in terminal.getvalue().splitlines() if "never repeats" in line]
+
+
+def _check_endless(rank: int, keys: dict[str, tuple[Any, list[tuple[Any, ...]]]]) -> None:
+    for key_fn, calls in keys.values():
+        n_tunings, lines = _tunings(key_fn, calls)
+        assert (n_tunings, len(lines)) == (3, int(rank == 0))
+        for line in lines:
+            assert "has a key that never repeats: 3 tunings in as many calls with arguments alike, keys [" in line
+            assert "let key_fn return only what decides whether a config can be used again: not tuned" in line
+            assert line.count("[") == line.count("]") == 3, line
+
+
+@on_each_rank()
+def test_a_key_that_never_repeats_is_told_of(rank: int):
+    """A counter and a float as keys of arguments that are alike: three are tuned, and one line on the first rank says why."""
+    x, numbers = torch.zeros(4), itertools.count(100)
+    floats = (lambda x, scale: (to_hashable(x), scale)), [(x, 0.1 * i) for i in range(6)]
+    _check_endless(rank, {"counter": ((lambda x: next(numbers)), [(x,)] * 6), "float": floats})
+
+
+@on_each_rank(1, is_dist=False)
+def test_an_address_is_a_key_that_never_repeats(rank: int):
+    alive = [torch.zeros(4) for _ in range(6)]
+    _check_endless(rank, {"memory": ((lambda x: x.data_ptr()), [(each,) for each in alive])})
+
+
+@on_each_rank()
+def test_a_loop_over_shapes_tunes_them_all(rank: int):
+    """Ten shapes, sizes or names once each, and the layers of a model; and modes that arguments do not show, each called twice."""
+    x, shapes, layers, modes = torch.zeros(64), range(1, 11), [SimpleNamespace(number=i) for i in range(6)], iter([0, 0, 1, 1, 2, 2, 3, 3])
+    found = [
+        _tunings(to_hashable, [(torch.zeros(n),) for n in shapes]),
+        _tunings(lambda n: n, [(n,) for n in shapes]),
+        _tunings(lambda x, n: n, [(x, n) for n in shapes]),
+        _tunings(lambda layer, x: layer.number, [(layer, x) for layer in layers]),
+        _tunings(lambda x, mode: mode, [(x, mode) for mode in "abcde"]),
+        _tunings(lambda x: next(modes), [(x,)] * 8),
+    ]
+    assert found == [(n, []) for n in (10, 10, 10, 6, 5, 4)]
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Steps in which a grid, a later launch or a buffer follows the config that a kernel was just launched with."""
+"""Steps in which a grid, a sum or a hook follows the config that a kernel was just launched with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.ranks.kernels import atomic_kernel, autotuned, best, configs, launch, tuned
+from tests.ranks.kernels import atomic_kernel, autotuned, best, configs, tuned
 from tests.shared_worlds import on_each_rank
 
 N = 128
@@ -52,47 +52,22 @@ def in_its_grid_and_after_it(rank: int, is_right: list[bool]) -> Step:
 
 
 def of_a_stand_in(rank: int, is_right: list[bool]) -> Step:
-    """Where one rank cannot launch a candidate."""
+    """A sum of as many parts as the launched config has made, where one rank cannot launch a candidate."""
+    kernel = autotuned(_partial_kernel)
 
     def failing(meta: dict[str, Any]) -> tuple[int]:
         if meta["BLOCK"] == 32 and rank == 1:
             raise ValueError("no such block here")
         return grid(meta)
 
-    return _summed(is_right, autotuned(_partial_kernel), failing, lambda partials, n: partials[:n].sum())
-
-
-def _summed(is_right: list[bool], kernel: Any, grid: Any, total: Callable[[torch.Tensor, int], torch.Tensor]) -> Step:
     def step(x: torch.Tensor) -> torch.Tensor:
         partials = torch.full((8,), float("nan"))
-        kernel[grid](x, partials, N)
-        y = total(partials, triton.cdiv(N, block_of(kernel)))
+        kernel[failing](x, partials, N)
+        y = partials[: triton.cdiv(N, block_of(kernel))].sum()
         is_right.append(y.item() == N)
         return y
 
     return step
-
-
-def by_a_sum(rank: int, is_right: list[bool]) -> Step:
-    return _summed(is_right, autotuned(_partial_kernel), grid, lambda partials, n: partials[:n].sum())
-
-
-def by_a_grid(rank: int, is_right: list[bool]) -> Step:
-    """Its programs follow the first one's config: one for each partial sum."""
-    first, second = autotuned(_partial_kernel), autotuned(atomic_kernel, configs=configs(1, num_warps=1) + configs(1, num_warps=2))
-
-    def total(partials: torch.Tensor, n: int) -> torch.Tensor:
-        y = torch.zeros(())
-        second[lambda meta: (triton.cdiv(N, block_of(first)),)](partials, y, n)
-        return y
-
-    return _summed(is_right, first, grid, total)
-
-
-def by_a_buffer(rank: int, is_right: list[bool]) -> Step:
-    """Its size does."""
-    plus_one = autotuned(blocks=(16, 32))
-    return _summed(is_right, autotuned(_partial_kernel), grid, lambda partials, n: launch(plus_one, partials[:n].clone()).sum() - n)
 
 
 def by_a_hook_of_another(rank: int, is_right: list[bool]) -> Step:
@@ -118,7 +93,7 @@ def by_a_hook_of_another(rank: int, is_right: list[bool]) -> Step:
     return step
 
 
-@on_each_rank(cases=[in_its_grid_and_after_it, of_a_stand_in, by_a_sum, by_a_grid, by_a_buffer, by_a_hook_of_another])
+@on_each_rank(cases=[in_its_grid_and_after_it, of_a_stand_in, by_a_hook_of_another])
 def test_best_config_is_what_was_just_launched(rank: int, make: Callable[[int, list[bool]], Step]):
     """In every replay and in later calls."""
     is_right: list[bool] = []

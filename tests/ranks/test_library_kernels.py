@@ -56,10 +56,6 @@ class Property(Autotuner):  # type: ignore[misc]  # Triton is not typed
         self.__dict__.setdefault("history", []).append(config)
 
 
-class Slots(Autotuner):  # type: ignore[misc]  # Triton is not typed
-    __slots__ = ("best_config", "nargs")
-
-
 class Pruning(Autotuner):  # type: ignore[misc]  # Triton is not typed
     """Overrides ``prune_configs``, and never asks Triton's."""
 
@@ -136,13 +132,6 @@ class Bare:
         self.kept[key] = config
 
 
-class Refusing(Bare):
-    """One whose author has left deletion to others."""
-
-    def __delitem__(self, key: Any) -> None:
-        raise NotImplementedError
-
-
 class Own(Bare, MutableMapping[Any, Any]):
     """A cache that writes down what it is asked for."""
 
@@ -198,7 +187,7 @@ def made(kind: Any, kernel: Any = add_kernel, restored: list[str] | None = None,
 # -- what is tuned ---------------------------------------------------------------------------------------------------
 
 
-@on_each_rank(cases=[Hooked, Property, Slots, Pruning, Filed, Inherits, Own, Bare, Default], modes=("interpret", "fake"))
+@on_each_rank(cases=[Hooked, Property, Pruning, Filed, Inherits, Own, Bare, Default], modes=("interpret", "fake"))
 def test_a_kernel_of_a_library_is_tuned_as_any_other(rank: int, kind: Any) -> Any:
     """``best_config`` is what was launched, in each run; a cache that knows all keys leaves nothing to tune."""
     kernel, wrong = made(kind), list[bool]()
@@ -265,9 +254,9 @@ def test_what_no_launch_can_do_is_told_with_tritons_reason(rank: int, case: str)
     assert [word for word in ("add_kernel[64,", *words) if word not in error.message] == []
 
 
-@on_each_rank(cases=[dict, Own, Bare, Default, Refusing, Layered])
+@on_each_rank(cases=[Own, Bare, Default, Layered])
 def test_a_config_that_ranks_do_not_share_is_tuned_anew(rank: int, kind: Any) -> Any:
-    """Also in a cache that cannot forget a key: it is hidden until it has the ranks' common config, and the library's is back then."""
+    """Also in a cache that cannot forget a key: an empty one takes its place, and the library's is back with the ranks' common config."""
     kernel = made(kind)
     own = kernel.cache = {} if kind is Default and rank == 1 else kernel.cache
     if kind is not Default:
