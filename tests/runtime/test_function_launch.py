@@ -1,7 +1,12 @@
-"""Calls of a function that has configs: what the caller may fix, the key, the candidates, and which code counts."""
+"""Functions that have configs: forms in which they come, how they look, what a caller may fix, keys, candidates, and which code counts."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
+import pydoc
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -9,8 +14,9 @@ from typing import Any, cast
 import pytest
 import torch
 import triton
+import triton.language as tl
 
-from dist_tune import NoValidConfigError, autotune, power_of_two, to_hashable
+from dist_tune import NoValidConfigError, autotune, contextual_autotune, power_of_two, to_hashable
 from dist_tune.configs import as_configs, describe, distinct
 from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
 from tests.function_options import BLOCKS, QUICK, quiet
@@ -23,6 +29,159 @@ def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     quiet(monkeypatch, tmp_path)
 
 
+# -- forms -------------------------------------------------------------------------------------------------------------
+
+
+def ordinary(x: int, y: int = 2, *, block: int = 0) -> int:
+    return x + y
+
+
+def variadic(*xs: int, block: int = 0) -> int:
+    return sum(xs)
+
+
+def anything(*xs: int, **options: Any) -> int:
+    return sum(xs) + int(options.get("more", 0))
+
+
+class Caller:
+    def __call__(self, x: int, block: int) -> int:
+        return x
+
+    def method(self, x: int, block: int) -> int:
+        return x
+
+
+class Layer:
+    """Two instances of which share what was tuned."""
+
+    ran: list[str] = []  # noqa: RUF012  # a test's
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @autotune(BLOCKS, lambda self, x: x, **QUICK)
+    def forward(self, x: int, block: int = 0) -> str:
+        self.ran.append(self.name)
+        return f"{self.name} {x}"
+
+    @staticmethod
+    @autotune(BLOCKS, None, **QUICK)
+    def static(x: int, block: int) -> int:
+        return x
+
+    @classmethod
+    @autotune(BLOCKS, None, **QUICK)
+    def of_class(cls, x: int, block: int) -> str:
+        return f"{cls.__name__} {x}"
+
+
+def test_methods():
+    """An instance's, a class's and static ones; a second instance uses what the first one's call has tuned."""
+    a, b = Layer("a"), Layer("b")
+    assert (a.forward(1), b.forward(1), b.forward(x=1)) == ("a 1", "b 1", "b 1")
+    assert Layer.ran.count("b") == 2
+    assert (Layer.static(3), a.of_class(4)) == (3, "Layer 4")
+    assert Layer.forward(a, 2) == "a 2"
+    records = vars(Layer)["forward"].records
+    assert [record.kernel for record in records] == [f"{__name__}.Layer.forward"] * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "value", "name"),
+    [
+        (ordinary, (1,), {}, 3, "ordinary"),
+        (ordinary, (), {"y": 5, "x": 1}, 6, "ordinary"),
+        (variadic, (1, 2, 3), {}, 6, "variadic"),
+        (variadic, (), {}, 0, "variadic"),
+        (anything, (1, 2), {"more": 4}, 7, "anything"),
+        (lambda x, block: x, (1,), {}, 1, "<lambda>"),
+        (functools.partial(ordinary, y=10), (1,), {}, 11, "ordinary"),
+        (functools.partial(functools.partial(ordinary, 1), 2), (), {}, 3, "ordinary"),
+        (Caller(), (8,), {}, 8, "Caller"),
+        (Caller().method, (9,), {}, 9, "Caller.method"),
+    ],
+)
+def test_what_can_be_called_can_be_tuned(function: Any, args: Any, kwargs: Any, value: Any, name: str):
+    """Positional and keyword arguments, defaults, lambdas, partials, objects: the value is that of an ordinary call."""
+    tuned = autotune(BLOCKS, None, **QUICK)(function)
+    assert [tuned(*args, **kwargs), tuned(*args, **kwargs)] == [value] * 2
+    (record,) = tuned.records
+    assert record.kernel == f"{__name__}.{name}"
+    assert [each.config for each in record.candidates] == ["block=1", "block=2", "block=4"]
+
+
+def test_a_builtin_without_a_signature():
+    """Nothing can be checked before it is called."""
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(torch.add)
+    tuned = autotune([{"alpha": 1}, {"alpha": 2}], None, **QUICK)(torch.add)
+    assert tuned(torch.ones(2), 0 * torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+def test_a_function_without_source():
+    """As one typed into an interpreter."""
+    names: dict[str, Any] = {"math": math}
+    exec("def typed(x, block):\n    return math.sqrt(x)", names)
+    tuned = autotune(BLOCKS, None, n_warmup=0, n_repeat=1)(names["typed"])
+    assert tuned(16.0) == 4.0
+    again = autotune(BLOCKS, None, n_warmup=0, n_repeat=1)(names["typed"])
+    assert again(16.0) == 4.0
+    assert again.records[0].is_recalled
+
+
+@triton.jit
+def kernel(x_ptr, block: tl.constexpr):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (staticmethod(ordinary), "put @staticmethod above @autotune"),
+        (classmethod(lambda cls, block: None), "put @classmethod above @autotune"),
+        (3, "autotune decorates ordinary functions"),
+        (kernel, "Those have triton.autotune"),
+        (triton.autotune([triton.Config({"block": 1})], key=[])(kernel), "Those have triton.autotune"),
+    ],
+)
+def test_what_cannot_be_tuned_says_why(function: Any, words: str):
+    """At decoration."""
+    with pytest.raises(TypeError, match=words):
+        autotune(BLOCKS, None)(function)
+
+
+# -- as others see them; tests/test_wheel.py has what type checkers say ------------------------------------------------
+
+
+def scaled(x: int, factor: float = 1.0, *, block: int = 0, **more: Any) -> float:
+    """Scale it."""
+    return x * factor
+
+
+def test_help_shows_the_keywords_of_the_tuner():
+    """Behind the function's own parameters, before ``**more``; a method's without ``self``."""
+    tuned: Any = autotune(BLOCKS, None)(scaled)
+    text = re.sub("\x08.", "", pydoc.render_doc(tuned))
+    own = "scaled(x: 'int', factor: 'float' = 1.0, *, block: 'int' = 0, "
+    keywords = (
+        "autotune: 'bool' = True, autotune_verbose: 'bool' = False, autotune_pg: 'ProcessGroup | None' = None, "
+        "autotune_allow_arg_overwrite: 'bool' = False"
+    )
+    flat = re.sub(r"(?<=\() | (?=\))", "", " ".join(text.split()))  # Python 3.13 puts each parameter on a line of its own
+    assert f"{own}{keywords}, **more: 'Any') -> 'float'" in flat
+    assert list(inspect.signature(tuned.__get__(3)).parameters)[:3] == ["factor", "block", "autotune"]
+
+
+def test_a_decorated_function_looks_like_itself():
+    """By both decorators; and one that chooses shows from what."""
+    tuned, closure = autotune([*BLOCKS, BLOCKS[0]], None)(scaled), contextual_autotune()(scaled)
+    for each in (tuned, closure):
+        assert (each.__wrapped__, each.__name__, each.__doc__) == (scaled, "scaled", "Scale it.")
+    assert inspect.signature(closure) == inspect.signature(scaled)
+    assert (tuned.configs, tuned.records) == (BLOCKS, [])
+
+
 def tunable(function: Callable[..., Any], space: Any = BLOCKS, key_fn: Any = None, prune_fn: Any = None, **options: Any) -> TunableFunction:
     given = {"check": None, "bucket": None, **options}
     return TunableFunction(function, *distinct(as_configs(space, function)), key_fn, prune_fn, **given)
@@ -31,10 +190,6 @@ def tunable(function: Callable[..., Any], space: Any = BLOCKS, key_fn: Any = Non
 def launch(of: TunableFunction, *args: Any, **kwargs: Any) -> FunctionLaunch:
     key = of.key_of_fixed(args, kwargs) if of.names & kwargs.keys() else of.key(*args, **kwargs)
     return FunctionLaunch(of, key, args, kwargs, is_whole=True)
-
-
-def ordinary(x: int, y: int = 2, *, block: int = 0) -> int:
-    return x + y
 
 
 # -- what the caller says ----------------------------------------------------------------------------------------------
