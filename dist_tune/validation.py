@@ -9,7 +9,6 @@ import contextlib
 import inspect
 import math
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -106,10 +105,7 @@ def deferred_value(value: object) -> str:
 
 def _deferred_kind(function: Any) -> str:
     """Kind of the value of a callable that returns before its body has run; empty for ordinary ones."""
-    while isinstance(function, partial):
-        function = function.func
-    is_object = not isinstance(function, type) and not inspect.isroutine(function)
-    for body in [function, type(function).__call__] if is_object and callable(function) else [function]:
+    for body in (function, type(function).__call__) if callable(function) else ():
         if inspect.iscoroutinefunction(body):
             return "coroutine"
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):

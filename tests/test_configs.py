@@ -133,19 +133,16 @@ def test_a_space_becomes_mappings():
 
 
 @pytest.mark.parametrize(
-    ("space", "function", "error", "words"),
+    ("space", "function", "words"),
     [
-        ([], gemm, ValueError, "config_space is empty"),
-        ([{"nothing": 1}], gemm, TypeError, "takes no keyword 'nothing'"),
-        ([{"rest": 1}], gemm, TypeError, "takes no keyword 'rest'"),
-        ([{"x": 1}], lambda x, /: x, TypeError, "takes no keyword 'x'"),
-        ([3], gemm, TypeError, r"\{'parameter': value\}"),
-        ([triton.Config({})], lambda x: x, TypeError, "no parameter named config"),
+        ([{"rest": 1}], gemm, "takes no keyword 'rest'"),
+        ([{"x": 1}], lambda x, /: x, "takes no keyword 'x'"),
+        ([3], gemm, r"\{'parameter': value\}"),
     ],
 )
-def test_a_space_that_does_not_fit_its_function(space: Any, function: Any, error: type[Exception], words: str):
-    """Is found where it is decorated."""
-    with pytest.raises(error, match=words):
+def test_a_space_that_does_not_fit_its_function(space: Any, function: Any, words: str):
+    """Is found where it is decorated; tests/test_validation.py has more."""
+    with pytest.raises(TypeError, match=words):
         as_configs(space, function)
 
 

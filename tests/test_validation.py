@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,74 +28,71 @@ def step(x: Any, block: int = 1) -> Any:
 
 
 SPACE: Any = {"config_space": BLOCKS, "key_fn": None}
+OF_CLOSURES: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"reset": object()}, TypeError, "reset must be .* got an object of type object"),
+    ({"is_dist": True, "group": "tp"}, TypeError, "group must be a process group.* got 'tp'"),
+    ({"is_dist": True, "group": [0, 1]}, TypeError, r"group must be a process group.* got \[0, 1\]"),
+]
+OF_BOTH: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"reset": 5}, TypeError, r"reset must be a function, reset\(\), got 5"),
+    ({"n_repeat": 0}, ValueError, "need n_repeat >= 1, got 0"),
+    ({"n_repeat": 1.5}, TypeError, "n_repeat must be .*got 1.5"),
+    ({"n_warmup": -1}, ValueError, "need n_warmup >= 0, got -1"),
+    ({"n_warmup": True}, TypeError, "n_warmup must be .*got True"),
+    ({"budget_s": 0}, ValueError, "need budget_s >= 0.001, got 0"),
+    ({"search": "random"}, ValueError, "search must be one of .* got 'random'"),
+    ({"release": 3}, TypeError, "release must be a list .* got 3"),
+]
+OF_FUNCTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({**SPACE, "check": 3}, TypeError, "check must be a function.* got 3"),
+    ({**SPACE, "bucket": 5}, TypeError, "bucket must be a function.* got 5"),
+    ({**SPACE, "prune_fn": ["x"]}, TypeError, r"prune_fn must be a function.* got \['x'\]"),
+    ({**SPACE, "key_fn": 4}, TypeError, "key_fn must be a function.* got 4"),
+    ({**SPACE, "key_fn": ["x"]}, TypeError, r"key_fn must be a function.* names of arguments go to key=\['x'\]"),
+    ({**SPACE, "config_space": 3}, TypeError, "config_space must be a list of configs, got 3"),
+    ({**SPACE, "config_space": step}, TypeError, "config_space must be a list of configs, got the function step"),
+    ({**SPACE, "config_space": {"block": 1}}, TypeError, r"config_space must be a list of configs.*write config_space=\[...\]"),
+    ({**SPACE, "config_space": "block"}, TypeError, "config_space must be a list of configs, got 'block'"),
+    ({**SPACE, "configs": BLOCKS}, TypeError, "config_space= or configs=, got both"),
+    ({**SPACE, "key": ["x"]}, TypeError, "key_fn= or key=, got both"),
+    ({}, TypeError, "autotune needs .*got neither"),
+    ({"config_space": BLOCKS}, TypeError, "autotune needs .*got neither"),
+    ({"key": ["x"]}, TypeError, "autotune needs .*got neither"),
+    ({"config_space": step}, TypeError, r"not the function: write @autotune\(\["),
+    ({**SPACE, "config_space": [{3: 4}]}, TypeError, "config_space holds a config with the name 3"),
+    ({**SPACE, "config_space": [{("block",): 1}]}, TypeError, r"config_space holds a config with the name \('block',\)"),
+    ({**SPACE, "config_space": [{"nothing": step}]}, TypeError, "the function step takes no keyword 'nothing'"),
+    (
+        {**SPACE, "config_space": [triton.Config({"B": 16})]},
+        TypeError,
+        "config_space holds .*B=16.* the function step has no parameter named config",
+    ),
+    ({**SPACE, "config_space": []}, ValueError, "config_space is empty"),
+    ({"configs": BLOCKS, "key": "x"}, TypeError, "key must be a list of names of arguments, got 'x'"),
+    ({"configs": BLOCKS, "key": ["x", 3]}, TypeError, "key must be a list of names of arguments, got 3 among them"),
+    ({"configs": BLOCKS, "key": 5}, TypeError, "key must be a list of names of arguments, got 5"),
+    ({"configs": BLOCKS, "key": lambda x: x}, TypeError, "key= takes names of arguments.*a function is key_fn="),
+    ({"configs": BLOCKS, "key": ["z"]}, ValueError, r"key names 'z', which is no argument of the function step; it has \['x', 'block'\]"),
+    ({"configs": BLOCKS, "key": ["block"]}, ValueError, "key names 'block', which is an argument that the configs choose"),
+]
+CASES = [
+    *[(contextual_autotune, *case) for case in OF_CLOSURES + OF_BOTH],
+    *[(autotune, {**SPACE, **options}, *case) for options, *case in OF_BOTH],
+    *[(autotune, *case) for case in OF_FUNCTIONS],
+]
 
 
-@pytest.mark.parametrize(
-    ("decorator", "options", "words"),
-    [
-        (contextual_autotune, {"reset": 5}, "reset must be a function, reset\\(\\), got 5"),
-        (contextual_autotune, {"reset": object()}, "reset must be .* got an object of type object"),
-        (contextual_autotune, {"is_dist": True, "group": "tp"}, "group must be a process group.* got 'tp'"),
-        (contextual_autotune, {"is_dist": True, "group": [0, 1]}, r"group must be a process group.* got \[0, 1\]"),
-        (autotune, {**SPACE, "reset": 5}, r"reset must be a function, reset\(\), got 5"),
-        (autotune, {**SPACE, "check": 3}, "check must be a function.* got 3"),
-        (autotune, {**SPACE, "bucket": 5}, "bucket must be a function.* got 5"),
-        (autotune, {**SPACE, "prune_fn": ["x"]}, r"prune_fn must be a function.* got \['x'\]"),
-        (autotune, {**SPACE, "key_fn": 4}, "key_fn must be a function.* got 4"),
-        (autotune, {**SPACE, "key_fn": ["x"]}, r"key_fn must be a function.* names of arguments go to key=\['x'\]"),
-        (autotune, {**SPACE, "config_space": 3}, "config_space must be a list of configs, got 3"),
-        (autotune, {**SPACE, "config_space": step}, "config_space must be a list of configs, got the function step"),
-        (autotune, {**SPACE, "config_space": {"block": 1}}, r"config_space must be a list of configs.*write config_space=\[...\]"),
-        (autotune, {**SPACE, "config_space": "block"}, "config_space must be a list of configs, got 'block'"),
-        (autotune, {**SPACE, "configs": BLOCKS}, "config_space= or configs=, got both"),
-        (autotune, {**SPACE, "key": ["x"]}, "key_fn= or key=, got both"),
-        (autotune, {}, "autotune needs .*got neither"),
-        (autotune, {"config_space": BLOCKS}, "autotune needs .*got neither"),
-        (autotune, {"key": ["x"]}, "autotune needs .*got neither"),
-        (autotune, {"config_space": step}, r"not the function: write @autotune\(\["),
-        (matches, {"reference": 3}, "reference must be a function.* got 3"),
-    ],
-)
-def test_an_option_is_named(decorator: Any, options: dict[str, Any], words: str):
-    """Without the address of an object."""
-    with pytest.raises(TypeError, match=words) as caught:
-        decorator(**options)
-    assert " at 0x" not in str(caught.value)
-
-
-@pytest.mark.parametrize("decorator", [contextual_autotune, partial(autotune, **SPACE)])
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"n_repeat": 0}, ValueError, "need n_repeat >= 1, got 0"),
-        ({"n_repeat": 1.5}, TypeError, "n_repeat must be .*got 1.5"),
-        ({"n_warmup": -1}, ValueError, "need n_warmup >= 0, got -1"),
-        ({"n_warmup": True}, TypeError, "n_warmup must be .*got True"),
-        ({"budget_s": 0}, ValueError, "need budget_s >= 0.001, got 0"),
-        ({"search": "random"}, ValueError, "search must be one of .* got 'random'"),
-        ({"release": 3}, TypeError, "release must be a list .* got 3"),
-    ],
-)
-def test_a_number_or_word_out_of_range_is_named(decorator: Any, options: dict[str, Any], error: type[Exception], words: str):
-    """By both decorators, with the value."""
-    with pytest.raises(error, match=words):
+@pytest.mark.parametrize(("decorator", "options", "error", "words"), CASES)
+def test_an_option_that_does_not_fit_is_named(decorator: Any, options: dict[str, Any], error: type[Exception], words: str):
+    """At decoration, with the value, and without the address of an object."""
+    with pytest.raises(error, match=words) as caught:
         decorator(**options)(step)
-
-
-@pytest.mark.parametrize(
-    ("space", "words"),
-    [
-        ([{3: 4}], "config_space holds a config with the name 3"),
-        ([{"block": 1}, {("block",): 1}], r"config_space holds a config with the name \('block',\)"),
-        ([{"nothing": step}], "the function step takes no keyword 'nothing'"),
-        ([triton.Config({"BLOCK": 16})], "config_space holds .*BLOCK=16.* and the function step has no parameter named config"),
-    ],
-)
-def test_a_config_that_does_not_fit_is_shown_as_it_reads(space: Any, words: str):
-    """Without the address of a function or a triton.Config."""
-    with pytest.raises(TypeError, match=words) as caught:
-        autotune(space, None)(step)
     assert " at 0x" not in str(caught.value)
+
+
+def test_a_reference_that_is_no_function_is_named():
+    with pytest.raises(TypeError, match=r"reference must be a function.* got 3"):
+        matches(3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("group", "text"), [("tp", "'tp'"), ([0, 1], r"\[0, 1\]")])
@@ -132,22 +128,6 @@ def test_names_of_arguments_are_a_key():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("key", "error", "words"),
-    [
-        ("x", TypeError, "key must be a list of names of arguments, got 'x'"),
-        (["x", 3], TypeError, "key must be a list of names of arguments, got 3 among them"),
-        (5, TypeError, "key must be a list of names of arguments, got 5"),
-        (lambda x: x, TypeError, "key= takes names of arguments.*a function is key_fn="),
-        (["z"], ValueError, r"key names 'z', which is no argument of the function step; it has \['x', 'block'\]"),
-        (["block"], ValueError, "key names 'block', which is an argument that the configs choose"),
-    ],
-)
-def test_a_key_that_names_nothing_is_refused(key: Any, error: type[Exception], words: str):
-    with pytest.raises(error, match=words):
-        autotune(BLOCKS, key=key)(step)
-
-
 # -- what cannot be heard ----------------------------------------------------------------------------------------------
 
 
@@ -181,7 +161,7 @@ class OneByOne:
 
 DEFERRED = [
     (managed, "context manager"), (managed_later, "context manager"), (later, "coroutine"), (one_by_one, "generator"),
-    (Later(), "coroutine"), (OneByOne(), "generator"), (functools.partial(managed, 1), "context manager"),
+    (Later(), "coroutine"), (OneByOne(), "generator"), (functools.partial(one_by_one, 1), "generator"),
 ]  # fmt: skip
 
 

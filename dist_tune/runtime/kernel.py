@@ -260,23 +260,19 @@ class KernelSlot(Slot):
         self._kernel.configs_timings = {each: list(quantiles_ms) for each, quantiles_ms in timings.quantiles_ms}
         self._kernel.bench_time = timings.seconds
 
-    def tell(self, *, is_hit: bool) -> None:
-        """Call Triton's listener, and print its line of ``TRITON_PRINT_AUTOTUNING``; of a hit as of one in Triton's cache on disk."""
+    def tell(self) -> None:
+        """Call Triton's listener, and print its line of ``TRITON_PRINT_AUTOTUNING``."""
         kernel, timings_ms = self._kernel, self._kernel.configs_timings
-        has_listener = hasattr(knobs.autotuning, "listener")
-        if has_listener and len(timings_ms) < 2:
+        listener = getattr(knobs.autotuning, "listener", None)
+        if len(timings_ms) < 2 and hasattr(knobs.autotuning, "listener"):
             return  # The Tritons that have a listener do not tune where pruning leaves one config.
         best = kernel.cache[self._key]
-        if has_listener and knobs.autotuning.listener is not None:
-            try:
-                knobs.autotuning.listener(
-                    fn=_layers(kernel)[-1], key=self._key, best_config=best, configs_timings=timings_ms,
-                    duration=None if is_hit else kernel.bench_time, cache_hit=is_hit,
-                )  # fmt: skip
-            except Exception as error:
-                error.add_note(f"raised by knobs.autotuning.listener, told of {kernel.base_fn.__name__} with key {self._key}")
-                raise
-        if knobs.autotuning.print and not is_hit:
+        if listener is not None:
+            listener(
+                fn=_layers(kernel)[-1], key=self._key, best_config=best, configs_timings=timings_ms, duration=kernel.bench_time,
+                cache_hit=False,
+            )  # fmt: skip
+        if knobs.autotuning.print:
             print(  # noqa: T201  # Triton's own line, for those who read it from there
                 f"Triton autotuning for function {kernel.base_fn.__name__},\nwith key as {self._key},\n"
                 f"finished after {kernel.bench_time:.2f}s,\nbest config selected: {best};"

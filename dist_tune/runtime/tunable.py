@@ -45,12 +45,8 @@ class Slot:
         """Use ``config`` from now on."""
         self._configs[self._key] = config
 
-    def tell(self, *, is_hit: bool) -> None:
-        """Tell of the config as vanilla Triton does after tuning, which knows no functions. ``is_hit``: it comes from a record.
-
-        Raises:
-            Exception: from a listener.
-        """
+    def tell(self) -> None:
+        """Tell of the config as vanilla Triton does after tuning, which knows no functions."""
 
     def clear(self) -> None:
         """Make the next launch a miss."""

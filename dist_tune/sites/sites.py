@@ -182,21 +182,15 @@ class Sites:
         for slot in site.slots.values():
             slot.fill(site.winner, site.timings)
 
-    def tell(self, labels: Iterable[str], *, is_hit: bool) -> None:
-        """Tell of the configs that sites met here have from now on, as vanilla Triton does, each once.
+    def tell(self, labels: Iterable[str]) -> None:
+        """Tell of the configs that were tuned here, as vanilla Triton does, each once.
 
         Raises:
             Exception: from a listener of Triton's knobs.
         """
-        for label in labels:
-            site = self.met.get(label)
-            if site is None or site.winner is None:
-                continue
-            try:
-                [*site.slots.values()][-1].tell(is_hit=is_hit)
-            except Exception as error:
-                error.add_note(f"site {label} has its config nevertheless: {site.texts[site.configs.index(site.winner)]}")
-                raise
+        for site in [self.met[label] for label in labels if label in self.met]:
+            if site.winner is not None:
+                [*site.slots.values()][-1].tell()
 
     def leave_given_up(self) -> None:
         """Let Triton launch the first config where none runs here: it raises the error that the step expects."""

@@ -45,7 +45,7 @@ def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int) 
             error.add_note(_LAST_RUN.format(rank=context.ranks.rank, name=context.name))
         raise
     # All ranks have made their last run: one whose listener raises leaves none of them in a collective.
-    context.sites.tell(winners, is_hit=False)
+    context.sites.tell(winners)
     with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
         context.reduce("done", None, _all_done)
     context.expenses.end_phase("settle")

@@ -85,7 +85,6 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
         )  # not of the object: a factory may decorate in every call
     for label in manifest.cached.keys() - records.keys():  # of other ranks: this one may come to it later
         context.sites.apply(label, Outcome(manifest.cached[label].winner))
-    context.sites.tell(records, is_hit=True)
     return [record.model_copy(update={"is_recalled": True}) for record in records.values()]
 
 

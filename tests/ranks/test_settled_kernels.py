@@ -11,11 +11,13 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import triton
 from triton import knobs
 
+from dist_tune import PeerFailedError
 from tests.ranks.kernels import autotuned, best, launch, tuned
 from tests.shared_worlds import on_each_rank
 
@@ -105,7 +107,7 @@ def test_the_line_of_print_autotuning_is_vanillas(rank: int):
 
 @on_each_rank(modes=["fake"])
 def test_the_listener_hears_what_vanilla_tells_it(rank: int):
-    """Once for each key with a choice, with vanilla's arguments; of a record as of a hit in Triton's own cache on disk."""
+    """Once for each key with a choice that is tuned, with vanilla's arguments."""
     if not HAS_LISTENER:
         return
     heard: list[dict[str, Any]] = []
@@ -125,18 +127,16 @@ def test_the_listener_hears_what_vanilla_tells_it(rank: int):
         assert first["best_config"] is kernel.cache[first["key"]]
         if decorated is by_ranks:
             kernel.cache.clear()
-            decorated(lambda x: launch(pruned, launch(kernel, x)))(torch.zeros(64))
-            _, again = heard
-            assert (again["cache_hit"], again["duration"], again["key"]) == (True, None, first["key"])
-            assert again["configs_timings"] is kernel.configs_timings
+            decorated(lambda x: launch(pruned, launch(kernel, x)))(torch.zeros(64))  # from the record: nothing is tuned
+            assert len(heard) == 1
         return sorted(first), first["key"], first["duration"] is None, first["cache_hit"], type(first["fn"]).__name__
 
     assert told(by_ranks) == told(vanilla)
     knobs.autotuning.listener = None
 
 
-@on_each_rank(cases=["tuned", "cache"])
-def test_a_listener_that_raises_ends_the_call_and_leaves_the_winner(rank: int, case: str) -> Any:
+@on_each_rank()
+def test_a_listener_that_raises_ends_the_call_and_leaves_the_winner(rank: int) -> Any:
     """On its rank with its own error, as in vanilla; no rank waits, and the next call and the next tuning go on."""
     if not HAS_LISTENER:
         return None
@@ -146,21 +146,11 @@ def test_a_listener_that_raises_ends_the_call_and_leaves_the_winner(rank: int, c
             raise LookupError("the listener has no table")
 
     kernel, other = autotuned(blocks=(16, 32)), autotuned(blocks=(16, 32))
-    if case == "cache":
-        by_ranks(lambda x: launch(kernel, x))(torch.zeros(64))
-        kernel.cache.clear()
-    step = by_ranks(lambda x: launch(kernel, x)[0].item())
+    step, began = by_ranks(lambda x: launch(kernel, x)[0].item()), time.monotonic()
     knobs.autotuning.listener = listener
-    told, began = "", time.monotonic()
-    try:
+    with pytest.raises(LookupError if rank == 1 else PeerFailedError, match="the listener has no table"):
         step(torch.zeros(64))
-    except Exception as error:  # noqa: BLE001  # of any kind: the test compares it
-        told = f"{type(error).__name__}: {error} {' '.join(getattr(error, '__notes__', ()))}"
     knobs.autotuning.listener = None
-    if rank == 1:
-        assert "LookupError: the listener has no table" in told
-        assert "add_kernel[64," in told
-    assert "LookupError" in told or (case, rank) == ("cache", 0)
     again = by_ranks(lambda x: launch(other, x)[0].item())
     assert (step(torch.zeros(64)), again(torch.zeros(64))) == (1.0, 1.0)
     assert time.monotonic() - began < 10
