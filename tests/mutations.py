@@ -44,9 +44,9 @@ class Guard(NamedTuple):
 # fmt: off
 GUARDS = (
     # Ranks
-    Guard("a verdict is written once", "distributed/meetings.py", 'self._store.compare_set(f"{key}/verdict", "", messages.spell(messages.VERDICT, verdict, result))', 'self._store.set(f"{key}/verdict", messages.spell(messages.VERDICT, verdict, result))', "tests/distributed tests/ranks/test_ranks.py"),
-    Guard("the last to come reads all parts", "distributed/meetings.py", "if self._store.add(f\"{key}/count\", 1) == len(self.members):", "if self._store.add(f\"{key}/count\", 1) >= len(self.members) - 1:", "tests/distributed tests/ranks/test_ranks.py"),
-    Guard("ranks at other steps are told so", "distributed/meetings.py", "if len({header[:2] for header in headers.values()}) > 1 or headers", "if headers", "tests/ranks/test_ranks.py"),
+    Guard("a verdict is written once", "distributed/meetings.py", 'self._store.compare_set(f"{key}/verdict", "", messages.spell(messages.VERDICT, verdict, result))', 'self._store.set(f"{key}/verdict", messages.spell(messages.VERDICT, verdict, result))', "tests/distributed"),
+    Guard("the last to come reads all parts", "distributed/meetings.py", "if self._store.add(f\"{key}/count\", 1) == len(self.members):", "if self._store.add(f\"{key}/count\", 1) >= len(self.members) - 1:", "tests/distributed"),
+    Guard("ranks at other steps are told so", "distributed/meetings.py", "if len({header[:2] for header in headers.values()}) > 1 or headers", "if headers", "tests/distributed"),
     Guard("the missing time out", "distributed/calls.py", "        if waited_s >= patience_s:\n", "        if waited_s >= 1e9:\n", "tests/distributed tests/ranks/test_late_ranks.py"),
     Guard("a dead rank is seen at once", "distributed/calls.py", "has_died = card.state == \"gone\" and not card.is_over", "has_died = False", "tests/distributed tests/faults"),
     Guard("a rank that has passed is not awaited", "distributed/calls.py", "if self.is_gathering and passed:", "if self.is_gathering and not passed:", "tests/distributed tests/ranks/test_differing_calls.py"),

@@ -6,9 +6,12 @@ The table of docs/distributed.md, walked at random; the ranks are threads over o
 from __future__ import annotations
 
 import json
+import re
+import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -23,15 +26,18 @@ from dist_tune.distributed.calls import Place
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.messages import Reduction
 from dist_tune.distributed.presence import process_name
-from dist_tune.errors import DistTuneError
+from dist_tune.errors import DistTuneError, NoValidConfigError
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 DEADLINE_S, GATHER_S = 0.4, 0.8
-ERRORS = {"raise": ValueError("of the step"), "broken": RuntimeError("[/gloo/transport] Connection closed by peer [127.0.0.1]:1234")}
+GLOO = "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
+ERRORS = {"raise": ValueError("boom"), "shared": NoValidConfigError("no config"), "broken": RuntimeError(GLOO)}
 MET = json.dumps([["0:x", "1:x"], ["0:y", "1:y"]])
 """What two ranks have that have met."""
 _worlds = count()
+Script = list[tuple[str, str]]
+"""Closure and action of each call of a rank."""
 
 
 @Reduction
@@ -45,21 +51,23 @@ class Rank(Meetings):
     def __init__(self, host: Any, world: World, rank: int) -> None:
         super().__init__(dist.PrefixStore(world.name, host.clone()), rank, tuple(range(world.n_ranks)), DEADLINE_S)
         self.gather_s = GATHER_S
-        self.world, self.count = world, 0
+        self.count = 0
         self.told: list[tuple[str, int, str]] = []
         """Closure, number of the call, and what came of it here."""
+        self.errors: list[DistTuneError] = []
 
     @property
     def n_issued(self) -> int:
         return self.count
 
-    def run(self, script: list[tuple[str, str]]) -> None:
+    def run(self, script: Script) -> None:
         """Make these calls, and come to the end of the program."""
         for closure, action in script:
             if action == "die":
                 self.die()
                 return
-            if action == "pass":
+            if action in ("pass", "pass slowly"):
+                time.sleep(2.5 * DEADLINE_S if action == "pass slowly" else 0.0)
                 self.calls(closure).n_calls += 1
                 continue
             with self.calling(closure) as place:
@@ -67,16 +75,28 @@ class Rank(Meetings):
         self.close()
 
     def came(self, place: Place, action: str) -> str:
-        """What a call came to."""
-        time.sleep(0.15 if action == "late" else 0.0)
+        """What a call came to: the values of its meetings, or the class of its error."""
+        time.sleep(0.15 if action.startswith("late") else 0.0)
+        action = action.removeprefix("late ")
+        own = ERRORS.get(action)
         try:
-            self.enter(place, has_raised=action in ERRORS)
-            if action in ERRORS:
-                self.abort(ERRORS[action])
-                return type(ERRORS[action]).__name__
-            values = [self.reduce("manifest", "x", joined, is_gathering=True), self.reduce("done", "y", joined)]
+            self.enter(place, has_raised=own is not None)
+            if own is not None:
+                self.abort(own)
+                return type(own).__name__
+            values = [self.reduce("other" if action == "stray" else "manifest", "x", joined, is_gathering=True)]
+            if action == "stop":  # after the first meeting, and it learns of the end between replays
+                time.sleep(2.5 * DEADLINE_S)
+                self.beat("replay 3")
+            for number in range(5 if action == "beat" else 0):
+                self.beat(f"compiling {number}")
+                time.sleep(DEADLINE_S / 2)
+            values.append(self.reduce("done", "y", joined))
         except DistTuneError as error:
+            self.errors.append(error)
             return type(error).__name__
+        except SystemExit:
+            return "gone"
         return json.dumps(values)
 
     def die(self) -> None:
@@ -96,14 +116,15 @@ class World:
         self.name, self.n_ranks = f"world {next(_worlds)}", n_ranks
         self.ranks = [Rank(host, self, rank) for rank in range(n_ranks)]
 
-    def run(self, scripts: list[list[tuple[str, str]]]) -> None:
-        """All scripts at once; fails if one does not end."""
+    def run(self, scripts: list[Script]) -> list[list[str]]:
+        """All scripts at once; what came of the calls of each rank. Fails if one does not end."""
         threads = [threading.Thread(target=rank.run, args=(script,), daemon=True) for rank, script in zip(self.ranks, scripts, strict=True)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(20)
         assert not any(thread.is_alive() for thread in threads), scripts
+        return [[told for _, _, told in rank.told] for rank in self.ranks]
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +138,7 @@ SCRIPTS = st.lists(st.lists(st.tuples(st.just("f"), st.sampled_from(ACTIONS)), m
 
 @settings(max_examples=30, deadline=None)
 @given(scripts=SCRIPTS)
-def test_each_run_ends_and_ranks_that_end_a_call_say_the_same(host: dist.Store, scripts: list[list[tuple[str, str]]]):
+def test_each_run_ends_and_ranks_that_end_a_call_say_the_same(host: dist.Store, scripts: list[Script]):
     """One value, or errors of one kind; the rank that raised has its own."""
     world = World(host, len(scripts))
     world.run(scripts)
@@ -129,29 +150,57 @@ def test_each_run_ends_and_ranks_that_end_a_call_say_the_same(host: dist.Store, 
         assert len(said - {"ValueError"}) <= 1, (call, said, scripts)
 
 
+ABORTED, ABSENT = "rank 1 raised ValueError: boom while f was being tuned", r"rank 1 last seen at: .*ranks \[1\] did not come"
 TABLE = [
-    # what rank 1 does -> what rank 0, which comes, is told
-    ("come", "value"),
-    ("late", "value"),
-    ("raise", "PeerFailedError"),
-    ("pass", "AloneError"),
-    ("die", "AloneError"),
+    # what each rank does -> what is told those that are told anything, and in which words
+    ("come, come, late", "", ""),
+    ("come, beat, late", "", ""),
+    ("come, raise, late", "PeerFailedError", ABORTED),
+    ("come, shared, late", "NoValidConfigError", "no config"),
+    ("late raise, raise, late", "PeerFailedError", ABORTED),  # the first one counts
+    ("come, pass, late", "AloneError", r"rank . is alone in f, call 1: ranks \[1\] have passed it"),
+    ("come, die, late", "AloneError", r"rank 1 has not come to it: .*its process has ended"),
+    ("come, stop, late", "AbsentRanksError", rf"{ABSENT} to the meeting for 'done' of f, call 1 within "),
+    ("come, stray, late", "RankMismatchError", r"rank 0 is in f, step 'manifest', rank 1 is in f, step 'other'"),
+    ("broken, late raise, broken", "PeerFailedError", ABORTED),  # what a failed collective is a consequence of
+    ("broken, pass slowly, broken", "AbsentRanksError", rf"{ABSENT} after a collective had failed there"),
+    ("broken, broken, late broken", "PeerFailedError", r"ranks \[0, 1, 2\] failed so"),
 ]
 
 
-@pytest.mark.parametrize(("action", "told"), TABLE)
-def test_what_a_rank_that_comes_is_told(host: dist.Store, action: str, told: str):
-    """The table of docs/distributed.md."""
+@pytest.mark.parametrize(("actions", "told", "words"), TABLE)
+def test_what_ranks_are_told_and_that_they_meet_again(host: dist.Store, actions: str, told: str, words: str):
+    """The tables of docs/distributed.md. The one that raised has its own error; a collective's is chained to its cause."""
     world = World(host, 3)
-    world.run([[("f", "come")], [("f", action)], [("f", "late")]])
-    assert {text if text.endswith("Error") else "value" for _, _, text in world.ranks[0].told + world.ranks[2].told} == {told}
+    each = actions.split(", ")
+    again = [] if "die" in each else [("again", "come")]
+    found = world.run([[("f", action), *again] for action in each])
+    for rank, action, said in zip(world.ranks, each, found, strict=True):
+        assert not again or said.pop() == json.dumps([["0:x", "1:x", "2:x"], ["0:y", "1:y", "2:y"]])
+        if action in ("pass", "pass slowly", "die"):
+            assert said == []
+        elif own := {"late raise": "ValueError", "raise": "ValueError", "shared": "NoValidConfigError"}.get(action):
+            assert said == [own]
+        elif told:
+            (error,) = rank.errors
+            assert said == [told]
+            assert re.search(words, str(error)), error
+            assert error.__cause__ is (ERRORS["broken"] if "broken" in action else None)
+            assert told != "PeerFailedError" or words != ABORTED or (error.rank, error.error) == (1, "ValueError: boom")  # type: ignore[attr-defined]
+        else:
+            assert said[0].startswith("[[")
 
 
 def test_ranks_that_wait_in_different_calls_for_each_other_are_told(host: dist.Store):
     """No rank has passed the other's call, and none will come to it."""
-    world = World(host, 3)
-    world.run([[("f", "come")], [("g", "come")], [("f", "late")]])
-    assert [told for rank in world.ranks for _, _, told in rank.told] == ["AloneError"] * 3
+    assert World(host, 3).run([[("f", "come")], [("g", "come")], [("f", "late")]]) == [["AloneError"]] * 3
+
+
+def test_an_error_of_an_earlier_call_is_not_raised_in_a_healthy_one(host: dist.Store):
+    """One rank raised in a call that the other made without a meeting."""
+    for late in ("come", "late"):
+        first, second = World(host, 2).run([[("f", "pass"), ("f", late)], [("f", "raise"), ("f", "come")]])
+        assert (first, second) == ([MET], ["ValueError", MET])
 
 
 def test_a_rank_that_has_issued_more_collectives_has_passed_the_call(host: dist.Store):
@@ -178,8 +227,9 @@ def test_a_call_that_a_rank_raised_in_and_made_again_is_not_tuned(host: dist.Sto
     with one.calling("f") as place, other.calling("f") as next_one:
         one.count = 1
         if again == "raise":
-            ERRORS["second"] = ValueError("the second time")
-            assert other.came(next_one, "second") == "ValueError"
+            with suppress(DistTuneError):
+                other.enter(next_one, has_raised=True)
+                other.abort(ValueError("the second time"))
         elif again == "come":
             other.count = 1
             assert other.came(next_one, "come") == told
@@ -188,7 +238,7 @@ def test_a_call_that_a_rank_raised_in_and_made_again_is_not_tuned(host: dist.Sto
         with pytest.raises(DistTuneError) as caught:
             meet()
     assert type(caught.value).__name__ == told
-    assert {"come": "called again", "raise": "the second time", "": "of the step"}[again] in str(caught.value)
+    assert {"come": "called again", "raise": "the second time", "": "boom"}[again] in str(caught.value)
     one.close()
     other.close()
 
@@ -196,16 +246,22 @@ def test_a_call_that_a_rank_raised_in_and_made_again_is_not_tuned(host: dist.Sto
 def test_the_last_rank_that_is_stopped_before_it_reads_the_parts_finds_them(host: dist.Store, monkeypatch: pytest.MonkeyPatch):
     """Another rank fixes the verdict in its place, and goes on."""
     world = World(host, 2)
-    one, other = world.ranks
-    agree = other._agree
+    agree = world.ranks[1]._agree
 
     def stopped(*args: Any) -> None:
         time.sleep(DEADLINE_S / 2)
         agree(*args)
 
-    monkeypatch.setattr(other, "_agree", stopped)
-    world.run([[("f", "come")], [("f", "late")]])
-    assert one.told == other.told == [("f", 1, MET)]
+    monkeypatch.setattr(world.ranks[1], "_agree", stopped)
+    assert world.run([[("f", "come")], [("f", "late")]]) == [[MET], [MET]]
+
+
+def test_a_rank_that_dies_on_arrival_strands_nobody(host: dist.Store, monkeypatch: pytest.MonkeyPatch):
+    """Its part is there and it is not counted: the meeting comes to its end, and the next one names it."""
+    world = World(host, 2)
+    monkeypatch.setattr(world.ranks[1]._store, "add", lambda *words: sys.exit(), raising=False)
+    assert world.run([[("f", "come")], [("f", "late")]]) == [["AbsentRanksError"], ["gone"]]
+    assert "the meeting for 'manifest'" in str(world.ranks[0].errors[0])
 
 
 def test_a_call_that_another_thread_begins_is_not_ended_by_the_error_of_a_tuning(host: dist.Store):
@@ -225,14 +281,16 @@ def test_a_call_that_another_thread_begins_is_not_ended_by_the_error_of_a_tuning
     one.close()
 
 
-def test_calls_that_end_without_agreement_leave_no_keys_behind(host: dist.Store):
-    """As many after forty such calls as after ten, once the ranks have met again."""
+@pytest.mark.parametrize("actions", [("raise", "pass"), ("come", "come")])
+def test_calls_leave_no_keys_behind(host: dist.Store, actions: tuple[str, str]):
+    """As many after forty as after ten, once the ranks have met again."""
     counts = []
     for n_calls in (10, 40):
         world = World(host, 2)
         for rank in world.ranks:
             rank.gather_s = 60.0
-        world.run([[("f", "come")] * (n_calls + 1), [("f", "raise"), ("f", "pass")] * (n_calls // 2) + [("f", "come")]])
+        world.run([[("f", "come")] * (n_calls + 1), [("f", action) for action in actions] * (n_calls // 2) + [("f", "come")]])
         store = dist.PrefixStore(world.name, host)
-        counts.append(sum(store.check([f"f/n{n}/{k}/verdict"]) for n in range(1, n_calls + 2) for k in range(3)))
+        names = [f"f/n{n}/{k}/{name}" for n in range(1, n_calls + 2) for k in range(3) for name in ("verdict", "count", "part/0", "part/1")]
+        counts.append(sum(store.check([name]) for name in names))
     assert counts[1] <= counts[0], counts

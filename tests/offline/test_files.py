@@ -9,13 +9,34 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune.offline import ConfigFile, Failed, Outcome, Settled, files, load_config, m_leq, save_configs_to_json, small_medium_large
-from dist_tune.offline.files import SizeClass, classes_of, slowdowns
-from dist_tune.offline.problem import Ended
+from dist_tune.measure import Clock
+from dist_tune.offline import (
+    ConfigFile,
+    Ended,
+    Failed,
+    Outcome,
+    files,
+    load_config,
+    m_leq,
+    save_configs_to_json,
+    small_medium_large,
+    tune_files,
+)
+from dist_tune.offline.files import classes_of
+from dist_tune.testing import ExactTime
 
 pytestmark = pytest.mark.once
 
 NAME = "GEMM.json"
+Config = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _exact_and_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(tmp_path_factory.mktemp("logs")))
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("DIST_TUNE_VERBOSITY", "quiet")
+    monkeypatch.setattr(Clock, "now", ExactTime.now)
 
 
 def chosen(folder: Path, size: int, *names: str) -> str:
@@ -166,104 +187,64 @@ def test_a_folder_in_its_place_is_an_error(tmp_path: Path):
 
 # -- one config for the sizes of a class -------------------------------------------------------------------------------
 
-SPACE = [{"BM": 16 << i} for i in range(4)]
-Times = dict[int, dict[int, float]]
-"""Size -> candidate -> time."""
-
-
-def config_file(space: Any = SPACE, callback: Any = None, sizes: tuple[int, ...] = (16, 64)) -> ConfigFile:
-    return ConfigFile(NAME, sizes, lambda size: lambda config: (lambda: config, None), space, m_leq(1024), callback)
-
-
-def outcome(us: dict[int, float], *failed: int) -> Outcome:
-    return Outcome("problem", min(us, key=us.__getitem__), us, dict.fromkeys(failed, "wrong result"))
-
-
-def size_class(times: Times, old: dict[str, Any] | None = None, space: Any = SPACE, failed: tuple[int, ...] = ()) -> SizeClass:
-    """``failed``: candidates that are wrong at some size."""
-    return SizeClass(config_file(space), "M_LEQ_1024", {size: outcome(us, *failed) for size, us in times.items()}, old)
-
-
-def settled(one: SizeClass, times: Times, min_gain: float | None = None) -> Settled:
-    """The choice by the times of finals, told by candidate; a final itself counts those on the list."""
-    measured: dict[int, Ended] = {size: outcome({one.shortlisted.index(i): t for i, t in us.items()}) for size, us in times.items()}
-    choice = one.settle(measured, min_gain)
-    assert isinstance(choice, Settled)
-    return choice
+BMS = [{"BM": 16 << i} for i in range(4)]
+AMD = [{"BM": bm, "BN": 8, "waves_per_eu": waves} for bm, waves in ((16, 1), (16, 2), (32, 1))]
+LOST = {16: [3.0, 2.0, 1.1, 1.0], 64: [100.0, 100.5, 110.0, 150.0]}
+"""Config 0 is the best at the last size, 1 has the least sum, 2 is worst by the sum and loses least: 1.1 at both."""
+MEANS = {16: [1.0, 2.1, 9.0, 9.0], 64: [3.9, 2.1, 1.0, 9.0]}
+"""By an arithmetic mean of slowdowns config 1 would be the best."""
 
 
 @pytest.mark.parametrize(
-    ("times", "winner", "regret"),
+    ("space", "ms", "old", "min_gain", "config", "regret", "gain", "is_saved"),
     [
-        # Config 0 is the best at the last size, 1 has the least sum, 2 is worst by the sum and loses least: 1.1 at both.
-        ({16: {0: 3.0, 1: 2.0, 2: 1.1, 3: 1.0}, 64: {0: 100.0, 1: 100.5, 2: 110.0, 3: 150.0}}, 2, 0.1),
-        # Equals by their geometric mean, of which the first is taken: an arithmetic mean would prefer the config in between.
-        ({16: {2: 1.0, 1: 4.0, 3: 2.0}, 64: {2: 4.0, 1: 1.0, 3: 2.0}}, 1, 1.0),
+        (BMS, LOST, None, None, {"BM": 64}, 0.1, None, True),
+        (BMS, MEANS, None, None, {"BM": 16}, 3.9**0.5 - 1, None, True),
+        (BMS, {16: [3.0, 4.0, 2.0, 5.0]}, None, None, {"BM": 64}, 0.0, None, True),
+        # An old config that is none of the space runs beside the new one: 2.5 % are not worth it, 3.5 % are.
+        (BMS[:2], {16: [100.0, 200.0, 102.5]}, {"BM": 999}, 0.03, {"BM": 16}, 0.0, 0.025, False),
+        (BMS[:2], {16: [100.0, 200.0, 103.5]}, {"BM": 999}, 0.03, {"BM": 16}, 0.0, 0.035, True),
+        (BMS[:2], {16: [100.0, 200.0, 90.0]}, {"BM": 999}, -0.5, {"BM": 999}, 0.0, 0.0, False),
+        (BMS[:2], {16: [100.0, 200.0, -1.0]}, {"BM": 999}, 0.03, {"BM": 16}, 0.0, None, True),  # it does not run now
+        # One of the space is no other, with AMD's keys or without, in whatever order its keys stand.
+        (AMD, {16: [2.0, 1.0]}, {"BN": 8, "BM": 32}, 0.0, AMD[2], 0.0, 0.0, False),
+        (AMD, {16: [2.0, 1.0]}, {"BM": 32, "BN": 8, "waves_per_eu": 8}, 0.0, AMD[2], 0.0, 0.0, False),
     ],
 )
-def test_relative_losses_decide_and_not_seconds(times: Times, winner: int, regret: float):
-    choice = settled(size_class(times), times)
-    assert choice.config == SPACE[winner]
-    assert choice.regret == pytest.approx(regret)
+def test_a_class_gets_the_config_that_loses_least_and_a_file_what_is_worth_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    space: list[Config], ms: dict[int, list[float]], old: Config | None, min_gain: float | None,
+    config: Config, regret: float, gain: float | None, is_saved: bool,
+):  # fmt: skip
+    """By the geometric mean of slowdowns; with ``min_gain`` what the file has is measured in the same runs. What is not tuned stays."""
+    monkeypatch.setattr(torch.version, "hip", None)
+    order = [*dict.fromkeys(each["BM"] for each in space), 999]
 
+    def make_for_size(size: int) -> Any:
+        def make(config: Config) -> Any:
+            took = ms[size][order.index(config["BM"]) if config["BM"] != 999 else -1]
+            return (lambda: ExactTime.pass_ms(took)) if took > 0 else None, None
 
-def test_what_does_not_run_at_every_size_is_not_chosen():
-    """However fast it is at the others. Nothing is settled where nothing runs at all sizes, or a final failed."""
-    assert slowdowns([{0: 1.0, 1: 2.0}, {1: 2.0, 2: 1.0}]) == {1: pytest.approx(2.0)}
-    both, failed = size_class({16: {0: 1.0, 1: 2.0}, 64: {0: 2.0, 1: 1.0}}), Failed("problem", "no config")
-    for first, second in ((failed, failed), (outcome({0: 1.0, 1: 2.0}), failed), (outcome({0: 1.0}), outcome({1: 1.0}))):
-        assert isinstance(both.settle({16: first, 64: second}, None), Failed)
+        return lambda config: None if (made := make(config))[0] is None else made
+
+    there_before = {"any": {"BM": 1}} | ({"M_LEQ_1024": old} if old else {})
+    (tmp_path / NAME).write_text(json.dumps(there_before))
+    (settled,) = tune_files([ConfigFile(NAME, list(ms), make_for_size, space, m_leq(1024))], tmp_path, num_iters=5, min_gain=min_gain)
+    assert (settled.size_class, settled.config, settled.is_saved) == ("M_LEQ_1024", config, is_saved)
+    assert settled.regret == pytest.approx(regret, abs=0.01)
+    assert settled.gain == (gain if gain is None else pytest.approx(gain, abs=0.004))
+    assert settled.latencies_us.keys() == ms.keys()
+    assert there(tmp_path) == there_before | ({"M_LEQ_1024": config} if is_saved else {})
 
 
 def test_the_best_of_each_size_and_over_all_are_measured_once_more():
-    """Of twelve the best eight over both sizes, and the winner of one; none that is wrong. The times of the final decide."""
-    times = {16: {i: 1.0 + i for i in range(11)} | {11: 1e6}, 64: {i: 1.0 + i for i in range(11)} | {11: 0.5}}
-    space = [{"BM": i} for i in range(12)]
-    assert size_class(times, space=space).shortlisted == [*range(8), 11]
-    assert size_class(times, space=space, failed=(0, 3)).shortlisted == [1, 2, 4, 5, 6, 7, 8, 9, 11]
-    one = size_class({16: {0: 1.0, 1: 1.5, 2: 9.0}, 64: {0: 9.0, 1: 1.5, 2: 1.0}})
-    assert {size: problem.search_space for size, problem in one.finals().items()} == {16: SPACE[:3], 64: SPACE[:3]}
-    choice = settled(one, {16: {0: 1.0, 1: 1.1, 2: 5.0}, 64: {0: 5.0, 1: 1.1, 2: 1.0}})
-    assert (choice.config, choice.latencies_us, choice.gain, choice.is_saved) == (SPACE[1], {16: 1.1, 64: 1.1}, None, True)
-
-
-def test_one_size_needs_no_final():
-    """And what is written is as the callback leaves it."""
-    file = config_file(callback=lambda config: config.update(SPLITK=config["BM"] // 8))
-    one = SizeClass(file, "any", {16: outcome({0: 3.0, 2: 2.0})}, None)
-    assert one.finals() == {}
-    choice = settled(one, {})
-    assert (choice.config, choice.latencies_us, choice.regret) == ({**SPACE[2], "SPLITK": 8}, {16: 2.0}, 0.0)
-
-
-@pytest.mark.parametrize("old", [{"BM": 32, "BN": 8, "waves_per_eu": 8}, {"BN": 8, "BM": 32}])
-def test_an_old_config_of_the_space_is_no_other(monkeypatch: pytest.MonkeyPatch, old: dict[str, Any]):
-    """Measured once, with AMD's keys or without, in whatever order its keys stand; where it wins, the file stays."""
-    monkeypatch.setattr(torch.version, "hip", None)
-    space = [{"BM": bm, "BN": 8, "waves_per_eu": waves} for bm, waves in ((16, 1), (16, 2), (32, 1))]
-    one = size_class({16: {0: 1.0, 1: 2.0}}, old, space)
-    assert one.shortlisted == [0, 1]
-    choice = settled(one, {16: {0: 2.0, 1: 1.0}}, 0.0)
-    assert (choice.config, choice.gain, choice.is_saved) == (space[2], 0.0, False)
-
-
-@pytest.mark.parametrize(
-    ("old_us", "min_gain", "is_saved"),
-    [(102.9, 0.03, False), (103.1, 0.03, True), (99.0, None, False), (99.0, -0.5, False), (None, 0.03, True)],
-)
-def test_a_file_is_changed_for_what_is_worth_it(old_us: float | None, min_gain: float | None, is_saved: bool):
-    """An old config that is none of the space is measured beside the new one: 2.9 % are not worth it, 3.1 % are. Or it does not run now."""
-    times = {0: 100.0} if old_us is None else {0: 100.0, len(SPACE): old_us}
-    choice = settled(size_class({16: {0: 1.0, 1: 2.0}}, {"BM": 999}), {16: times}, min_gain)
-    assert (choice.is_saved, choice.config) == (is_saved, {"BM": 999} if old_us == 99.0 else SPACE[0])
-    assert choice.old_latencies_us == ({} if old_us is None else {16: old_us})
-    assert choice.gain == (None if old_us is None else pytest.approx(max(0.0, old_us / 100 - 1)))
-
-
-def test_sizes_come_to_their_classes():
-    """In the order of sizes; what failed is in none; each with the config it is compared with."""
-    one, other = {0: 1.0}, {1: 1.0}
-    ended: dict[int, Ended] = {4096: outcome(one), 16: outcome(other), 64: Failed("problem", "no config"), 2048: outcome(other)}
-    classes = classes_of(config_file(sizes=(4096, 16, 64, 2048)), ended, {"any": {"BM": 999}})
-    found = [(each.name, [*each.finals()], each.shortlisted) for each in classes]
-    assert found == [("any", [4096, 2048], [0, 1, 4]), ("M_LEQ_1024", [], [1])]
+    """Of twelve the best eight over both sizes, and the winner of one; none that is wrong at some size, and no class of what failed."""
+    space, first = [{"BM": i} for i in range(12)], {i: 1.0 + i for i in range(11)}
+    us = {16: {**first, 11: 1e6}, 64: {**first, 11: 0.5}}
+    file = ConfigFile(NAME, (16, 64, 4096, 512), lambda size: lambda config: None, space, m_leq(1024))
+    for failed, shortlisted in (((), [*range(8), 11]), ((0, 3), [1, 2, 4, 5, 6, 7, 8, 9, 11])):
+        ended: dict[int, Ended] = {
+            size: Outcome("p", min(each, key=each.__getitem__), each, dict.fromkeys(failed, "wrong")) for size, each in us.items()
+        }
+        (found,) = classes_of(file, {**ended, 4096: Failed("p", "no config"), 512: Failed("p", "no config")}, {})
+        assert {size: each.search_space for size, each in found.finals().items()} == {size: [space[i] for i in shortlisted] for size in us}

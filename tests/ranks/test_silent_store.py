@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from dist_tune import autotune
+from dist_tune.distributed import Reduction, group_of
 from dist_tune.testing import values
 from tests.cases import further
 from tests.ranks.kernels import autotuned, launch, tuned
@@ -88,6 +90,34 @@ def test_a_rank_that_is_cut_off_from_the_store_leaves(at_run: int):
     assert "ranks [1]" in message
     assert "1800 s" not in message
     assert seconds < 3 * DEADLINE_S + 2  # with the replays before
+
+
+@Reduction
+def _listed(parts: Mapping[int, str]) -> list[str]:
+    return list(parts.values())
+
+
+def _host_dies(rank: int) -> None:
+    over_tcp(rank)
+    ranks = group_of(None, 1.0)
+    with ranks.calling("f") as place:
+        ranks.enter(place)
+        dist.barrier()
+        if rank == 0:
+            os._exit(0)
+        while rank == 2:
+            time.sleep(0.05)
+            ranks.beat("replay 3")
+        ranks.reduce("report", "", _listed)
+
+
+def test_a_dead_store_ends_all_ranks():
+    """The process that hosts the store is gone: those who wait and those who beat say so at once."""
+    host, *others = on_ranks(3, _host_dies)
+    assert host.error == "Died"
+    for outcome, topic in zip(others, ("report", "replay 3"), strict=True):
+        assert (outcome.error, outcome.seconds < 5.0) == ("StoreGoneError", True)
+        assert f"the c10d store cannot be reached at '{topic}' of f" in outcome.message
 
 
 def _host_ends(rank: int, face: str, is_late: bool) -> Any:
