@@ -86,13 +86,8 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> list[Se
         is_kept = label not in context.machine and write_record(context, label, record, {label: sorted(context.entries[label].writers)})
         record_id = context.lookup.record_id(record) if is_kept else ""
         settled.append(Settled(numbers.get(label, 0), record, record_id))
-        fields: dict[str, Any] = {
-            "winner": record.winner,
-            "reason": record.reason,
-            "record_id": record_id,
-            "record": record.model_dump(mode="json"),
-        }
-        context.story.emit(events.Won, label, **fields)
+        won = {"winner": record.winner, "reason": record.reason, "record_id": record_id}
+        context.story.emit(events.Won, label, **won, record=record.model_dump(mode="json"))
         if label in context.machine:
             told = "; ".join(f"candidate {i}: {each.reason}" for i, each in sorted(context.machine[label].items()))
             context.story.warning(f"site={label} is not kept: candidates were dropped for what was no doing of theirs: {told}", shown=True)
@@ -106,16 +101,10 @@ def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
     seconds = context.expenses.total()
     spent = f"sites={len(settled)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)
     replays = f"replays={context.replays.n_replays} thrown_away={context.replays.n_thrown_away}"
-    context.story.info(f"closure={context.name} done {replays} {spent}")
-    for line in summary(context.name, settled):
+    for line in [*summary(context.name, settled), f"closure={context.name} done {replays} {spent}"]:
         context.story.info(line)
     first_ms, best_ms = account.step_times([each.record for each in settled])
-    fields: dict[str, Any] = {
-        "seconds": seconds.model_dump(),
-        "n_replays": context.replays.n_replays,
-        "first_ms": first_ms,
-        "best_ms": best_ms,
-    }
-    context.story.emit(events.TuningEnded, **fields)
+    n_replays = context.replays.n_replays
+    context.story.emit(events.TuningEnded, seconds=seconds.model_dump(), n_replays=n_replays, first_ms=first_ms, best_ms=best_ms)
     log = context.story.path if os.access(context.story.path, os.W_OK) else None  # a warning has said that there is none
     context.story.terminal.show(page(settled, log))
