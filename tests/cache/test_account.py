@@ -101,12 +101,14 @@ def test_a_step_that_varies_by_itself_says_how_far_it_counted():
 
 def test_no_candidate_is_out_without_a_reason():
     """A finalist, too, says by how much it lost; of the winner the reason is told as it was stored."""
-    found = of(timed(1.0, 2.0), timed(1.1, 2.1), timed(1.001, 2.001), UNTIMED, reason="tied within noise")
+    equal = timed(1.1, 2.1, equal_to=1)
+    found = of(timed(1.0, 2.0), timed(1.1, 2.1), timed(1.001, 2.001), UNTIMED, equal, reason="tied within noise")
     assert [why_not(each, found) for each in found.candidates] == [
         "winner: tied within noise",
         "not chosen: +10.0% by its kernel, +0.1000 ms by the step",
         "not chosen: +0.1% by its kernel, +0.0010 ms by the step",
         "not measured on all ranks",
+        "the same kernel as candidate 1",
     ]
 
 
