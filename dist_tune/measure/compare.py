@@ -7,17 +7,16 @@ and waits for that device once a tensor, if nothing is wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from dist_tune.measure.memory import parts_of
+from dist_tune.measure.memory import parts_of, plain_tensors
 
-_Index = tuple[int, ...]
 _PIECE = 1 << 22
-"""Elements compared at once: a few copies of so many are all the memory that a comparison needs."""
+"""Elements compared at once, about: a few copies of so many are all the memory that a comparison needs."""
 _PACKED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64, torch.float4_e2m1fn_x2: torch.int8}
 """Formats that torch does not compute with, and those that are equal where they are."""
 _RTOL = {
@@ -59,6 +58,19 @@ def difference(got: Any, expected: Any, rtol: float | None = None, atol: float |
     return f"returned {_kind(got)}{_at(where)}, expected {_kind(expected)}"
 
 
+def flat(value: Any, depth: int = 0) -> Any:
+    """Tensors and plain values in containers and dataclasses; other objects by their type, because a step may make them anew."""
+    if isinstance(value, torch.Tensor):
+        return list(plain_tensors(value))
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    parts = parts_of(value) if depth < 8 else None  # a container may hold itself
+    if parts is not None:
+        each = {str(key): flat(part, depth + 1) for key, part in parts.items()}
+        return list(each.values()) if isinstance(value, list | tuple) else each
+    return value if isinstance(value, int | float | complex | str | bytes | None) else type(value).__name__
+
+
 def tolerance(dtype: torch.dtype) -> float:
     """Error that is right, relative to an element and to the root mean square of all, and 0 for what must be equal.
 
@@ -77,29 +89,29 @@ def _of_tensors(got: torch.Tensor, expected: torch.Tensor, rtol: float | None, a
     n_dims = got.dim()
     got, expected = _plain(got.detach()), _plain(expected.detach())
     is_float = got.is_floating_point()
-    pieces = list(_pieces((0,) * got.dim(), got, expected))
+    dim = max(range(got.dim()), key=lambda k: got.shape[k])
+    n_rows = max(1, _PIECE * got.shape[dim] // got.numel())
+    pieces = list(zip(got.split(n_rows, dim), expected.split(n_rows, dim), strict=True))
     rms = 0.0
     if atol is None and rtol and is_float:
-        squares = [theirs.to(got.device, torch.float64).nan_to_num(0.0, 0.0, 0.0).square_().sum() for _, _, theirs in pieces]
+        squares = [theirs.to(got.device, torch.float64).nan_to_num(0.0, 0.0, 0.0).square_().sum() for _, theirs in pieces]
         rms = math.sqrt(float(torch.stack(squares).sum()) / expected.numel())
     # Where the squares are too large to add, each element counts for itself.
     bound = (rtol * rms if math.isfinite(rms) else 0.0) if atol is None else atol
-    found = torch.stack([_errors(mine, theirs, *((rtol, bound) if is_float else (0.0, 0.0))) for _, mine, theirs in pieces]).tolist()
+    found = torch.stack([_errors(mine, theirs, *((rtol, bound) if is_float else (0.0, 0.0))) for mine, theirs in pieces]).tolist()
     n_wrong, n_nan = (int(sum(each[k] for each in found)) for k in (0, 1))
     if not n_wrong:
         return ""
     k = max(range(len(pieces)), key=lambda k: found[k][2])
-    origin, piece, _ = pieces[k]
-    index = tuple(start + int(offset) for start, offset in zip(origin, np.unravel_index(int(found[k][3]), piece.shape), strict=True))
-    count, place = f"{got.numel()} elements{_at(where)}", list(index[:n_dims])
+    place = np.unravel_index(int(found[k][3]), pieces[k][0].shape)
+    index = tuple(int(each) + (k * n_rows if axis == dim else 0) for axis, each in enumerate(place))
+    count, at = f"{got.numel()} elements{_at(where)}", list(index[:n_dims])
     if n_nan:
-        return f"{n_nan} of {count} are NaN, the first at {place}: not written?"
+        return f"{n_nan} of {count} are NaN, the first at {at}: not written?"
     mine, theirs = got[index].item(), expected[index].item()
     error = math.inf if math.isnan(abs(mine - theirs)) else abs(mine - theirs)
     limit = f"beyond {rtol:.2g} * (|expected| + {rms:.2g})" if atol is None else f"beyond {atol:.2g} + {rtol:.2g} * |expected|"
-    return (
-        f"wrong by {error:.2g} at {place} (got {mine:.6g}, expected {theirs:.6g}; {n_wrong} of {count} {limit if is_float else 'differ'})"
-    )
+    return f"wrong by {error:.2g} at {at} (got {mine:.6g}, expected {theirs:.6g}; {n_wrong} of {count} {limit if is_float else 'differ'})"
 
 
 def _errors(got: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> torch.Tensor:
@@ -113,22 +125,12 @@ def _errors(got: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float)
     return torch.stack([each.double() for each in (is_wrong.sum(), is_nan.sum(), error.max(), error.argmax())])
 
 
-def _pieces(origin: _Index, got: torch.Tensor, expected: torch.Tensor) -> Iterator[tuple[_Index, torch.Tensor, torch.Tensor]]:
-    """Both tensors in pieces of few elements, in order, with the index at which each begins."""
-    if got.numel() <= _PIECE:
-        yield origin, got, expected
-        return
-    dim = next(k for k, size in enumerate(got.shape) if size > 1)
-    half = got.shape[dim] // 2
-    for start, size in ((0, half), (half, got.shape[dim] - half)):
-        begin = (*origin[:dim], origin[dim] + start, *origin[dim + 1 :])
-        yield from _pieces(begin, got.narrow(dim, start, size), expected.narrow(dim, start, size))
-
-
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in a layout and dtype to compute with; complex ones with a last dimension of two."""
+    """The same values in a layout and dtype to compute with, and a dimension at least; complex ones with a last dimension of two."""
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
+    if tensor.dim() == 0:
+        tensor = tensor[None]
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
     return tensor.view(_PACKED[tensor.dtype]) if tensor.dtype in _PACKED else tensor

@@ -23,7 +23,8 @@ import numpy as np
 import torch
 
 from dist_tune.distributed import is_symmetric
-from dist_tune.measure.memory import has_same_bits, is_mapping, memory_of, plain_tensors, version_of
+from dist_tune.measure.compare import difference, flat
+from dist_tune.measure.memory import is_mapping, plain_tensors, version_of
 
 _MAX_DEPTH = 6
 """Of objects within objects."""
@@ -205,6 +206,11 @@ def held_by(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     return [leaf for leaf in leaves if leaf.kind in ("argument", "captured")]
 
 
+def _is_same(mine: Any, other: Any) -> bool:
+    """True for one value or equal ones, to the bit. Of objects of other kinds only the type is compared: a step may make them anew."""
+    return mine is other or (type(mine) is type(other) and not difference(flat(mine), flat(other), 0.0, 0.0))
+
+
 def _enter(found: Reachable, value: torch.Tensor, name: str, kind: Kind, owners: tuple[int, ...], key: object = None) -> None:
     """Enter a tensor, or those that it is a wrapper of. ``key``: the array whose memory it is."""
     for k, tensor in enumerate(plain_tensors(value)):
@@ -305,28 +311,6 @@ def vars_of(value: Any) -> dict[str, Any]:
         return dict(object.__getattribute__(value, "__dict__"))
     except AttributeError:
         return {}
-
-
-def _is_same(mine: Any, other: Any) -> bool:
-    """True for one value or equal ones. Of objects of other kinds only the type is compared: a step may make them anew."""
-    if mine is other:
-        return True
-    if type(mine) is not type(other):
-        return False
-    if isinstance(mine, torch.Tensor):
-        pairs = list(zip(plain_tensors(mine), plain_tensors(other), strict=True))
-        return all(a.shape == b.shape and a.dtype == b.dtype and has_same_bits(*_memories(a, b)) for a, b in pairs)
-    if isinstance(mine, int | float | complex | str | bytes):
-        return bool(mine == other or (mine != mine and other != other))
-    if isinstance(mine, list | tuple):
-        return len(mine) == len(other) and all(map(_is_same, mine, other))
-    if is_mapping(mine):
-        return mine.keys() == other.keys() and all(_is_same(each, other[key]) for key, each in mine.items())
-    return len(mine) == len(other) if isinstance(mine, set) else True
-
-
-def _memories(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    return [each.detach() if (memory := memory_of(each)) is None else memory for each in tensors]
 
 
 def _may_count(value: Any, namespace: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dist_tune.measure.compare import difference
+from dist_tune.measure.compare import difference, flat
 from dist_tune.measure.memory import Region, Snapshot, bits_of, memory_of, n_bytes_of, plain_tensors, tensors_in, version_of
 from dist_tune.measure.reachable import Holder, Leaf, Reachable, reachable
 
@@ -26,37 +26,32 @@ _PIECE = 1 << 21
 class _Look(NamedTuple):
     """What tells without a copy whether a tensor was changed."""
 
-    content: tuple[Any, ...]
-    """Shape, strides and sum of bits, weighed by place; of a tensor without memory of its own the number of torch's writes."""
-    version: int | None
     address: int
-    node: Any
-    """The tensor's place in the graph of autograd."""
-
-    @property
-    def place(self) -> tuple[Any, ...]:
-        """Address, shape and strides."""
-        return self.address, *self.content[:-1]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    sum: int | None
+    """Of its bits, weighed by place; of a tensor without memory of its own the number of torch's writes."""
 
     @classmethod
     def at(cls, tensor: torch.Tensor) -> _Look:
         """Now. Waits for the device."""
-        memory, version = memory_of(tensor), version_of(tensor)
+        memory = memory_of(tensor)
         if memory is None:
-            return cls((version,), version, 0, tensor.grad_fn)
-        return cls((memory.shape, memory.stride(), int(_sum_of_bits(memory))), version, memory.data_ptr(), tensor.grad_fn)
+            return cls(0, (), (), version_of(tensor))
+        return cls(memory.data_ptr(), memory.shape, memory.stride(), int(_sum_of_bits(memory)))
+
+    def is_changed(self, before: _Look) -> bool:
+        """True if the contents are others than before, wherever they lie."""
+        return self[1:] != before[1:]
 
 
-class _Copied(NamedTuple):
-    name: str
-    is_state: bool
-    is_put_back: bool
-
-
-class _Aside(NamedTuple):
+class _Gradient(NamedTuple):
     name: str
     parameter: torch.Tensor
-    grad: torch.Tensor
+    grad: torch.Tensor | None
+    """That the first run has left."""
+    is_made: bool
+    """True if it was made by the first run: each run makes its own."""
 
 
 class StepState:
@@ -67,29 +62,26 @@ class StepState:
         self._call: tuple[Any, tuple[Any, ...], Mapping[str, Any]] = function, args, kwargs
         self._is_watched = is_watched
         self._reached = reachable(*self._call)
-        self._tensors = self._reached.leaves
         self._looks = self._look() if is_watched else {}
-        self._untouched: set[int] = set()
+        self._untouched: dict[int, Leaf] = {}
         """Tensors that the first run has left as they were."""
-        self._aside: list[_Aside] = []
-        """Gradients that the first run has made: each run makes its own."""
+        self._gradients: list[_Gradient] = []
         self._values = Snapshot()
-        self._copied: dict[Region, _Copied] = {}
+        self._copied: dict[Region, Leaf] = {}
         self._given: dict[int, StorageWeakRef] = {}
         """Memory that kernels of the first run were given: as long as this is held, its identity is that of no other."""
         self._holders: list[tuple[Holder, Any]] = []
         self._by_storage: dict[int, Leaf] = {}
-        self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        """Parameters with the gradients that the first run has left."""
         self.repeated: list[str] = []
         """Names of what plain objects hold and the probe has changed: each replay does so again."""
 
     def _look(self) -> dict[int, _Look]:
-        return {key: _Look.at(each.tensor) for key, each in self._tensors.items()}
+        return {key: _Look.at(each.tensor) for key, each in self._reached.leaves.items()}
 
     def _changed(self) -> list[Leaf]:
         """What has changed since the last look."""
-        return [self._tensors[key] for key, look in self._look().items() if key in self._looks and look.content != self._looks[key].content]
+        before, leaves = self._looks, self._reached.leaves
+        return [leaves[key] for key, look in self._look().items() if key in before and look.is_changed(before[key])]
 
     def why_not(self, stepped: Iterable[Any]) -> str:
         """First look, after the first run: why it cannot be repeated; empty if nothing says so. ``stepped``: of ``noting_training``."""
@@ -97,7 +89,7 @@ class StepState:
             return f"calls {self._reached.names.get(id(each), type(each).__name__)}.step()"
         if why := self._cannot():
             return why
-        moved = [self._tensors[key].name for key, look in self._looks.items() if self._tensors[key].tensor.grad_fn is not look.node]
+        moved = [leaf.name for leaf in self._reached.leaves.values() if leaf.tensor.grad_fn is not leaf.node]
         return f"changes the autograd graph of {_listed(moved)}" if moved else ""
 
     def _cannot(self) -> str:
@@ -107,31 +99,30 @@ class StepState:
 
     def keep(self) -> str:
         """Before the probe: copy what the first run has changed. Why that cannot be put back; empty if all is well."""
-        before, known = self._looks, self._tensors
+        before, known = self._looks, self._reached.leaves  # held, so that no identity is given away again
         self._reached = reachable(*self._call)
-        self._tensors = self._reached.leaves
-        self._looks = self._look()
-        both = {key: (before[key], look) for key, look in self._looks.items() if key in before}
-        self._untouched = {key for key, (mine, theirs) in both.items() if mine[:3] == theirs[:3]}
-        moved = [key for key, (mine, theirs) in both.items() if mine.content != theirs.content and mine.place != theirs.place]
-        del known  # until here no identity is given away again
+        self._looks, leaves = self._look(), self._reached.leaves
         if why := self._cannot():
             return why
-        if names := [self._tensors[key].name for key in moved if self._tensors[key].is_state]:  # by resize_ or .data =: a probe would again
-            return f"gives other memory to {_listed(names)}"
-        made = set[int]()
-        for name, tensor in self._reached.parameters.values():
-            self._gradients.append((tensor, tensor.grad))
-            parts = {id(each) for each in plain_tensors(tensor.grad)} if tensor.grad is not None else set()
-            if tensor.grad is not None and self._is_watched and not parts & before.keys():
-                self._aside.append(_Aside(name, tensor, tensor.grad))
-                made |= parts
-        left = self._untouched | made
-        changed = [each for key, each in self._tensors.items() if key not in left and (each.is_state or self._is_watched)]
+        moved = [
+            leaves[key].name
+            for key, look in self._looks.items()
+            if leaves[key].is_state and key in before and look.is_changed(before[key]) and look[:3] != before[key][:3]
+        ]
+        if moved:  # by resize_ or .data =: a probe would again
+            return f"gives other memory to {_listed(moved)}"
+        same = {key for key, look in self._looks.items() if before.get(key) == look and known[key].version == leaves[key].version}
+        self._untouched = {key: leaves[key] for key in same}
+        for name, parameter in self._reached.parameters.values():
+            parts = {id(each) for each in plain_tensors(parameter.grad)} if parameter.grad is not None else set()
+            is_made = bool(parts) and self._is_watched and not parts & before.keys()
+            self._gradients.append(_Gradient(name, parameter, parameter.grad, is_made))
+            same |= parts if is_made else set()
+        changed = [each for key, each in leaves.items() if key not in same and (each.is_state or self._is_watched)]
         for each in sorted(changed, key=lambda each: not each.is_state):
-            if not self._copy(each.name, each.tensor, each) and each.is_state:
+            if not self._copy(each.tensor, each) and each.is_state:
                 return f"changes {each.name}, of which no copy can be made"
-        self._by_storage = {each.tensor.untyped_storage()._cdata: each for key, each in self._tensors.items() if self._looks[key].address}
+        self._by_storage = {each.tensor.untyped_storage()._cdata: each for key, each in leaves.items() if self._looks[key].address}
         self._holders = [(each, each.read()) for each in self._reached.holders]
         return ""
 
@@ -149,18 +140,16 @@ class StepState:
         """Before a kernel of the probe is given a tensor, which it may write to: copy that, if it was there in the first run."""
         storage = tensor.untyped_storage()._cdata
         if storage in self._given:
-            leaf = self._by_storage.get(storage)
-            self._copy(leaf.name if leaf is not None else name, tensor, leaf)
+            self._copy(tensor, self._by_storage.get(storage) or Leaf(name, tensor, "captured", (), None, None))
 
     def compare(self) -> str:
         """Second look, after the probe: what it has left otherwise than the first run; empty if nothing. Waits for the device."""
-        found = [(each.name, each.is_state) for each in self._changed()]
-        found += [(self._copied[key].name, self._copied[key].is_state) for key in self._values.changed()]
+        leaves = [*self._changed(), *(self._copied[key] for key in self._values.changed())]
+        found = [(each.name, each.is_state) for each in leaves]
         found += [(name, each.is_state) for each, contents in self._holders for name in each.changes(contents)]
-        for aside in self._aside:
-            grad = aside.parameter.grad
-            if grad is None or difference(list(plain_tensors(grad)), list(plain_tensors(aside.grad))):
-                found.append((f"{aside.name}.grad", True))
+        for name, parameter, before, is_made in self._gradients:
+            if is_made and (parameter.grad is None or difference(flat(parameter.grad), flat(before))):
+                found.append((f"{name}.grad", True))
         self.repeated = list(dict.fromkeys(name for name, is_state in found if not is_state))
         changed = list(dict.fromkeys(name for name, is_state in found if is_state))
         if self.repeated and not changed and self._reached.training:  # a step of it may follow from a counter
@@ -169,20 +158,21 @@ class StepState:
 
     def put_back(self) -> None:
         """After a no: what the first run has left, to the bit. Objects that lead to memory of peers stay as the probe has left them."""
-        self._values.put_back([key for key, each in self._copied.items() if each.is_put_back])
+        shared = self._reached.shared
+        self._values.put_back([key for key, each in self._copied.items() if each.is_state or shared.isdisjoint(each.owners)])
         for holder, contents in self._holders:
-            if id(holder.value) not in self._reached.shared:
+            if id(holder.value) not in shared:
                 holder.write(contents)
         # The graph of the first run's value may have saved these versions.
-        looks = [(self._tensors[key].tensor, look.version) for key, look in self._looks.items() if look.version is not None]
-        if looks:
-            torch._C._autograd._unsafe_set_version_counter(*zip(*looks, strict=True))
-        for parameter, grad in self._gradients:
-            parameter.grad = grad
+        if written := [(each.tensor, each.version) for each in self._reached.leaves.values() if each.version is not None]:
+            torch._C._autograd._unsafe_set_version_counter(*zip(*written, strict=True))
+        for each in self._gradients:
+            each.parameter.grad = each.grad
+        self._gradients.clear()
         self._forget()
 
     def _forget(self) -> None:
-        for kept in (self._copied, self._given, self._holders, self._by_storage, self._gradients):
+        for kept in (self._copied, self._given, self._holders, self._by_storage):
             kept.clear()
         self._values.forget()
         self._reached, self._call = Reachable(), (None, (), {})
@@ -190,26 +180,21 @@ class StepState:
     def accept(self) -> None:
         """After a yes: free the copies, and the gradients of the first run."""
         self._forget()
-        self._tensors = {key: self._tensors[key] for key in self._untouched if self._tensors[key].is_state}
-        self._looks = {key: self._looks[key] for key in self._tensors}
-        self._aside = [each._replace(grad=torch.empty(0)) for each in self._aside]
+        self._reached.leaves = {key: each for key, each in self._untouched.items() if each.is_state}
+        self._gradients = [each._replace(grad=None) for each in self._gradients if each.is_made]
 
     def begin_replay(self) -> None:
         """Before each run but the first: gradients that a run makes are not there yet."""
-        for each in self._aside:
-            each.parameter.grad = None
+        for each in self._gradients:
+            if each.is_made:
+                each.parameter.grad = None
 
-    def _copy(self, name: str, tensor: torch.Tensor, leaf: Leaf | None) -> bool:
-        """Copy a tensor's memory, if that is not copied yet; False if there is no room. ``leaf``: the holder knows it by this."""
+    def _copy(self, tensor: torch.Tensor, leaf: Leaf) -> bool:
+        """Copy a tensor's memory, if that is not copied yet; False if there is no room. ``leaf``: what it is known as."""
         region = Region.of(tensor)
-        if region is None or region in self._copied:
-            return region is not None or tensor.numel() == 0
-        if not self._values.keep(region, tensor):
-            return False
-        is_state = leaf is None or leaf.is_state
-        is_shared = leaf is not None and not self._reached.shared.isdisjoint(leaf.owners)
-        self._copied[region] = _Copied(name, is_state, is_put_back=is_state or not is_shared)
-        return True
+        if region is not None and region not in self._copied and self._values.keep(region, tensor):
+            self._copied[region] = leaf
+        return region in self._copied if region is not None else tensor.numel() == 0
 
 
 def sums_of(value: Any) -> list[int]:

@@ -10,11 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import torch
-
 from dist_tune.errors import DistTuneError, free_frames
-from dist_tune.measure import RngState, Snapshot, StepState, difference, parts_of, plain_tensors, sums_of
+from dist_tune.measure import RngState, Snapshot, StepState, difference, flat, sums_of
 from dist_tune.runtime import noting_tensors, noting_training
 from dist_tune.sites import is_fatal
 
@@ -81,7 +78,7 @@ class FirstRun:
         if state is not None:
             self.prepare()
             state.begin_replay()
-            first = _flat(self.value)  # now, because the run may add to a list that is the value
+            first = flat(self.value)  # now, because the run may add to a list that is the value
             sums = sums_of(first)
         if self._undo is not None:
             self._undo.exchange()
@@ -150,20 +147,7 @@ class FirstRun:
         """How a second value differs from the first beyond rounding; empty if it does not. ``sums``: of the first one's bits before."""
         if self._error is not None:
             return ""
-        wrong = difference(_flat(value), first)
+        wrong = difference(flat(value), first)
         if not wrong and sums_of(first) != sums:
             wrong = "in the same memory"
         return f"returns another value when it runs again ({wrong})" if wrong else ""
-
-
-def _flat(value: Any, depth: int = 0) -> Any:
-    """Tensors and plain values in containers and dataclasses; other objects by their type, because a step may make them anew."""
-    if isinstance(value, torch.Tensor):
-        return list(plain_tensors(value))
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    parts = parts_of(value) if depth < 8 else None  # a container may hold itself
-    if parts is not None:
-        flat = {str(key): _flat(each, depth + 1) for key, each in parts.items()}
-        return list(flat.values()) if isinstance(value, list | tuple) else flat
-    return value if isinstance(value, int | float | complex | str | bytes | None) else type(value).__name__
