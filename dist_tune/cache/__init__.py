@@ -27,13 +27,13 @@ from dist_tune.cache.records import (
 from dist_tune.cache.store import Cache, Entry
 
 if TYPE_CHECKING:
-    from dist_tune.cache.fingerprints import Code, anatomy, read_code
+    from dist_tune.cache.fingerprints import Code, read_code
 else:  # these import torch, and reading records does not need it
-    __getattr__, __dir__ = found_on_use(__name__, {"fingerprints": ("Code", "anatomy", "read_code")})
+    __getattr__, __dir__ = found_on_use(__name__, {"fingerprints": ("Code", "read_code")})
 
 __all__ = [
     "HARDWARE", "JOURNALS", "LINES_SUFFIX", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
     "CandidateRecord", "Code", "Entry", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "account",
-    "anatomy", "differences", "digest", "environment", "explain", "nearest_key", "nearest_shape", "quarantine", "read_code",
+    "differences", "digest", "environment", "explain", "nearest_key", "nearest_shape", "quarantine", "read_code",
     "read_quarantine", "record_bytes", "record_in",
 ]  # fmt: skip

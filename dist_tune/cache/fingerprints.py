@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import resolve_name
 from itertools import islice
@@ -56,6 +56,10 @@ class Code(NamedTuple):
     """16 hex digits."""
     not_followed: list[str]
     """Imports whose code is not in the digest, as "module.name", sorted."""
+    captured: dict[str, str]
+    """Name -> text: first "code", a digest without any values; then each value, so that two kernels of one factory can be told apart by the
+    one in which they differ. Also plain attributes of objects, and lower-case globals of the function's own module, which ``digest`` leaves
+    out. Equal in all processes where code and values are."""
 
 
 def read_code(function: object) -> Code:
@@ -69,44 +73,27 @@ def read_code(function: object) -> Code:
     differs between versions of Python. Never raises. The work is bounded: code near the function counts first.
     """
     walker = _Walker(function)
-    texts = walker.digest(), *(f"{name}={meaning}" for name, _, meaning in walker.values)
-    return Code(hashlib.sha256("\n".join(map(ascii, texts)).encode()).hexdigest()[:16], sorted(walker.not_followed))
+    code = walker.digest()
+    texts = code, *(f"{name}={meaning}" for name, meaning in walker.values)
+    captured = {"code": code[:12]}
+    for name, meaning in [*walker.values, *walker.state()]:
+        captured[name if name not in captured else f"{name}@{len(captured)}"] = _short(meaning)
+    return Code(hashlib.sha256("\n".join(map(ascii, texts)).encode()).hexdigest()[:16], sorted(walker.not_followed), captured)
 
 
-def anatomy(parts: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> text, of each part and of each value that its code has; digests are 12 hex digits.
-
-    ``Code.digest`` is one digest of that. Here two kernels of one factory can be told apart by the value in which they differ, and plain
-    attributes of objects and lower-case globals of a part's own module count as well. Equal in all processes where code and values are.
-    A part is code, a tuple of code, or text.
-    """
-    found: dict[str, str] = {}
-    for part, thing in parts.items():
-        values = [(part, _short(thing, thing))]
-        if _is_code(thing) or isinstance(thing, tuple):
-            walker = _Walker(thing, is_deep=True)
-            values = [(part, walker.digest()[:12]), *((name, _short(value, meaning)) for name, value, meaning in walker.values)]
-        for name, text in values:
-            found[name if name not in found else f"{name}@{len(found)}"] = text
-    return found
-
-
-def _short(value: object, meaning: object) -> str:
+def _short(meaning: Any) -> str:
     """A short plain value itself; of others a digest of the meaning."""
-    text = ascii(value) if type(value) in (bool, int, float, str, type(None)) else ""
+    text = meaning[1] if len(meaning) == 2 and type(meaning[1]) is str else ""
     return text if 0 < len(text) <= 24 else hashlib.sha256(ascii(meaning).encode()).hexdigest()[:12]
 
 
 class _Walker:
-    """Reads functions, classes and objects (nodes) in the order in which they are referenced, the nearest first. Used once.
+    """Reads functions, classes and objects (nodes) in the order in which they are referenced, the nearest first. Used once."""
 
-    ``values`` are kept apart from the code that has them. ``is_deep``: as ``anatomy`` needs it.
-    """
-
-    def __init__(self, root: object, *, is_deep: bool = False) -> None:
-        self._is_deep = is_deep
-        self.values: list[tuple[str, Any, Any]] = []
-        """Name, value and meaning, in the order in which they are found, which follows from the code; names repeat."""
+    def __init__(self, root: object) -> None:
+        self.values: list[tuple[str, Any]] = []
+        """Name and meaning of each value, apart from the code that has them, in the order in which they are found; names repeat."""
+        self._state: list[tuple[str, Any]] = []
         self.not_followed: set[str] = set()
         self._nodes: list[Any] = []  # to be read; kept, so that no id is used twice
         self._places: dict[int, int] = {}
@@ -123,6 +110,12 @@ class _Walker:
             except Exception:  # noqa: BLE001  # descriptors of the user's raise anything: this node is unreadable, others still count
                 hasher.update(b"unreadable")
         return hasher.hexdigest()
+
+    def state(self) -> Iterator[tuple[str, Any]]:
+        """Name and meaning of what may change while the program runs, once all code is read, for it must not add to that."""
+        for name, value in self._state:  # grows
+            if self._left > 0:
+                yield name, self._value(value)
 
     def _read(self, node: Any) -> Any:
         if type(node) is FunctionType:
@@ -142,7 +135,7 @@ class _Walker:
             return self._reference(value)
         if _name_of(type(value)) == "constexpr":
             value = _attributes_of(value).get("value")
-        self.values.append((name, value, self._value(value)))
+        self.values.append((name, self._value(value)))
         return "value"
 
     def _named(self, name: str, value: object) -> Any:
@@ -197,8 +190,8 @@ class _Walker:
                 elif value is not _EMPTY:
                     if (meaning := self._named(name, value)) is not None:
                         found.append((name, meaning))
-                    elif self._is_deep and is_own and scope is scopes[0] and issubclass(type(value), _SCALARS):
-                        self.values.append((name, value, self._value(value)))
+                    elif is_own and scope is scopes[0] and issubclass(type(value), _SCALARS):
+                        self._state.append((name, value))
         return found
 
     def _class(self, cls: type) -> Any:
@@ -214,7 +207,7 @@ class _Walker:
         names = [name for name in dict.fromkeys((*parts, *_WRAPPED, *_OPTIONS)) if name in held]
         if not _is_foreign(thing):
             names = sorted(name for name, each in held.items() if _is_code(each))
-            self.values += self._plain_parts(held)
+            self._note_state(held)
         elif is_own:
             # Configs of the kernel itself are the candidates, which the key counts; only their hooks are code, however many configs.
             hooks = [_attributes_of(config).get("pre_hook") for config in held.get("configs", ())]
@@ -241,7 +234,8 @@ class _Walker:
                 texts = [_qualname_of(each) if base in _SETS and _is_code(each) else self._value(each, depth) for each in elements]
                 return base.__name__, base.__len__(value), sorted(texts, key=ascii) if base in _SETS else texts
             if base is not None:
-                return base.__name__, int.__format__(value, "x") if base is int else base.__repr__(value)
+                is_long = base is int and int.bit_length(value) > 99  # its decimal digits take long
+                return base.__name__, int.__format__(value, "x") if is_long else base.__repr__(value)
             if _is_value(kind):
                 return _name_of(kind), self._value(_attributes_of(value) or str(value), depth)
             is_of_numpy = _package_of(kind) == "numpy" and hasattr(kind, "dtype")
@@ -249,15 +243,15 @@ class _Walker:
                 return "tensor", tuple(map(int, value.shape)), str(value.dtype), ascii(value) if is_of_numpy and not value.shape else ""
             if _is_code(value):
                 return self._reference(value)
-            return "object", self._reference(kind), self._plain_parts(_attributes_of(value), depth) if depth < 4 else []
+            self._note_state(_attributes_of(value))
+            return "object", self._reference(kind)
         except Exception:  # noqa: BLE001  # as in ``digest``: the value counts as unreadable
             return "unreadable", _name_of(kind)
 
-    def _plain_parts(self, held: dict[str, Any], depth: int = 0) -> list[tuple[str, Any, Any]]:
-        """Plain attributes of an object, and of objects in it, if they count; lists and dicts of objects are state."""
-        shown = [*islice(held.items(), 64)] if self._is_deep else []
-        plain = [(name, each) for name, each in shown if not _is_code(each) and type(each) not in (list, dict, set)]
-        return [(str(name), each if type(each) in _SCALARS else None, self._value(each, depth)) for name, each in plain]
+    def _note_state(self, held: dict[str, Any]) -> None:
+        """Plain attributes of an object, and of objects in it; lists and dicts are no mark of it."""
+        plain = [(str(name), each) for name, each in islice(held.items(), 64) if not issubclass(type(each), (list, dict, set))]
+        self._state += [(name, each) for name, each in plain if not _is_code(each)]
 
 
 # -- a function's own code ---------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dist_tune.cache import Code, anatomy, digest
+from dist_tune.cache import Code, digest, read_code
 from dist_tune.configs import describe_all
 from dist_tune.measure import Checker, Matches, Snapshot, Span
 from dist_tune.offline.problem import Problem, Run, SearchOptions
@@ -41,7 +41,7 @@ class RunLaunch(FunctionLaunch):
         self._index = {id(config): i for i, config in enumerate(configs)}
         self._problem, self._options = problem, options
         # All that measurements depend on beside the machine. Before the factory runs, which may keep what it makes.
-        functions = [str(anatomy({"code": each})) for each in (problem.make_run_and_gt_fn, problem.config_callback)]
+        functions = [str(read_code(each).captured) for each in (problem.make_run_and_gt_fn, problem.config_callback)]
         self._source = digest([problem.digest, str(options), str(number), *functions])
         self._is_alone, self._refuses_talk = is_alone, refuses_talk
         self._make = problem.make_run_and_gt_fn if problem.size is None else None
@@ -51,7 +51,7 @@ class RunLaunch(FunctionLaunch):
 
     def code(self) -> Code:
         """Digest of code, plain values that it sees, configs and options; all imports are followed, because the job alone uses a record."""
-        return Code(self._source, [])
+        return Code(self._source, [], {})
 
     def prepare(self, config: dict[str, Any]) -> None:
         """Make the run before the clock is started."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dist_tune.cache import Code, anatomy, digest, read_code
+from dist_tune.cache import Code, digest, read_code
 from dist_tune.configs import ConfigView, FunctionConfig, describe, distinct, functions_in
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, key_text
@@ -64,7 +64,8 @@ class TunableFunction:
         """Digests of the functions that decide results and candidates, and each value that they captured."""
         rules = {"key_fn": self.key_fn, "prune_fn": self.prune_fn, "check": self.check, "bucket": self.bucket}
         inner = {f"function{k}": each for k, each in enumerate(functions_in(self.configs))}
-        return anatomy({"code": self.function, **rules, **inner})
+        others = {name: str(read_code(each).captured) for name, each in {**rules, **inner}.items()}
+        return {**read_code(self.function).captured, **others}
 
     def code_for(self, args: tuple[Any, ...]) -> Code:
         """Code for a call; of a method with its class, because it may call other methods through ``self``."""
@@ -213,7 +214,7 @@ class FunctionLaunch(Tunable):
 
 
 def _together(codes: list[Code]) -> Code:
-    return Code(digest([each.digest for each in codes]), sorted({name for each in codes for name in each.not_followed}))
+    return Code(digest([each.digest for each in codes]), sorted({name for each in codes for name in each.not_followed}), {})
 
 
 def _has_tensor(key: object) -> bool:

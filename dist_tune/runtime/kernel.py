@@ -21,7 +21,7 @@ from triton import knobs
 from triton.runtime import autotuner
 from triton.runtime.jit import JITFunction
 
-from dist_tune.cache import Code, anatomy, digest, read_code
+from dist_tune.cache import Code, digest, read_code
 from dist_tune.compiler import NotLoaded
 from dist_tune.configs import describe_all, distinct, stable_repr
 from dist_tune.errors import NoValidConfigError
@@ -52,12 +52,19 @@ class Launch(Tunable):
     def identity(self) -> Mapping[str, str]:
         """All that decides code and candidates; equal for launches of one kernel, even if the decorated object is made anew.
 
-        The code with its callees, heuristics, hooks and tensors to zero and restore; the rules that prune, the names of the key and the
-        configs before pruning; and each value that any of these has captured. Made once for each kernel object.
+        The kernel's own code with what that has captured; the same with heuristics, hooks and tensors to zero and restore; the rules that
+        prune and the names of the key; and the configs before pruning. Made once for each kernel object.
         """
-        if self.kernel not in _identities:
-            _identities[self.kernel] = {**anatomy(_parts_of(self.kernel)), "configs": digest(describe_all(self.kernel.configs))}
-        return _identities[self.kernel]
+        kernel = self.kernel
+        if kernel not in _identities:
+            rules = *(getattr(kernel, name, None) for name in ("early_config_prune", "perf_model", "configs_top_k")), *kernel.keys
+            _identities[kernel] = {
+                **read_code(_layers(kernel)[-1]).captured,
+                "heuristics": str(self.code().captured),
+                "rules": str(read_code(rules).captured),
+                "configs": digest(describe_all(kernel.configs)),
+            }
+        return _identities[kernel]
 
     def code(self) -> Code:
         """Digest of the code, and of all it calls; made once for each kernel object."""
@@ -314,22 +321,6 @@ def _layers(kernel: Any) -> list[Any]:
     while (inner := getattr(layers[-1], "fn", None)) is not None and not isfunction(inner):
         layers.append(inner)
     return layers
-
-
-def _parts_of(kernel: Any) -> dict[str, Any]:
-    """All that decides code and candidates of a kernel, by name; "code" is that of the kernel itself and of its callees."""
-    *above, layer = _layers(kernel)[1:]
-    heuristics = [part for each in above for pair in sorted(getattr(each, "values", {}).items()) for part in pair]
-    hooks = [hook for name in ("pre_hook", "post_hook") if (hook := own_hook(kernel, name)) is not None]
-    config_hooks = {id(config.pre_hook): config.pre_hook for config in kernel.configs if config.pre_hook is not None}
-    return {
-        "code": layer,
-        "heuristics": tuple(heuristics),
-        "hooks": (own_hook(kernel, "pre_hook") is not None, *hooks),
-        "config_hooks": tuple(config_hooks.values()),
-        **{name: getattr(kernel, name, None) for name in ("early_config_prune", "perf_model", "configs_top_k")},
-        **{name: ",".join(map(str, getattr(kernel, name))) for name in ("keys", "reset_to_zero", "restore_value")},
-    }
 
 
 _MAX_CHARS = 40

@@ -66,7 +66,7 @@ def first_call(rank: int = 0, *, is_dist: bool = True) -> dict[str, Any]:
 
     tuned = contextual_autotune(is_dist=is_dist, n_repeat=1, n_warmup=0)(step)
     before, x = set(sys.modules), torch.zeros(64)
-    names = ("record_in", "read_code", "anatomy", "_settings_build_values", "environment", "start")
+    names = ("record_in", "read_code", "_settings_build_values", "environment", "start")
     counted = calls_in(lambda: tuned(x), *names)
     return {
         "imported": sorted(set(sys.modules) - before), "loaded": sorted(HEAVY & sys.modules.keys()), "counted": counted,

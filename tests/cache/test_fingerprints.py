@@ -342,9 +342,9 @@ def test_an_import_within_a_function_is_followed_if_it_is_loaded(folder: Path, f
     def read() -> tuple[str, list[str]]:
         user = importlib.import_module("lazy_user")
         vars(user)["__package__"] = "lazy_pack"
-        digest, not_followed = read_code(user.f)
+        code = read_code(user.f)
         unload()
-        return digest, not_followed
+        return code.digest, code.not_followed
 
     before, (named,) = read()
     assert named.startswith(module.partition(".")[0])
