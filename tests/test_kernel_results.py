@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -13,22 +11,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dist_tune.testing import on_ranks, values
+from tests.ranks.jobs import folder
+from tests.shared_worlds import on_each_rank
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.once
 
-FP16, CPU = torch.float16, torch.device("cpu")
-
-
-def scenarios(rank: int) -> dict[str, Any]:
-    """What each function of this module comes to where kernels are interpreted."""
-    return {each.__name__: each() for each in (products, strided, scaled, refused, looked_up, softmax_of_infinities, of_a_bucket, loaded)}
-
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    found: dict[str, Any] = values(on_ranks(1, scenarios, is_dist=False))[0]
-    return found
+FP16, BF16, CPU = torch.float16, torch.bfloat16, torch.device("cpu")
+alone = on_each_rank(1, is_dist=False)
 
 
 def relative_error(y: torch.Tensor, expected: torch.Tensor) -> float:
@@ -37,34 +26,28 @@ def relative_error(y: torch.Tensor, expected: torch.Tensor) -> float:
     return harness.relative_error(y, expected)
 
 
-def products() -> list[tuple[Any, float]]:
-    """(shape and config, relative error), for each way through the kernels of the FP8 product.
+@on_each_rank(1, is_dist=False, cases=[(64, 128, 256), (70, 200, 500), (33, 136, 640), (1, 5, 7)])
+def test_fp8_products_are_within_one_rounding(rank: int, shape: tuple[int, int, int]):
+    """Whole blocks; edges that no block divides; five blocks of K, for splits of two and three; less than one of anything.
 
-    Whole blocks; edges that no block divides; five blocks of K, for splits of two and three; less than one of anything.
+    Tiles within a block of w, as wide, and twice as wide; K split unevenly, and into more parts than it has blocks.
     """
     import kernels.gemm_a8w8_blockscale as gemm
 
+    inputs = gemm.random_inputs(*shape, "cpu")
+    expected = gemm.reference(*inputs)
     tiles = [(64, 64, 1, 1, ""), (32, 128, 8, 3, ".cg"), (64, 256, 2, 1, "TMA"), (32, 256, 16, 2, ".cg"), (32, 32, 2, 6, "TMA")]
-    found = []
-    for shape in ((64, 128, 256), (70, 200, 500), (33, 136, 640), (1, 5, 7)):
-        inputs = gemm.random_inputs(*shape, "cpu")
-        expected = gemm.reference(*inputs)
-        for m, n, group, splits, cache in tiles:
-            how: Any = {"tma": True} if cache == "TMA" else {"cache": cache}
-            config = gemm.make_config(m, n, warps=4, stages=2, group=group, splits=splits, **how)
-            out = torch.full(shape[:2], float("nan"), dtype=torch.bfloat16)
-            assert gemm.gemm_a8w8_blockscale(*inputs, y=out, config=config) is out
-            found.append(((shape, m, n, splits), relative_error(out, expected)))
-    return found
+    for m, n, group, splits, cache in tiles:
+        how: Any = {"tma": True} if cache == "TMA" else {"cache": cache}
+        config = gemm.make_config(m, n, warps=4, stages=2, group=group, splits=splits, **how)
+        out = torch.full(shape[:2], float("nan"), dtype=BF16)
+        assert gemm.gemm_a8w8_blockscale(*inputs, y=out, config=config) is out
+        assert relative_error(out, expected) <= torch.finfo(BF16).eps, config
 
 
-def test_fp8_products_are_within_one_rounding(found: dict[str, Any]):
-    """Tiles within a block of w, as wide, and twice as wide; K split unevenly, and into more parts than it has blocks."""
-    assert len(found["products"]) == 20
-    assert [each for each in found["products"] if not each[1] <= torch.finfo(torch.bfloat16).eps] == []
-
-
-def strided() -> list[float]:
+@alone
+def test_rows_and_scales_may_have_strides_and_an_empty_split_adds_zero(rank: int):
+    """Operands and result as parts of wider ones, scales column by column; 3 blocks of K in 5 splits, over memory full of NaN."""
     import kernels.gemm_a8w8_blockscale as gemm
 
     x, w, x_scale, w_scale = gemm.random_inputs(40, 136, 384, "cpu")
@@ -77,77 +60,60 @@ def strided() -> list[float]:
         one = gemm.gemm_a8w8_blockscale(wide_x[:, :384], w, *turned, FP16, wide_y[:, :136], config)
         whole = gemm.gemm_a8w8_blockscale(x, w, x_scale, w_scale, FP16, config={**config, "NUM_KSPLIT": 5})
     assert wide_y[:, 136:].isnan().all()
-    return [relative_error(y, expected) for y in (one, whole)]
+    assert max(relative_error(y, expected) for y in (one, whole)) < torch.finfo(FP16).eps
 
 
-def test_rows_and_scales_may_have_strides_and_an_empty_split_adds_zero(found: dict[str, Any]):
-    """Operands and result as parts of wider ones, scales column by column; 3 blocks of K in 5 splits, over memory full of NaN."""
-    assert max(found["strided"]) < torch.finfo(FP16).eps
-
-
-def scaled() -> tuple[list[Any], float]:
+@alone
+def test_inputs_fill_their_blocks_and_the_reference_scales_block_by_block(rank: int):
+    """The largest number of every block is that of the dtype; dequantised by hand, the product is the reference's."""
     import kernels.gemm_a8w8_blockscale as gemm
 
     x, w, x_scale, w_scale = inputs = gemm.random_inputs(16, 256, 256, "cpu", seed=3)
-    largest = x.float().abs().unflatten(1, (2, 128)).amax(2), w.float().abs().reshape(2, 128, 2, 128).amax((1, 3))
+    for largest in (x.float().abs().unflatten(1, (2, 128)).amax(2), w.float().abs().reshape(2, 128, 2, 128).amax((1, 3))):
+        assert (largest == 448.0).all()
     by_hand = torch.zeros(16, 256)
     for n, k in ((0, 0), (0, 1), (1, 0), (1, 1)):
         product = x[:, 128 * k :][:, :128].float() @ w[128 * n :, 128 * k :][:128, :128].float().T
         by_hand[:, 128 * n :][:, :128] += product * x_scale[:, k : k + 1] * w_scale[n, k]
-    return [{*each.flatten().tolist()} for each in largest], relative_error(gemm.reference(*inputs), by_hand)
+    assert relative_error(gemm.reference(*inputs), by_hand) < 1e-6
 
 
-def test_inputs_fill_their_blocks_and_the_reference_scales_block_by_block(found: dict[str, Any]):
-    """The largest number of every block is that of the dtype; dequantised by hand, the product is the reference's."""
-    largest, error = found["scaled"]
-    assert largest == [{448.0}, {448.0}]
-    assert error < 1e-6
-
-
-def softmax_of_infinities() -> list[bool]:
+@alone
+def test_softmax_of_rows_without_a_finite_element_is_that_of_torch(rank: int):
+    """Blocks of -inf before the first number, rows of -inf, infinities, and no columns at all."""
     from kernels.guides import softmax, softmax_kernel
 
     inf, x = float("inf"), torch.randn(4, 200)
     x[0, :150], x[1], x[2, 3], x[3, 100:] = -inf, -inf, inf, -inf
-    same = [torch.allclose(softmax(x, config), torch.softmax(x, 1), equal_nan=True) for config in (*softmax_kernel.configs, None)]
-    return [*same, softmax(torch.ones(3, 0)).shape == (3, 0), softmax(torch.ones(0, 3)).shape == (0, 3)]
+    for config in (*softmax_kernel.configs, None):
+        assert torch.allclose(softmax(x, config), torch.softmax(x, 1), equal_nan=True)
+    assert (softmax(torch.ones(3, 0)).shape, softmax(torch.ones(0, 3)).shape) == ((3, 0), (0, 3))
 
 
-def test_softmax_of_rows_without_a_finite_element_is_that_of_torch(found: dict[str, Any]):
-    """Blocks of -inf before the first number, rows of -inf, infinities, and no columns at all."""
-    assert all(found["softmax_of_infinities"])
-
-
-def of_a_bucket() -> list[tuple[int, bool]]:
+@alone
+def test_shapes_of_a_bucket_share_a_result(rank: int):
+    """The second shape tunes nothing and is right; one beyond the bucket, and another dtype, are tuned."""
     from kernels.persistent_gemm import persistent_gemm
 
-    told = []
-    for m, n, k, dtype in ((64, 20, 20, FP16), (33, 32, 17, FP16), (65, 20, 20, FP16), (64, 20, 20, torch.bfloat16)):
+    shapes = ((64, 20, 20, FP16, 1), (33, 32, 17, FP16, 1), (65, 20, 20, FP16, 2), (64, 20, 20, BF16, 3))
+    for m, n, k, dtype, n_records in shapes:
         a, b = torch.randn(m, k, dtype=dtype), torch.randn(n, k, dtype=dtype)
-        told.append((len(persistent_gemm.records), relative_error(persistent_gemm(a, b), a.float() @ b.float().T) < 0.008))
-    return [*told, (len(persistent_gemm.records), True)]
+        assert relative_error(persistent_gemm(a, b), a.float() @ b.float().T) < 0.008
+        assert len(persistent_gemm.records) == n_records
 
 
-def test_shapes_of_a_bucket_share_a_result(found: dict[str, Any]):
-    """The second shape tunes nothing and is right; one beyond the bucket, and another dtype, are tuned."""
-    assert found["of_a_bucket"] == [(0, True), (1, True), (1, True), (2, True), (3, True)]
-
-
-def loaded() -> list[tuple[tuple[int, ...], bool, int]]:
+def test_operands_are_padded_and_aligned_for_descriptors():
+    """An odd depth, an address that is no multiple of 16 bytes, and a transposed matrix."""
     from kernels.operands import loadable
 
     odd, shifted, turned = (x.half() for x in (torch.ones(3, 5), torch.ones(25), torch.ones(8, 8)))
-    given = (odd, shifted[1:].view(3, 8), turned.T)
-    return [(tuple(x.shape), x.is_contiguous(), x.data_ptr() % 16) for x in map(loadable, given)]
+    found = [loadable(each) for each in (odd, shifted[1:].view(3, 8), turned.T)]
+    assert [(tuple(x.shape), x.is_contiguous(), x.data_ptr() % 16) for x in found] == [((n, 8), True, 0) for n in (3, 3, 8)]
 
 
-def test_operands_are_padded_and_aligned_for_descriptors(found: dict[str, Any]):
-    """An odd depth, an address that is no multiple of 16 bytes, and a transposed matrix."""
-    assert found["loaded"] == [((3, 8), True, 0), ((3, 8), True, 0), ((8, 8), True, 0)]
-
-
-def refused() -> list[str]:
-    """The errors of calls that are wrong in one way each."""
+@alone
+def test_what_cannot_be_computed_is_refused_with_its_reason(rank: int):
+    """A TypeError for FP8's dtypes; a ValueError for shapes, strides, devices and configs; both with what is needed and what was given."""
     import kernels.gemm_a8w8_blockscale as gemm
     from kernels.guides import matmul, softmax, vector_add
     from kernels.operands import check_operands, output_for
@@ -157,73 +123,63 @@ def refused() -> list[str]:
         return torch.ones(shape, dtype=FP16)
 
     x, w, xs, ws = good = gemm.random_inputs(8, 130, 256, "cpu")
-    operands = [(x.float(), w, xs, ws), (x, w, xs.half(), ws), (*good, torch.float32), (x[:, :128], w, xs, ws), (x[:0], w, xs, ws)]
-    operands += [(x, w, xs[:, :1], ws), (x, w, xs, ws[:1]), (x, w, xs, ws.to("meta"))]
-    operands += [(x.view(torch.uint8).T.contiguous().T.view(x.dtype), w, xs, ws)]
-    results = [torch.empty(8, 130), *(torch.empty(130, 8, dtype=torch.bfloat16) for _ in range(2))]
-    results[2] = results[2].T
-    wrong: list[Any] = [{"BLOCK_SIZE_K": 64}, {"BLOCK_SIZE_N": 48}, {"NUM_KSPLIT": 0}, {"cache_modifier": ".ca"}, {"BLOCK": 1}]
-    options = [{"config": {**gemm.DEFAULT_CONFIG, **each}} for each in wrong] + [{"config": {"BLOCK_SIZE_M": 64}}]
-    calls: list[tuple[Any, Any, Any]] = [(gemm.gemm_a8w8_blockscale, each, {}) for each in operands]
-    calls += [(gemm.gemm_a8w8_blockscale, good, each) for each in [*({"y": y} for y in results), *options]]
-    calls += [(vector_add, (half(3), half(4)), {}), (softmax, (half(4, 8).T,), {}), (output_for, (half(4), (4, 4), half(4, 5)), {})]
-    calls += [(matmul, (half(4, 8), half(9, 8).T), {}), (matmul, (half(4, 8), half(9, 8)), {}), (matmul, (half(0, 8), half(8, 8)), {})]
-    calls += [(persistent_gemm, (half(4, 8), half(8, 4)), {}), (check_operands, (half(4, 8).float(), half(4, 8)), {})]
-    found = []
-    for function, args, named in calls:
-        try:
-            found.append(f"no error: {function(*args, **named)}")
-        except (TypeError, ValueError) as error:
-            found.append(f"{type(error).__name__}: {error}")
-    return found
-
-
-def test_what_cannot_be_computed_is_refused_with_its_reason(found: dict[str, Any]):
-    """A TypeError for FP8's dtypes; a ValueError for shapes, strides, devices and configs; both with what is needed and what was given."""
-    of_fp8, others = found["refused"][:18], found["refused"][18:]
-    assert [each.split(":")[0] for each in of_fp8] == ["TypeError"] * 3 + ["ValueError"] * 6 + ["TypeError"] + ["ValueError"] * 8
-    assert all(": need " in each and "; got " in each for each in of_fp8)
-    assert "need x_scale as [8, 2] and w_scale as [2, 2]; got [[8, 1], [2, 2]]" in of_fp8[5]
-    assert [each.partition("; got ")[2] for each in others] == [
-        "[3] torch.float16 cpu and [4] torch.float16 cpu",
-        "[8, 4] torch.float16, strides (1, 8)",
-        "[4, 5] torch.float16",
-        "strides (8, 1) and (1, 8)",
-        "[4, 8] torch.float16 cpu and [8, 9] torch.float16 cpu",
-        "[0, 8] torch.float16 cpu and [8, 8] torch.float16 cpu",
-        "[4, 8] torch.float16 cpu and [8, 4] torch.float16 cpu",
-        "[4, 8] torch.float32 cpu and [4, 8] torch.float16 cpu",
+    turned = x.view(torch.uint8).T.contiguous().T.view(x.dtype)
+    of_types: list[Any] = [(x.float(), w, xs, ws), (x, w, xs.half(), ws), (*good, torch.float32), (*good, BF16, torch.empty(8, 130))]
+    of_values: list[Any] = [(x[:, :128], w, xs, ws), (x[:0], w, xs, ws), (x, w, xs[:, :1], ws), (x, w, xs, ws[:1]), (turned, w, xs, ws)]
+    of_values += [
+        (x, w, xs, ws.to("meta")),
+        (*good, BF16, torch.empty(130, 8, dtype=BF16)),
+        (*good, BF16, torch.empty(130, 8, dtype=BF16).T),
     ]
+    wrong: list[Any] = [{"BLOCK_SIZE_K": 64}, {"BLOCK_SIZE_N": 48}, {"NUM_KSPLIT": 0}, {"cache_modifier": ".ca"}, {"BLOCK": 1}]
+    of_values += [(*good, BF16, None, each) for each in ({"BLOCK_SIZE_M": 64}, *({**gemm.DEFAULT_CONFIG, **each} for each in wrong))]
+    for kind, wrong_args in [*((TypeError, each) for each in of_types), *((ValueError, each) for each in of_values)]:
+        with pytest.raises(kind, match=r"(?s)^need .*; got "):
+            gemm.gemm_a8w8_blockscale(*wrong_args)
+    with pytest.raises(ValueError, match=r"need x_scale as \[8, 2\] and w_scale as \[2, 2\]; got \[\[8, 1\], \[2, 2\]\]"):
+        gemm.gemm_a8w8_blockscale(x, w, xs[:, :1], ws)
+    calls: list[tuple[Any, Any, str]] = [
+        (vector_add, (half(3), half(4)), "[3] torch.float16 cpu and [4] torch.float16 cpu"),
+        (softmax, (half(4, 8).T,), "[8, 4] torch.float16, strides (1, 8)"),
+        (output_for, (half(4), (4, 4), half(4, 5)), "[4, 5] torch.float16"),
+        (matmul, (half(4, 8), half(9, 8).T), "strides (8, 1) and (1, 8)"),
+        (matmul, (half(4, 8), half(9, 8)), "[4, 8] torch.float16 cpu and [8, 9] torch.float16 cpu"),
+        (matmul, (half(0, 8), half(8, 8)), "[0, 8] torch.float16 cpu and [8, 8] torch.float16 cpu"),
+        (persistent_gemm, (half(4, 8), half(8, 4)), "[4, 8] torch.float16 cpu and [8, 4] torch.float16 cpu"),
+        (check_operands, (half(4, 8).float(), half(4, 8)), "[4, 8] torch.float32 cpu and [4, 8] torch.float16 cpu"),
+    ]
+    for function, args, got in calls:
+        with pytest.raises(ValueError) as refused:
+            function(*args)
+        assert str(refused.value).partition("; got ")[2] == got
 
 
-def looked_up() -> list[int]:
+@alone
+def test_a_config_comes_from_the_first_file_there_is(rank: int):
+    """None: the default. Then the device's, until there is one for N and K; read once, and again after `cache_clear`."""
     import kernels.gemm_a8w8_blockscale as gemm
 
-    folder = Path(os.environ["DIST_TUNE_CACHE_DIR"]) / "configs"
+    files = folder() / "configs"
 
-    def sizes(*args: int) -> int:
+    def size(*args: int) -> int:
         return int(gemm.get_config(*args)["BLOCK_SIZE_M"])
 
     def write(name: str, block_m: int) -> None:
         config = {**gemm.DEFAULT_CONFIG, "BLOCK_SIZE_M": block_m}
-        (folder / name).write_text(json.dumps({"small_M": config, "medium_M": config, "large_M": {**config, "BLOCK_SIZE_M": 16}}))
+        (files / name).write_text(json.dumps({"small_M": config, "medium_M": config, "large_M": {**config, "BLOCK_SIZE_M": 16}}))
 
-    with patch.dict(os.environ, DIST_TUNE_CONFIG_DIR=str(folder)):
-        found = [sizes(64, 256, 512)]  # no such folder yet
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("DIST_TUNE_CONFIG_DIR", str(files))
+        assert size(64, 256, 512) == 128  # no such folder yet
         gemm.get_config(64, 256, 512)["BLOCK_SIZE_M"] = 0  # the caller's own
-        folder.mkdir(parents=True)
+        files.mkdir(parents=True)
         write("cpu-GEMM-A8W8_BLOCKSCALE.json", 32)
-        found.append(sizes(64, 256, 512))  # remembered
+        assert size(64, 256, 512) == 128  # remembered
         gemm.get_config.cache_clear()  # type: ignore[attr-defined]
-        found.append(sizes(64, 256, 512))
+        assert size(64, 256, 512) == 32
         write(gemm.config_file_name(256, 512), 64)
-        found += [sizes(65, 256, 512), sizes(64, 256, 256), sizes(5000, 256, 512)]  # that of N and K, that of the device, another class
-    return [*found, sizes(65, 256, 512)]
-
-
-def test_a_config_comes_from_the_first_file_there_is(found: dict[str, Any]):
-    """None: the default. Then the device's, until there is one for N and K; read once, and again after `cache_clear`."""
-    assert found["looked_up"] == [128, 128, 32, 64, 32, 16, 128]
+        assert [size(65, 256, 512), size(64, 256, 256), size(5000, 256, 512)] == [64, 32, 16]  # N and K's, the device's, another class
+    assert size(65, 256, 512) == 128
 
 
 Parts = list[tuple[int, int]]
@@ -286,13 +242,10 @@ def check_sorting(routing: tuple[list[int], Parts, int], order: Any) -> None:
     assert [[tuple(tile) for tile in of[:n].tolist()] for of, n in zip(got.tiles, got.n_tiles, strict=True)] == lists
 
 
-def sort_rows(rank: int) -> None:
-    check_sorting()
-
-
-def test_rows_are_sorted_and_padded_as_by_a_plain_loop_for_any_imbalance():
+@alone
+def test_rows_are_sorted_and_padded_as_by_a_plain_loop_for_any_imbalance(rank: int):
     """Random routings, experts without rows, all rows to one expert, empty parts, experts that do not exist; all orders of tiles."""
-    values(on_ranks(1, sort_rows, is_dist=False))
+    check_sorting()
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 5])
