@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.once
 
 HOPPER = {"max_shared_mem": 227 * 1024, "max_num_regs": 65536, "multiprocessor_count": 132, "warpSize": 32}
 N_SMS, RANK, N_RANKS, ROWS, N = 132, 1, 3, 300, 40
-BF16, GROUP = torch.bfloat16, None
+BF16, GROUP = torch.bfloat16, cast(Any, None)
 
 
 class Gpu:
@@ -121,7 +121,7 @@ def plan_of(n_parts: int = N_RANKS, *, gathers: bool = False) -> Plan:
 def queued(gpu: Gpu, exchange: Exchange, plan: Plan | None = None, per_sm: int = 1) -> list[tuple[str, str, Any]]:
     """What a step queues, behind a first one that made streams and tables."""
     plan = plan or plan_of()
-    sums = PartialSums(plan, torch.device("cpu"), GROUP)  # type: ignore[arg-type]
+    sums = PartialSums(plan, torch.device("cpu"), GROUP)
     on_gpu: Any = SimpleNamespace(type="cuda")
     sums._device = on_gpu
     a, b, c = torch.zeros(plan.m, 64, dtype=BF16), torch.zeros(N, 64, dtype=BF16), torch.zeros(plan.m, N, dtype=BF16)
@@ -175,7 +175,7 @@ def test_a_step_queues_its_product_its_copies_and_its_sum(
 def test_copies_bring_the_parts_of_peers_and_set_their_flags_to_what_counting_would_make_of_them(gpu: Gpu):
     """Each element of a part for a peer, in the slot of the step; behind each step the flags have as many elements as were ever sent."""
     plan = plan_of()
-    memory = PartialSums(plan, torch.device("cpu"), GROUP)._memory  # type: ignore[arg-type]
+    memory = PartialSums(plan, torch.device("cpu"), GROUP)._memory
     copier, elements = partials.Copier(plan, memory), torch.tensor(plan.flag_elements(0)).int()
     for epoch in (1, 2):
         copier.staged.fill_(epoch)
@@ -217,18 +217,14 @@ def test_a_step_that_could_not_end_is_refused_before_anything_is_queued(
     assert gpu.queued == []
 
 
-@pytest.mark.parametrize("n_push_sms", [0, N_SMS])
-def test_a_push_on_none_or_all_multiprocessors_is_refused(gpu: Gpu, n_push_sms: int):
-    """Peers would wait for sums that nothing pushes, or the push on all SMs for a product that finds no room."""
+def test_what_no_step_could_do_is_refused_where_it_is_said(gpu: Gpu):
+    """A push on no multiprocessor, for which peers would wait, or on all, where a product finds no room; a sum on none; odd chunks."""
     from kernels import moe_reduce_rs
 
     step: Any = moe_reduce_rs.MoeReduceScatter.__call__
-    with pytest.raises(ValueError, match=rf"n_push_sms.* 1 to 131 .* 132 SMs, got {n_push_sms}"):
-        step(SimpleNamespace(n_ranks=2), None, None, None, 1, n_push_sms)
-
-
-def test_exchanges_that_cannot_work_are_refused():
-    """With the values, and what to choose instead."""
+    for n_push_sms in (0, N_SMS):
+        with pytest.raises(ValueError, match=rf"n_push_sms.* 1 to 131 .* 132 SMs, got {n_push_sms}"):
+            step(SimpleNamespace(n_ranks=2), None, None, None, 1, n_push_sms)
     with pytest.raises(ValueError, match="needs multiprocessors, got sms=0"):
         Exchange("push", "beside")
     with pytest.raises(ValueError, match="power of two"):
@@ -237,7 +233,7 @@ def test_exchanges_that_cannot_work_are_refused():
 
 def test_a_shard_goes_to_its_place_at_each_peer_and_raises_its_flag(gpu: Gpu):
     """Rank 1 of three: two steps use both slots; flags have the number of the step, credits that of the one before."""
-    pushes = gather.PushGather(torch.Size((2, 8)), BF16, torch.device("cpu"), GROUP)  # type: ignore[arg-type]
+    pushes = gather.PushGather(torch.Size((2, 8)), BF16, torch.device("cpu"), GROUP)
     for epoch in (1, 2):
         shard = torch.full((2, 8), float(epoch), dtype=BF16)
         gathered = pushes.start(shard)
@@ -260,13 +256,13 @@ def test_a_failing_driver_call_names_the_function(monkeypatch: pytest.MonkeyPatc
         return 700
 
     monkeypatch.setattr(gather, "driver_function", lambda name: fail)
-    stream, words = SimpleNamespace(cuda_stream=7), torch.zeros(4, dtype=torch.int32)
+    stream, words = cast(Any, SimpleNamespace(cuda_stream=7)), torch.zeros(4, dtype=torch.int32)
     ops = gather.MemoryOps([(gather.WRITE, words, 3), (gather.WAIT, words, 1)], [1, 2])
     with pytest.raises(RuntimeError, match="cuStreamBatchMemOp_v2 failed with CUDA driver error 700"):
-        ops.queue(stream, 2**32 + 5)  # type: ignore[arg-type]
+        ops.queue(stream, 2**32 + 5)
     assert [(op.operation, op.address - words.data_ptr(), op.value) for op in calls[0][2]] == [(2, 12, 5), (1, 4, 10)]
     with pytest.raises(RuntimeError, match="cuMemcpyAsync failed with CUDA driver error 700"):
-        gather.copy(40, words, stream)  # type: ignore[arg-type]
+        gather.copy(40, words, stream)
     assert calls[1] == (40, words.data_ptr(), 16, 7)
     with pytest.raises(ValueError, match="at most 255 operations at once, got 256"):
         gather.MemoryOps([(gather.WAIT, words, 0)] * 256)
@@ -317,23 +313,19 @@ def test_programs_of_a_config_fit_a_multiprocessor_together(block: tuple[int, in
     assert 0 < len(drop_hopeless(gpu_configs(), {"part_rows": 16})) < len(gpu_configs())  # tiles of mostly padding
 
 
+@pytest.mark.parametrize(
+    ("stages", "per_sm", "told"),
+    [
+        (4, 2, r"2 programs .* 131104 bytes .* 115712 .* PER_SM=1"),
+        (3, 0, r"PER_SM, the programs .* on each SM, must be 1 or more, got 0"),
+    ],
+)
 @pytest.mark.usefixtures("gpu")
-def test_a_launch_whose_programs_do_not_fit_together_is_refused():
+def test_a_launch_whose_programs_do_not_fit_together_is_refused(stages: int, per_sm: int, told: str):
     """A program without room would start when another one ends, which may wait for its tiles: before the launch, with the numbers."""
-    refused: tuple[tuple[Any, str], ...] = (
-        ({"stages": 4, "per_sm": 2}, r"2 programs .* 131104 bytes .* 115712 .* PER_SM=1"),
-        ({"stages": 3, "per_sm": 0}, r"PER_SM, the programs .* on each SM, must be 1 or more, got 0"),
-        ({"stages": 4, "per_sm": 1}, ""),
-    )
-    for options, told in refused:
-        config: Any = make_config(128, 128, 64, warps=4, **options)
-        operands = {name: SimpleNamespace() for name in ("a", "b")}
-        if told:
-            with pytest.raises(ValueError, match=told):
-                config.pre_hook({**operands, **config.all_kwargs()})
-        else:
-            config.pre_hook({**operands, **config.all_kwargs()})
-            assert vars(operands["a"]) == {"block_shape": [128, 64]}
+    config: Any = make_config(128, 128, 64, warps=4, stages=stages, per_sm=per_sm)
+    with pytest.raises(ValueError, match=told):
+        config.pre_hook({"a": SimpleNamespace(), "b": SimpleNamespace(), **config.all_kwargs()})
 
 
 def test_programs_of_a_multiprocessor_start_a_tile_apart():
@@ -355,58 +347,45 @@ def test_tensors_of_a_block_start_at_multiples_of_128_bytes():
     assert (starts, n_bytes) == ({"a": 0, "b": 128, "c": 768}, 768)
 
 
-class FakeHandle:
-    """What torch's rendezvous returns: a peer's block is mapped as long as this lives."""
+@pytest.mark.parametrize("failure", [None, "CUDA out of memory"])
+def test_peers_blocks_stay_mapped_as_long_as_the_memory_lives(failure: str | None, monkeypatch: pytest.MonkeyPatch):
+    """Torch's buffers are bare addresses: the memory itself holds the handle that keeps them mapped.
 
-    def get_buffer(self, rank: int, sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(sizes, dtype=dtype)
-
-
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[object]]:
-    """Rank 0 of two with torch's symmetric memory; "failures" is what each rank says of its allocation, None for what was said here."""
+    A rank without memory is told of on all ranks before the rendezvous, in which the others would wait for it for ever.
+    """
     import torch.distributed._symmetric_memory as torchs
 
-    told: dict[str, list[object]] = {"failures": [None, None], "handles": []}
+    handles: list[Any] = []
 
-    def all_gather_object(by_rank: list[object], own: object, group: object = None) -> None:
-        by_rank[:] = [own if each is None else each for each in told["failures"]]
+    class Handle:
+        """What torch's rendezvous returns: a peer's block is mapped as long as this lives."""
 
-    def rendezvous(own: torch.Tensor, group: object) -> FakeHandle:
-        handle = FakeHandle()
-        told["handles"].append(weakref.ref(handle))
+        def get_buffer(self, rank: int, sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(sizes, dtype=dtype)
+
+    def rendezvous(own: torch.Tensor, group: object) -> Handle:
+        handles.append(weakref.ref(handle := Handle()))
         return handle
 
-    fakes = {"get_rank": lambda _: 0, "get_world_size": lambda _: 2, "all_gather_object": all_gather_object, "barrier": lambda _: None}
-    for name, fake in fakes.items():
+    fakes = {"get_rank": lambda _: 0, "get_world_size": lambda _: 2, "barrier": lambda _: None}
+    for name, fake in {**fakes, "all_gather_object": lambda by_rank, own, group: by_rank.__setitem__(slice(None), [own, failure])}.items():
         monkeypatch.setattr(dist, name, fake)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(torchs, "empty", lambda n, dtype, device: torch.empty(n, dtype=dtype))
     monkeypatch.setattr(torchs, "rendezvous", rendezvous)
-    return told
-
-
-def test_peers_blocks_stay_mapped_as_long_as_the_memory_lives(two_gpus: dict[str, list[object]]):
-    """Torch's buffers are bare addresses: the memory itself holds the handle that keeps them mapped."""
-    group: Any = None
-    blocks, mappings = symmetric._cuda_blocks(256, torch.device("cpu"), group)
-    (handle,) = two_gpus["handles"]
+    if failure:
+        with pytest.raises(RuntimeError, match="no symmetric memory of 256 bytes on all ranks: rank 1: CUDA out of memory"):
+            symmetric._cuda_blocks(256, torch.device("cpu"), GROUP)
+        assert handles == []
+        return
+    blocks, mappings = symmetric._cuda_blocks(256, torch.device("cpu"), GROUP)
     assert [len(block) for block in blocks] == [256, 256]
     del blocks
-    assert handle() is mappings  # type: ignore[operator]
-
-
-def test_a_rank_without_memory_is_told_of_on_all_ranks(two_gpus: dict[str, list[object]]):
-    """Before the rendezvous, in which the others would wait for it for ever."""
-    two_gpus["failures"] = [None, "CUDA out of memory"]
-    group: Any = None
-    with pytest.raises(RuntimeError, match="no symmetric memory of 256 bytes on all ranks: rank 1: CUDA out of memory"):
-        symmetric._cuda_blocks(256, torch.device("cpu"), group)
-    assert two_gpus["handles"] == []
+    assert handles[0]() is mappings
 
 
 def test_ranks_with_different_layouts_are_told(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
     """A ValueError on every rank, with the layouts of all."""
     monkeypatch.setattr(dist, "all_gather_object", lambda by_rank, own, group: by_rank.__setitem__(slice(None), [own, "slots [3]", own]))
     with pytest.raises(ValueError, match=r"needs one layout on all ranks, got \['slots \[2\] torch.float32', 'slots \[3\]'"):
-        symmetric.SymmetricMemory({"slots": ((2,), torch.float32)}, torch.device("cpu"), GROUP)  # type: ignore[arg-type]
+        symmetric.SymmetricMemory({"slots": ((2,), torch.float32)}, torch.device("cpu"), GROUP)
