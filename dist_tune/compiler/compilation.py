@@ -23,7 +23,7 @@ from triton.compiler.compiler import ASTSource
 
 from dist_tune.compiler.patches import replaced
 from dist_tune.compiler.processes import CannotStartError, Worker, temporary_folder
-from dist_tune.compiler.triton_cache import claim, unlock
+from dist_tune.compiler.triton_cache import claim
 from dist_tune.compiler.worker import STAGES, Made, Observed, compile_kernel, timed
 from dist_tune.errors import FailureKind, kind_of
 
@@ -181,7 +181,6 @@ class Compilation:
         self.is_given_up = False
         """Failed by ``give_up``; a thread may still be running it."""
         self._worker: Worker | None = None
-        self._claimed: IO[bytes] | None = None
         self._made: Made | None = None
         self._tools: Toolchain
         self._is_urgent = self._takes_text = False
@@ -207,7 +206,7 @@ class Compilation:
                     self.n_held += 1
                     return False
                 compile_, self._compile = self._compile, None
-                self.started_at, self._claimed, self._tools, self._is_urgent = time.monotonic(), claimed, tools, is_urgent
+                self.started_at, self._tools, self._is_urgent = time.monotonic(), tools, is_urgent
             result: Any = Failure("SystemExit: a hook of the compiler ended its thread")
             _thread.compilation = self
             try:
@@ -227,8 +226,6 @@ class Compilation:
         self._finish(Failure(reason))
         if (worker := self._worker) is not None:
             worker.end()
-        if self._claimed is not None:
-            unlock(self._claimed)
 
     def _finish(self, result: Any) -> None:
         with self._lock:

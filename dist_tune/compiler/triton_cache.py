@@ -47,7 +47,7 @@ def claim(key: str) -> Iterator[IO[bytes] | None]:
         try:
             file = stack.enter_context(open(os.path.join(folder or os.devnull, "dist_tune.lock"), "a+b"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            stack.callback(unlock, file)
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # also where a fork of this process has the file
             file.seek(0)
         except BlockingIOError:
             yield None
@@ -55,12 +55,6 @@ def claim(key: str) -> Iterator[IO[bytes] | None]:
         except OSError:
             file = io.BytesIO()
         yield file
-
-
-def unlock(file: IO[bytes]) -> None:
-    """Let others have it, also where a fork of this process has the file. For any thread."""
-    with suppress(OSError, ValueError):  # in memory, or closed
-        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextmanager
@@ -82,32 +76,28 @@ def writable_folder() -> Iterator[None]:
         yield
 
 
-def begin_digest() -> None:
+@lru_cache(maxsize=1)
+def begin_digest() -> threading.Thread | None:
     """Begin the digest of Triton's own files, a part of each kernel's key, unless this process has.
 
     Triton makes it in its first launch, of 0.4 GB: 0.2 to 0.4 s, most of a first call that finds all else in caches. It is begun when a
     function is decorated, beside the program's own start, and is kept by Triton. Nothing is imported for it.
     """
-    if not is_interpreted():  # no kernel is compiled
-        digest_of(os.getpid())
-
-
-def await_digest() -> None:
-    """Wait until it is made, because a second one beside it would take longer."""
-    if not is_interpreted():
-        with suppress(RuntimeError):  # not started
-            digest_of(os.getpid()).join(_LONGEST_S)
-
-
-@lru_cache(maxsize=1)
-def digest_of(process: int) -> threading.Thread:
-    """The thread that makes it, started once in a process, of which a forked child is another."""
 
     def make() -> None:
         with suppress(Exception):  # Triton raises it in its first launch, if there is one
             triton_key()
 
+    if is_interpreted():  # no kernel is compiled
+        return None
     thread = threading.Thread(target=make, name="dist_tune digest", daemon=True)
     with suppress(RuntimeError):  # no more threads: it is made when it is asked for
         thread.start()
     return thread
+
+
+def await_digest() -> None:
+    """Wait until it is made, because a second one beside it would take longer."""
+    if (thread := begin_digest()) is not None:
+        with suppress(RuntimeError):  # not started
+            thread.join(_LONGEST_S)

@@ -149,8 +149,6 @@ def test_one_that_never_ends_is_given_up_and_keeps_nobody_waiting(bench: Bench) 
     assert compiler.failures("site") == {2: Failure(reason), 3: Failure(reason)}
     loaded: list[Any] = [compiler.load("site", i) for i in range(2)]
     assert loaded == [1, 2]
-    with claim(f"{8:012d}") as claimed:
-        assert claimed is not None  # another process may try
     bench.stop.set()
     time.sleep(0.02)
     assert compiler.load("site", 2) == Failure(reason)
