@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dist_tune import PeerFailedError, RankMismatchError
 from dist_tune.offline import (
     ConfigFile,
     Failed,
@@ -25,8 +26,9 @@ from dist_tune.offline import (
     tune_problems,
 )
 from dist_tune.testing import values
-from tests.ranks.world import DEADLINE_S, same_error
+from tests.ranks.world import DEADLINE_S
 from tests.ranks.worlds import on_ranks
+from tests.shared_worlds import on_each_rank
 
 pytestmark = pytest.mark.once
 
@@ -50,6 +52,13 @@ def problem(name: str, best: int, folder: str, rank: int = -1, dies_at: int = -1
         return run, torch.ones(4)
 
     return Problem(name, SPACE, make)
+
+
+def shared_folder() -> str:
+    """Of all ranks in this body."""
+    folder = Path(os.environ["DIST_TUNE_CACHE_DIR"]).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder)
 
 
 def ran(folder: Path, name: str) -> set[tuple[int, int]]:
@@ -135,8 +144,9 @@ def test_sharing_out_what_communicates_is_refused(kind: Any, from_config: int):
         assert ('mode="merge"' in each.message, "allreduce" in each.message, each.seconds < 3 * DEADLINE_S) == (True, True, True)
 
 
-def _alone_together(rank: int) -> Any:
-    """tune_kernel under torch.distributed: config 0 is fastest on rank 0 only; then two problems that communicate."""
+@on_each_rank()
+def test_what_all_ranks_tune_together_is_decided_by_the_slowest_rank(rank: int):
+    """Config 0 is fastest on rank 0 only; one rank's failures drop a config on both, and runs may communicate."""
 
     def make(config: dict[str, Any]) -> Any:
         if config["i"] == 3 and rank == 1:
@@ -144,12 +154,8 @@ def _alone_together(rank: int) -> Any:
         ms = [[2, 3, 6, 1], [6, 3, 2, 1]][rank][config["i"]]
         return (lambda: time.sleep(ms * 5e-3)), None
 
-    return tune_kernel(SPACE, make, num_iters=3)["i"], _all_reduce(rank, "merge", 0)
-
-
-def test_what_all_ranks_tune_together_is_decided_by_the_slowest_rank():
-    """One rank's failures drop a config on both, and runs may communicate."""
-    assert values(on_ranks(2, _alone_together)) == [(1, [1, 1])] * 2
+    assert tune_kernel(SPACE, make, num_iters=3)["i"] == 1
+    assert _all_reduce(rank, "merge", 0) == [1, 1]
 
 
 # -- files, and what goes wrong ----------------------------------------------------------------------------------------
@@ -192,50 +198,41 @@ def test_what_was_not_saved_is_not_measured_again(tmp_path: Path, mode: str):
     assert not list((tmp_path / "cache").rglob("*.json*"))
 
 
-def _one_fails(rank: int, folder: str) -> Any:
+@on_each_rank()
+def test_a_problem_that_fails_leaves_the_others_alone(rank: int):
+    """Nothing answers rightly in the first, the second cannot begin: these are their results, with the reasons, on all ranks."""
+
     def fails(config: dict[str, Any]) -> Any:
         return (lambda: torch.zeros(2)), torch.ones(2)
 
-    problems = [Problem("bad", SPACE, fails), Problem("empty", [], fails), problem("good", 1, folder)]
-    return [each.error if isinstance(each, Failed) else each.winner for each in tune_problems(problems, num_iters=3)]
+    problems = [Problem("bad", SPACE, fails), Problem("empty", [], fails), problem("good", 1, shared_folder())]
+    bad, empty, good = tune_problems(problems, num_iters=3)
+    assert isinstance(bad, Failed)
+    assert ("NoValidConfigError" in bad.error, "wrong by 1" in bad.error) == (True, True)
+    assert empty == Failed("empty", "ValueError: the search space is empty: there is nothing to choose from")
+    assert isinstance(good, Outcome)
+    assert good.winner == 1
+    return bad.error
 
 
-def test_a_problem_that_fails_leaves_the_others_alone(tmp_path: Path):
-    """Nothing answers rightly in the first, the second cannot begin: these are their results, with the reasons, on all ranks."""
-    got = values(on_ranks(2, _one_fails, str(tmp_path)))
-    assert got[0] == got[1]
-    assert got[0][1:] == ["ValueError: the search space is empty: there is nothing to choose from", 1]
-    assert ("NoValidConfigError" in got[0][0], "wrong by 1" in got[0][0]) == (True, True)
-
-
-def _mistakes(rank: int, which: str, folder: str) -> Any:
-    problems = [problem("a", 1, folder), problem("b", 3, folder)]
-    if which == "order":
-        tune_problems(problems[:: 1 - 2 * rank], num_iters=1)
-    elif which == "names":
-        tune_problems(problems[:1] * 2, num_iters=1)
-    elif which == "space":
-        tune_kernel(SPACE[: 2 + rank], lambda config: (lambda: None, None), name="k", num_iters=1)
-    else:
-        (Path(folder) / "file").write_text("")
-        tune_and_save_configs([8], lambda size: _count(size, folder), SPACE[:1], "k.json", f"{folder}/file", mode="merge", num_iters=1)
-
-
-@pytest.mark.parametrize(
-    ("which", "error", "words"),
-    [
-        ("order", "RankMismatchError", "ranks 0 and 1 have other problems, first at index 0"),
-        ("names", "ValueError", "'a'"),
-        ("space", "RankMismatchError", "rank 1 has 3 candidates, ranks before it have 2"),
-    ],
-)
-def test_ranks_that_disagree_are_told(tmp_path: Path, which: str, error: str, words: str):
+@on_each_rank()
+def test_ranks_that_disagree_are_told(rank: int):
     """Nobody gets another problem's winner."""
-    same_error(on_ranks(2, _mistakes, which, str(tmp_path)), error, words)
+    problems = [problem("a", 1, shared_folder()), problem("b", 3, shared_folder())]
+    with pytest.raises(RankMismatchError, match="ranks 0 and 1 have other problems, first at index 0"):
+        tune_problems(problems[:: 1 - 2 * rank], num_iters=1)
+    with pytest.raises(ValueError, match="'a'"):
+        tune_problems(problems[:1] * 2, num_iters=1)
+    with pytest.raises(RankMismatchError, match="rank 1 has 3 candidates, ranks before it have 2"):
+        tune_kernel(SPACE[: 2 + rank], lambda config: (lambda: None, None), name="k", num_iters=1)
 
 
-def test_a_file_that_cannot_be_written_is_told_to_all(tmp_path: Path):
+@on_each_rank()
+def test_a_file_that_cannot_be_written_is_told_to_all(rank: int):
     """Its folder is a file."""
-    outcomes = on_ranks(2, _mistakes, "folder", str(tmp_path))
-    assert [each.error for each in outcomes] == ["FileExistsError", "PeerFailedError"]
-    assert all(each.seconds < 4 * DEADLINE_S for each in outcomes)
+    folder = shared_folder()
+    Path(folder, "file").touch()
+    began = time.monotonic()
+    with pytest.raises(FileExistsError if rank == 0 else PeerFailedError):
+        tune_and_save_configs([8], lambda size: _count(size, folder), SPACE[:1], "k.json", f"{folder}/file", mode="merge", num_iters=1)
+    assert time.monotonic() - began < 4 * DEADLINE_S
