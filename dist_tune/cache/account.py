@@ -169,7 +169,8 @@ def facts(record: TuningRecord) -> dict[str, str]:
     told = {
         "winner": short_config(record.best),
         "measured": ", ".join(filter(None, [*measured, gain_told(record)])),
-        "chosen": "; ".join(filter(None, [record.reason, confidence(record), weighing(record)])),
+        "chosen": "; ".join(filter(None, [record.reason, confidence(record)])),
+        "weight of the step": weighing(record),
         "candidates": fates(record),
         "slowest rank": slowest_rank(record).removeprefix("rank "),
         "all with": shared_fields(record),

@@ -54,7 +54,7 @@ def test_what_there_is_not_has_no_heading():
     full = facts(record(not_followed=["helper.work"]))
     assert full.pop("measured").startswith("kernel 1.100 ms, step 1.300 ms, ")
     assert full.pop("not followed") == "helper.work: if these change, the record still counts"
-    assert list(full) == ["winner", "chosen", "candidates", "slowest rank", "all with"]
+    assert list(full) == ["winner", "chosen", "weight of the step", "candidates", "slowest rank", "all with"]
     assert list(facts(of(UNTIMED))) == ["winner", "measured", "chosen", "candidates"]
 
 
