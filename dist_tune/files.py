@@ -133,29 +133,6 @@ def set_rights(file: int | Path, mode: int) -> None:
         os.chmod(file, mode)
 
 
-def warn_of_folder(folder: Path, variable: str) -> None:
-    """Warn once of a folder that other users can write, or that belongs to another user.
-
-    ``variable``: environment variable that names another folder.
-    """
-    try:
-        status = os.stat(folder)
-    except (OSError, ValueError):  # absent or unreachable: the code that opens a file there says so
-        return
-    if status.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
-        risk = f"can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})"
-        remedy = "Run chmod go-w on it"
-    elif status.st_uid != os.geteuid():
-        risk = f"belongs to another user (uid {status.st_uid}, this process is uid {os.geteuid()})"
-        remedy = "Use a folder of your own"
-    else:
-        return
-    warn_once(
-        f"dist_tune: the folder {folder} {risk}, who may change what this program reads there. {remedy}, or name another one by {variable}",
-        topic=f"others write {folder}",
-    )
-
-
 def json_bytes(values: Any) -> bytes:
     """Compact JSON in UTF-8, without a line end, five times as fast as ``json`` makes it. NaN and Infinity read as ``json`` writes them."""
     try:

@@ -12,12 +12,8 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-_FLOPS_PER_CYCLE = {(8, 0): 2048, (9, 0): 4096, (10, 0): 8192}
-"""Of dense products of 16-bit matrices on one multiprocessor, by compute capability."""
-_CLEARLY = 2.0
-"""So many times longer must the arithmetic take than the memory traffic: both are only known at their peak."""
-
-
+_CLEARLY_FLOPS_PER_BYTE = 600.0
+"""In 16 bits: twice what the arithmetic of an A100 (156), H200 (206), B200 (281) or H100 (295) takes at most, by both peaks."""
 _TILES = (("BLOCK_SIZE", "BLOCK", "M"), ("BLOCK_SIZE", "BLOCK", "N"), ("BLOCK_SIZE", "BLOCK", "K"), ("GROUP_SIZE", "GROUP", "M"))
 """The two names of each size, and the axis."""
 
@@ -56,21 +52,20 @@ def prune_by_group_size_m(config: Any, a: torch.Tensor, b: torch.Tensor, *args: 
     """True if GROUP_SIZE_M is worth a try: 1 is not, in a product that is clearly bound by arithmetic and runs in several waves.
 
     With groups of one row, blocks that run at once share one row of tiles of A and read all of B for it. ``a`` is [M, K]; ``b`` is
-    [N, K] or [K, N], as fits ``a``. Keeps what is bound by memory, what runs in one wave, groups of other sizes, and everything
-    on a device whose speed is not known.
+    [N, K] or [K, N], as fits ``a``. Keeps what is bound by memory, what runs in one wave, groups of other sizes, and without a GPU
+    everything.
     """
     tiles = _tiles(config)
     if tiles.group_m != 1 or tiles.block_m is None or tiles.block_n is None or not _is_matrix(a) or not _is_matrix(b):
         return True
     m, k = a.shape
-    speed = _speed(a)
-    if speed is None or k not in b.shape:
+    n_multiprocessors, size = _n_multiprocessors(a), a.element_size()
+    if n_multiprocessors is None or k not in b.shape or size > 4:
         return True
     n = b.shape[0] if b.shape[1] == k else b.shape[1]
-    n_multiprocessors, flops_per_byte = speed
     n_rows, n_columns = -(-m // tiles.block_m), -(-n // tiles.block_n)
-    moved_bytes = (m * k + k * n + m * n) * a.element_size()
-    is_compute_bound = 2 * m * n * k > _CLEARLY * flops_per_byte * moved_bytes
+    moved_bytes = (m * k + k * n + m * n) * size
+    is_compute_bound = 2 * m * n * k > _CLEARLY_FLOPS_PER_BYTE * 2 / size * moved_bytes
     return n_rows * n_columns <= n_multiprocessors or not is_compute_bound
 
 
@@ -119,15 +114,5 @@ def _shared_limit_bytes() -> int | None:
         return None
 
 
-def _speed(a: torch.Tensor) -> tuple[int, float] | None:
-    """Multiprocessors of the device of ``a``, and operations that it can do while it moves a byte; None if that is not known."""
-    if a.device.type != "cuda" or a.element_size() > 4:
-        return None
-    device = torch.cuda.get_device_properties(a.device)
-    per_cycle = _FLOPS_PER_CYCLE.get((device.major, device.minor))
-    # In kHz, and in bits; older torch does not tell.
-    clock, memory_clock, bus = (getattr(device, name, 0) for name in ("clock_rate", "memory_clock_rate", "memory_bus_width"))
-    if per_cycle is None or not clock or not memory_clock or not bus:
-        return None
-    flops_per_ms = device.multi_processor_count * clock * per_cycle * 2 / a.element_size()
-    return device.multi_processor_count, flops_per_ms / (2 * memory_clock * bus / 8)
+def _n_multiprocessors(a: torch.Tensor) -> int | None:
+    return torch.cuda.get_device_properties(a.device).multi_processor_count if a.device.type == "cuda" else None

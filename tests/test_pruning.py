@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -114,29 +112,33 @@ def test_without_a_device_everything_is_kept(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An H200's: 132 multiprocessors, 206 flops a byte in 16 bits."""
-    monkeypatch.setattr(pruning, "_speed", lambda a: (132, 206.0 * 2 / a.element_size()))
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H200's 132 multiprocessors."""
+    monkeypatch.setattr(pruning, "_n_multiprocessors", lambda a: 132)
 
 
-def grouped(group: int, m: int, n: int, k: int, *, dtype: torch.dtype = torch.bfloat16, is_transposed: bool = False) -> bool:
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("group", "m", "n", "k", "dtype", "is_kept"),
+    [
+        (1, 8192, 8192, 8192, torch.bfloat16, False),  # 2731 flops a byte
+        (8, 8192, 8192, 8192, torch.bfloat16, True),
+        (1, 8192, 8192, 256, torch.bfloat16, True),  # 248 flops a byte
+        (1, 4096, 4096, 1024, torch.bfloat16, False),  # 683
+        (1, 4096, 4096, 1024, torch.int8, False),  # 1365, at twice the speed
+        (1, 4096, 4096, 800, torch.int8, True),  # 1150
+        (1, 8192, 8192, 8192, torch.float64, True),  # of unknown speed
+        (1, 64, 65536, 8192, torch.bfloat16, True),  # one row of tiles
+        (1, 1024, 2048, 65536, torch.bfloat16, True),  # 64 tiles: all run at once, in any order
+    ],
+)
+def test_one_row_a_group_is_for_what_memory_bounds(group: int, m: int, n: int, k: int, dtype: torch.dtype, is_kept: bool):
+    """However B lies; a product that arithmetic bounds clearly needs no groups of one row."""
     a, b = torch.empty(m, k, dtype=dtype, device="meta"), torch.empty(n, k, dtype=dtype, device="meta")
-    return prune_by_group_size_m({"gemm_config": config(group=group)}, a, b.t() if is_transposed else b)
+    assert [prune_by_group_size_m({"gemm_config": config(group=group)}, a, each) for each in (b, b.t())] == [is_kept] * 2
 
 
-@pytest.mark.usefixtures("speed")
-def test_one_row_a_group_is_for_what_memory_bounds():
-    """8192 cubed has 2731 flops a byte; with K = 256 there are 248, less than twice what the device needs."""
-    assert not grouped(1, 8192, 8192, 8192)
-    assert not grouped(1, 8192, 8192, 8192, is_transposed=True)
-    assert not grouped(1, 8192, 4096, 8192, is_transposed=True)
-    assert grouped(8, 8192, 8192, 8192)
-    assert grouped(1, 8192, 8192, 256)
-    assert grouped(1, 64, 65536, 8192)  # one row of tiles
-    assert grouped(1, 1024, 2048, 65536)  # 64 tiles: all run at once, in any order
-
-
-@pytest.mark.usefixtures("speed")
+@pytest.mark.usefixtures("gpu")
 def test_groups_of_what_is_no_product_are_kept():
     """Shapes that do not fit, more dimensions than two, no groups, and no tiles."""
     a, large = (torch.empty(n, n, device="meta") for n in (4096, 8192))
@@ -145,24 +147,3 @@ def test_groups_of_what_is_no_product_are_kept():
         (triton.Config({"BLOCK_M": 128, "BLOCK_N": 128}), A, B), ({"GROUP_SIZE_M": 1}, large, large),
     ]:  # fmt: skip
         assert prune_by_group_size_m(given, left, right)
-
-
-def test_speed_is_that_of_the_device():
-    """An H200 by its properties: 990 Tflop/s and 4.8 TB/s; unknown for other devices, older torch and float64."""
-    properties = SimpleNamespace(
-        major=9, minor=0, multi_processor_count=132, clock_rate=1_830_000, memory_clock_rate=3_201_000, memory_bus_width=6144
-    )
-    on_gpu = SimpleNamespace(device=SimpleNamespace(type="cuda"), element_size=lambda: 2)
-
-    def speed(of: Any = on_gpu, **changed: Any) -> Any:
-        known = SimpleNamespace(**{**vars(properties), **changed})
-        with mock.patch.object(torch.cuda, "get_device_properties", return_value=known):
-            return pruning._speed(of)
-
-    assert speed() == (132, pytest.approx(201, abs=3))
-    fp8 = SimpleNamespace(device=on_gpu.device, element_size=lambda: 1)
-    assert speed(fp8) == (132, pytest.approx(402, abs=6))
-    assert speed(SimpleNamespace(device=on_gpu.device, element_size=lambda: 8)) is None
-    assert speed(major=7) is None
-    assert speed(memory_clock_rate=0) is None
-    assert speed(A) is None

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from dist_tune import __version__
 from dist_tune.errors import Failures
-from dist_tune.files import PRIVATE, Rights, json_bytes, make_folder, opener, warn_of_folder, warn_once
+from dist_tune.files import PRIVATE, Rights, json_bytes, make_folder, opener, warn_once
 from dist_tune.output import events
 from dist_tune.output.terminal import Terminal
 from dist_tune.output.words import closure_name, printable, site_names
@@ -214,7 +214,6 @@ class Story:
         self.log_file.close()
 
     def _header(self) -> bytes:
-        warn_of_folder(self.path.parent, "DIST_TUNE_LOG_DIR")
         return _stamped(*events.log_line(self._run()))
 
     def _run(self) -> dict[str, Any]:

@@ -115,11 +115,7 @@ def test_a_large_comparison_needs_little_memory():
     assert torch.cuda.max_memory_allocated() - before < 200 << 20
 
 
-def test_the_speed_of_this_device_is_known():
-    """As far as the vendor says it: H100 and H200 do 990 Tflop/s."""
-    speed = pruning._speed(torch.empty(1, dtype=torch.bfloat16, device="cuda"))
-    assert speed is not None
-    assert 100 < speed[1] < 400
+def test_the_shared_memory_of_this_device_is_known():
     limit = pruning._shared_limit_bytes()
     assert limit is not None
     assert 64 << 10 < limit < 512 << 10

@@ -249,14 +249,6 @@ def test_what_cannot_be_written_costs_one_warning(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().err == "dist_tune: tuning f\n"
 
 
-def test_a_folder_that_others_can_write_is_told_once(tmp_path: Path):
-    """With its mode, the remedy and the variable; the log is written all the same."""
-    tmp_path.chmod(0o777)
-    (text,) = [*written(tmp_path), *written(tmp_path)]
-    assert all(part in text for part in (str(tmp_path), "mode 0777", "chmod go-w", "DIST_TUNE_LOG_DIR"))
-    assert len(lines_of(tmp_path)) == 4
-
-
 def test_a_size_limit_costs_one_warning_and_no_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     """As a full disk: the first bytes of the log are written, then the system refuses."""
     quiet(monkeypatch, tmp_path)
