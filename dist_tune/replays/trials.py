@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 
 from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
-from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of, reasons
+from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of
 from dist_tune.measure import Clock, Inputs, Snapshot, Span
 from dist_tune.replays.variants import Variants
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Replay, Samples, Trial
-from dist_tune.sites import Site, Sites, check_not_capturing, is_fatal, no_fit, no_valid_config
+from dist_tune.sites import Site, Sites, check_not_capturing, is_fatal, none_left
 from dist_tune.watch import Watchdog
 
 
@@ -187,8 +187,7 @@ class Trials:
 
     def _give_up(self, site: Site) -> NoReturn:
         site.is_given_up = True
-        message = no_valid_config(site.label, site.texts, reasons(site.failures), f"on rank {self._rank}")
-        raise no_fit(message, site) from site.last_error
+        raise none_left(site.label, site.texts, site.failures, f"on rank {self._rank}") from site.last_error
 
     def _launch_loaded(self, site: Site, launch: Tunable, index: int, trial: Trial) -> Launched:
         """Launch what is loaded for these arguments, in a replay that does not count unless it is the candidate that was asked for."""

@@ -196,11 +196,6 @@ class NoFitError(NoValidConfigError, triton.OutOfResources):  # type: ignore[mis
 NoFitError.__name__ = NoFitError.__qualname__ = NoValidConfigError.__name__  # as the other ranks raise it
 
 
-def is_out_of_resources(error: BaseException | None) -> bool:
-    """True for Triton's error of a launch that does not fit the device."""
-    return isinstance(error, triton.OutOfResources)
-
-
 def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The key of ``Autotuner.run`` into ``kernel.cache``; the same in Triton 3.3 to 3.9. Empty for kernels with one config.
 

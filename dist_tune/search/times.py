@@ -133,6 +133,8 @@ class Samples:
         """Replay -> its time and its schedule."""
         self._disturbed: set[int] = set()
         self._lost: set[int] = set()
+        self._struck: set[int] = set()
+        """Replays whose times count on no rank."""
 
     def add_run(self, site: str, candidate: int, replay: int) -> None:
         """Note a replay in which a site ran the candidate that was to be timed."""
@@ -184,13 +186,16 @@ class Samples:
         self._lost.add(replay)
         self._disturbed.add(replay)
 
-    def strike(self, replays: Iterable[int]) -> None:
-        """Forget the samples of these replays."""
-        for replay in replays:
+    def strike(self, replays: Iterable[int]) -> bool:
+        """Forget the samples of these replays; true if some of them counted until now."""
+        new = set(replays) - self._struck
+        self._struck |= new
+        for replay in new:
             for site in self._runs:
                 for candidate, timed in self._runs[site].items():
                     timed.discard(replay)
                     self._launches[site][candidate].pop(replay, None)
+        return bool(new)
 
     def report(self, failures: Failures, batch: Sequence[Replay], reduced_ms: Known, has_new_sites: bool = False) -> Report:
         """Report the times of the candidates of ``batch``, this rank's failures, and the replays that it disturbed.

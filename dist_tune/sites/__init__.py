@@ -1,4 +1,4 @@
-"""Sites of a tuning: kernels at a key with their candidates, names that ranks share, and the journal of what was measured.
+"""Sites of a tuning: kernels at a key with their candidates, what ranks tell each other of them, and the journal of what was measured.
 
 Knows candidates, records and compilation; nothing of replays or of the order of a tuning.
 """
@@ -10,18 +10,15 @@ from dist_tune.sites.site import (
     Outcome,
     Site,
     Variant,
-    check_alive,
-    check_machine,
     check_not_capturing,
     is_fatal,
-    no_fit,
-    no_valid_config,
+    none_left,
     take_failures,
 )
 from dist_tune.sites.sites import Sites
 
 __all__ = [
     "Outcome", "RankManifest", "Site", "SiteManifest", "Sites", "TuningJournal",
-    "Turn", "Variant", "check_alive", "check_machine", "check_not_capturing", "is_fatal", "no_fit",
-    "no_valid_config", "note_progress", "one_at_a_time", "reduce_manifests", "take_failures",
+    "Turn", "Variant", "check_not_capturing", "is_fatal", "none_left",
+    "note_progress", "one_at_a_time", "reduce_manifests", "take_failures",
 ]  # fmt: skip

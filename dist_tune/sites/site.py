@@ -15,8 +15,7 @@ from dist_tune.cache import TuningRecord
 from dist_tune.compiler import Resources
 from dist_tune.errors import CandidateFailure, CaptureError, DistTuneError, FailureKind, Failures, MachineError, NoValidConfigError
 from dist_tune.measure import Checker, is_capturing
-from dist_tune.runtime import Argument, NoFitError, Slot, Timings, Tunable, is_out_of_resources
-from dist_tune.search import Race
+from dist_tune.runtime import Argument, NoFitError, Slot, Timings, Tunable
 
 # After one of these the CUDA context is gone and every later call fails: nothing can stand in.
 _FATAL = re.compile(
@@ -178,62 +177,31 @@ def take_failures(sites: Iterable[Site]) -> Failures:
     return news
 
 
-def no_valid_config(label: str, texts: list[str], failures: Mapping[int, str], where: str) -> str:
-    """The message of a ``NoValidConfigError``: the first reasons, and how many more there are."""
-    shown = [f'  {index}: "{texts[index]}": {reason}' for index, reason in sorted(failures.items())[:5]]
+def none_left(label: str, texts: Sequence[str], failures: Mapping[int, CandidateFailure], where: str) -> DistTuneError:
+    """The error where no config of a site is left, with the first reasons, and how many more there are.
+
+    The machine's, if that failed some of them; Triton's own kind, too, where resources are short, for a step that does without the kernel.
+    """
+    if machine := [each.reason for each in failures.values() if each.kind is FailureKind.MACHINE]:
+        first = machine[0] if machine[0].startswith("rank ") else f"{where.removeprefix('on ')}: {machine[0]}"
+        return MachineError(
+            f"site {label}: {len(machine)} of its {len(texts)} configs could not be tried, for no fault of theirs; {first}. "
+            f"Twice, the second time alone. Give that rank's machine what it lacks (disk space, memory, ulimit -n, ulimit -u) and start "
+            f"again; nothing of this is kept."
+        )
+    shown = [f'  {index}: "{texts[index]}": {reason}' for index, (_, reason) in sorted(failures.items())[:5]]
     more = f"\n  and {len(failures) - len(shown)} more" if len(failures) > len(shown) else ""
     # Triton's words where it finds no GPU, which say nothing of GPUs.
-    has_driver = not failures or not all("active drivers ([])" in reason for reason in failures.values())
+    has_driver = not failures or not all("active drivers ([])" in reason for _, reason in failures.values())
     advice = (
         "Add a config that fits the device; a reason that is the same for all configs is usually a mistake in the launch."
         if has_driver
         else "Triton finds no GPU: make one visible, or set TRITON_INTERPRET=1 before kernels are defined, to run them on the CPU. "
         "dist-tune doctor tells what works here."
     )
-    return f"site {label}: none of its {len(texts)} configs runs {where}:\n" + "\n".join(shown) + more + "\n" + advice
-
-
-def no_fit(message: str, site: Site) -> DistTuneError:
-    """The error of a launch without a candidate: Triton's own kind, too, where resources are short; the machine's, where that failed."""
-    if found := [each for each in site.failures.values() if each.kind is FailureKind.MACHINE]:
-        rank = re.search(r"on rank (\d+)", message)
-        first = found[0]._replace(reason=f"rank {rank[1] if rank else '?'}: {found[0].reason}")
-        return MachineError(machine_failed(site.label, len(site.configs), [first, *found[1:]]))
-    is_short = is_out_of_resources(site.last_error) or any(each.kind is FailureKind.LOAD for each in site.failures.values())
+    message = f"site {label}: none of its {len(texts)} configs runs {where}:\n" + "\n".join(shown) + more + "\n" + advice
+    is_short = any(kind is FailureKind.LOAD or reason.startswith("OutOfResources") for kind, reason in failures.values())
     return NoFitError(message) if is_short else NoValidConfigError(message)
-
-
-def check_alive(label: str, texts: list[str], search: Race, site: Site | None) -> None:
-    """Go on only if a candidate is left. The same on all ranks; ``site`` is None where this rank never met it.
-
-    Raises:
-        NoValidConfigError: none is.
-    """
-    if search[label].best is None and not search[label].is_barren:
-        failures = {i: each.failure for i, each in enumerate(search[label].results()) if each.failure is not None}
-        cause = site.last_error if site is not None else None
-        raise NoValidConfigError(no_valid_config(label, texts, failures, "on all ranks")) from cause
-
-
-def check_machine(label: str, n_candidates: int, search: Race, failures: Mapping[int, CandidateFailure]) -> None:
-    """Go on only if most candidates could be tried, and one is left or none was dropped for the machine. The same on all ranks.
-
-    Raises:
-        MachineError: otherwise; what is left of such a search would win as the only one that runs.
-    """
-    found = [each for each in failures.values() if each.kind is FailureKind.MACHINE]
-    is_none_left = search[label].best is None and not search[label].is_barren
-    if found and (is_none_left or 2 * len(found) >= n_candidates):
-        raise MachineError(machine_failed(label, n_candidates, found))
-
-
-def machine_failed(label: str, n_candidates: int, failures: Sequence[CandidateFailure]) -> str:
-    """The message of a ``MachineError``, with the first reason, which begins with the rank."""
-    return (
-        f"site {label}: {len(failures)} of its {n_candidates} configs could not be tried, for no fault of theirs; {failures[0].reason}. "
-        f"Twice, the second time alone. Give that rank's machine what it lacks (disk space, memory, ulimit -n, ulimit -u) and start again; "
-        f"nothing of this is kept."
-    )
 
 
 def check_not_capturing(launch: Tunable, closure: str) -> None:

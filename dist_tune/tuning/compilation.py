@@ -10,11 +10,10 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from dist_tune.errors import Failures, reasons
 from dist_tune.runtime import LaunchRecorder, RecordedLaunch, precompiles
 from dist_tune.search import Report
 from dist_tune.sites import Site, Variant, note_progress, take_failures
-from dist_tune.tuning.context import REPORTS, TuningContext
+from dist_tune.tuning.context import TuningContext
 
 Waves = Mapping[str, Collection[int]]
 """Site -> candidates to compile."""
@@ -46,26 +45,19 @@ def _equals(context: TuningContext, site: Site) -> dict[int, int]:
     return equals(site.configs, ["" if i in site.failures or i in site.untried else kernel for i, kernel in enumerate(kernels)])
 
 
-def compile_new(context: TuningContext, *, is_any_compiled: bool) -> Report:
-    """Compile and load the candidates of new sites. ``is_any_compiled``: one of them is compiled ahead, on some rank."""
-    new = [site for site in context.sites.met.values() if site.is_new and site.is_compiled and not site.is_given_up]
-    loaded = load_all(context, new, {site.label: site.tried for site in new}) if is_any_compiled else Report()
-    for site in context.sites.met.values():
-        site.is_new = False
-    for site in new:
-        if mine := loaded.equal.get(site.label):
+def compile_ahead(context: TuningContext, wanted: Waves) -> Report:
+    """Compile and load candidates of new sites, or those that guided searches ask for later; not of functions, which run instead."""
+    known = context.sites.met
+    sites = [known[label] for label in wanted if label in known and known[label].is_compiled and not known[label].is_given_up]
+    is_any_compiled = any(not context.entries[label].n_warm_ups for label in wanted)
+    loaded = load_all(context, sites, wanted) if is_any_compiled else Report()
+    for site in known.values():
+        if site.is_new and (mine := loaded.equal.get(site.label)):
             site.equal.update(mine)
             told = f"{len(mine)} of {len(site.configs)} candidates are the same kernel as another"
             context.story.info(f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}")
+        site.is_new = False
     return loaded
-
-
-def compile_waves(context: TuningContext, waves: Waves) -> Failures:
-    """The same for candidates that guided searches ask for later."""
-    known = context.sites.met
-    sites = [known[label] for label in waves if label in known and known[label].is_compiled and not known[label].is_given_up]
-    is_any_compiled = any(not context.entries[label].n_warm_ups for label in waves)
-    return load_all(context, sites, waves).failures if is_any_compiled else {}
 
 
 def lacking(context: TuningContext) -> dict[str, set[int]]:
@@ -88,9 +80,7 @@ def compile_variants(context: TuningContext) -> None:
         NoValidConfigError: on all ranks.
     """
     wanted = lacking(context)
-    for label, failures in load_all(context, [context.sites.met[label] for label in wanted], wanted).failures.items():
-        if label in context.race:
-            context.race[label].drop(reasons(failures))
+    load_all(context, [context.sites.met[label] for label in wanted], wanted)
     context.check_alive()
 
 
@@ -139,8 +129,7 @@ def load_all(context: TuningContext, sites: Sequence[Site], wanted: Waves) -> Re
     equal = {each.label: _equals(context, each) for each in sites}
     n_variants = {each.label: len(each.variants) for each in sites if len(each.variants) > 1}
     report = Report(failures=take_failures(sites), equal=equal, n_variants=n_variants, endless=variants.endless)
-    loaded = context.reduce("loaded", report, REPORTS)
-    context.note_machine(loaded.failures)
+    loaded = context.reduce_reports("loaded", report)
     variants.counts.update(loaded.n_variants)
     variants.endless = loaded.endless
     return loaded

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from dist_tune.cache import CacheLookup, Seconds, TuningRecord
 from dist_tune.compiler import Compiler
 from dist_tune.distributed import Part, Ranks, Reduction, Result
-from dist_tune.errors import FailureKind, Failures
+from dist_tune.errors import CandidateFailure, FailureKind, Failures, reasons
 from dist_tune.output import Story, events
 from dist_tune.search import Guide, Plan, Race, Report, reduce_reports
 from dist_tune.settings import Settings
-from dist_tune.sites import Sites, check_alive, check_machine
+from dist_tune.sites import Sites, none_left
 from dist_tune.tuning.notices import Notices
 from dist_tune.watch import Kind, Releases, check_release
 
@@ -67,6 +67,11 @@ class Entry:
     def untried(self) -> set[int]:
         """Candidates that the search has not come to."""
         return self.guide.untried if self.guide is not None else set()
+
+    @property
+    def tried(self) -> set[int]:
+        """The others."""
+        return set(range(len(self.texts))) - self.untried
 
 
 @dataclass
@@ -143,33 +148,39 @@ class TuningContext:
         self.story.emit(events.Met, topic=topic, seconds=self.expenses.meetings[-1])
 
     def reduce_reports(self, topic: str, report: Report) -> Report:
-        """Bring the report of a batch to a meeting, with the seconds of it and of the search on this rank."""
+        """Bring a report to a meeting, with the seconds of the latest batch and of the search on this rank.
+
+        Candidates that failed on some rank leave the race. What is no config's doing is noted, so that it is not kept.
+        """
         elapsed_s = round(time.monotonic() - self.expenses.search_began, 4)
         reduced = self.reduce(topic, replace(report, elapsed_s=elapsed_s, batch_s=round(self.replays.batch_s, 4)), REPORTS)
-        self.note_machine(reduced.failures)
+        self.story.dropped(reduced.failures)
+        for label, failures in reduced.failures.items():
+            if label in self.race:
+                self.race[label].drop(reasons(failures))
+            if found := {i: each for i, each in failures.items() if each.kind in (FailureKind.MACHINE, FailureKind.CLOCK)}:
+                self.machine.setdefault(label, {}).update(found)
         return reduced
 
     def vote(self, topic: str, failures: Failures) -> Failures:
         """Failures of all ranks, each with the first rank that has it and its reason."""
-        agreed = self.reduce(topic, Report(failures=failures), REPORTS).failures
-        self.note_machine(agreed)
-        return agreed
-
-    def note_machine(self, agreed: Failures) -> None:
-        """Tell of failures of all ranks, and note those that are no config's doing, so that they are not kept."""
-        self.story.dropped(agreed)
-        for label, failures in agreed.items():
-            if found := {i: each for i, each in failures.items() if each.kind in (FailureKind.MACHINE, FailureKind.CLOCK)}:
-                self.machine.setdefault(label, {}).update(found)
+        return self.reduce_reports(topic, Report(failures=failures)).failures
 
     def check_alive(self) -> None:
-        """Go on only if every site has a candidate left.
+        """Go on only if every site has a candidate left, and no rank's machine has failed half of them.
 
         Raises:
             NoValidConfigError: on all ranks, with the reasons.
             MachineError: on all ranks, if it was for the machine of one.
         """
         for label, entry in self.entries.items():
-            if label in self.race:
-                check_machine(label, len(entry.texts), self.race, self.machine.get(label, {}))
-                check_alive(label, entry.texts, self.race, self.sites.met.get(label))
+            if label not in self.race:
+                continue
+            race, machine = self.race[label], self.machine.get(label, {})
+            is_none_left = race.best is None and not race.is_barren
+            # What is left of half a search would win as the only one that runs.
+            is_for_machine = 2 * sum(each.kind is FailureKind.MACHINE for each in machine.values()) >= len(entry.texts)
+            if is_none_left or is_for_machine:
+                failures = {i: CandidateFailure(FailureKind.LAUNCH, each.failure) for i, each in enumerate(race.results()) if each.failure}
+                site = self.sites.met.get(label)
+                raise none_left(label, entry.texts, failures | machine, "on all ranks") from (site.last_error if site is not None else None)

@@ -1,16 +1,23 @@
-"""From a manifest to the race: new sites are taken from the cache or compiled, and functions warmed up. Collective."""
+"""From a manifest to the race: new sites are taken from the cache or compiled, and functions warmed up; then what guided searches ask for.
+
+A warm-up is an untimed run of a function's config, whose kernels cannot be compiled ahead of the first run. Results are checked there, and
+candidates that fail or answer wrongly on any rank are dropped. Collective throughout.
+"""
 
 from __future__ import annotations
 
-from dist_tune.errors import Failures, reasons
+from collections.abc import Collection, Mapping, Sequence
+
+from dist_tune.errors import CandidateFailure, FailureKind, reasons
 from dist_tune.output import amount, closure_name
-from dist_tune.search import PriorTimes, guide_of
-from dist_tune.sites import Outcome, SiteManifest
-from dist_tune.tuning.compilation import compile_new, tell_of_work
+from dist_tune.replays import WARM_UP
+from dist_tune.runtime import LaunchRecorder
+from dist_tune.search import PriorTimes, Replay, guide_of
+from dist_tune.sites import Outcome, Site, SiteManifest
+from dist_tune.tuning.compilation import Waves, compile_ahead, precompile, tell_of_work
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
 from dist_tune.tuning.notices import tell_of_sites, tell_of_untuned
-from dist_tune.tuning.warm_up import warm_up
 
 
 def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest) -> None:
@@ -19,57 +26,55 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
     Raises:
         NoValidConfigError: on all ranks, if no candidate of a site runs on all of them.
     """
-    sites, race = context.sites, context.race
     context.story.phase("compile")
-    race.expect(manifest.run_s)
+    context.race.expect(manifest.run_s)
     context.records.extend(take_cached(context, manifest))
     if manifest.why_not:
         leave_untuned(context, manifest)
-        return
-    if not manifest.to_tune:
-        return
-    while labels := manifest.to_tune:
-        context.replays.undo()
-        sites.go_on(labels, manifest.barred, manifest.deaths)
-        for label in labels:
-            entry = context.entries[label] = context.entries.get(label) or _entry(context, manifest, label)
-            entry.writers.update(manifest.writers[label])
-            if label in sites.met:
-                sites.met[label].untried = entry.untried
-        sites.distrust_records(set(labels))  # a rank that comes to one of them later shall not find a record of it
-        n_candidates = sum(len(context.entries[label].texts) for label in labels)
-        scope = f"{amount(len(labels), 'site')}, {amount(n_candidates, 'candidate')} on {amount(len(context.ranks.members), 'rank')}"
-        context.story.info(f"tuning {context.name}: {scope}", shown=f"tuning {closure_name(context.name)}: {scope}")
-        tell_of_sites(context, labels)
-        loaded = compile_new(context, is_any_compiled=any(label not in manifest.warm_ups for label in labels))
-        for label in labels:
-            failures = reasons(loaded.failures.get(label, {})) | manifest.barred.get(label, {})
-            if label in race:  # met later on this rank than on others
-                race[label].drop(failures)
-            else:
-                entry, prior = context.entries[label], manifest.prior.get(label)
-                race.add(label, len(entry.texts), failures, prior, loaded.equal.get(label), entry.guide)
-        context.check_alive()
-        if not manifest.warm_ups:
-            break
-        warm_up(context, closure, manifest.warm_ups)
-        # Kernels inside functions were met there. They are compiled before anything is timed, and tuned where nothing else is.
-        inner = discover(context, closure, is_watched=True, is_under_way=True)
-        assert inner is not None  # None only where nothing is under way
-        manifest = inner
-        context.records.extend(take_cached(context, manifest))
-        if manifest.why_not:
-            leave_untuned(context, manifest)
-            break
-    repeats = f", and {race.spare_s:g} s of repeats where the clock cannot tell kernels apart" if race.spare_s else ""
-    context.story.info(f"closure={context.name} searches in at most {race.bound} replays{repeats}")
-    tell_of_work(context)
-    context.expenses.end_phase("compile")
+    elif manifest.to_tune:
+        _enter(context, manifest)
+        if manifest.warm_ups:
+            warm_up(context, closure, manifest.warm_ups)
+            enter_met(context, closure)  # kernels inside functions are compiled before anything is timed
+        tell_of_work(context)
+        context.expenses.end_phase("compile")
+
+
+def enter_met(context: TuningContext, closure: Closure) -> None:
+    """Enter the sites that some rank has met since the tuning began."""
+    manifest = discover(context, closure, is_watched=True, is_under_way=True)
+    assert manifest is not None  # None only where nothing is under way
+    enter_sites(context, closure, manifest)
+
+
+def _enter(context: TuningContext, manifest: SiteManifest) -> None:
+    labels, sites, race = manifest.to_tune, context.sites, context.race
+    context.replays.undo()
+    sites.go_on(labels, manifest.barred, manifest.deaths)
+    for label in labels:
+        entry = context.entries[label] = context.entries.get(label) or _entry(context, manifest, label)
+        entry.writers.update(manifest.writers[label])
+        if label in sites.met:
+            sites.met[label].untried = entry.untried
+    sites.distrust_records(set(labels))  # a rank that comes to one of them later shall not find a record of it
+    n_candidates = sum(len(context.entries[label].texts) for label in labels)
+    scope = f"{amount(len(labels), 'site')}, {amount(n_candidates, 'candidate')} on {amount(len(context.ranks.members), 'rank')}"
+    context.story.info(f"tuning {context.name}: {scope}", shown=f"tuning {closure_name(context.name)}: {scope}")
+    tell_of_sites(context, labels)
+    loaded = compile_ahead(context, {label: context.entries[label].tried for label in labels})
+    for label in labels:
+        failures = reasons(loaded.failures.get(label, {})) | manifest.barred.get(label, {})
+        if label in race:  # met later on this rank than on others
+            race[label].drop(failures)
+        else:
+            entry, prior = context.entries[label], manifest.prior.get(label)
+            race.add(label, len(entry.texts), failures, prior, loaded.equal.get(label), entry.guide)
+    context.check_alive()
 
 
 def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     """A new site, with the candidates that are tried first."""
-    texts = manifest.lists[label] if label in manifest.lists else context.sites.met[label].texts
+    texts = _texts(context, manifest, label)
     prior = manifest.prior.get(label, PriorTimes())
     n_warm_ups = manifest.warm_ups.get(label, 0)
     plan, n_threads = context.plan, 0 if n_warm_ups else manifest.n_threads
@@ -78,32 +83,113 @@ def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     return Entry(texts, guide, n_warm_ups)
 
 
+def _texts(context: TuningContext, manifest: SiteManifest, label: str) -> list[str]:
+    return manifest.lists[label] if label in manifest.lists else context.sites.met[label].texts
+
+
 def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
-    """Give each new site the config that is known, the nearest one, or the first, if it loads on all ranks; nothing is kept on disk."""
+    """Give each new site the config that is known, the nearest one, or the first, if it loads on all ranks; nothing is kept on disk.
+
+    If it does not, each rank goes on with what has run there.
+    """
     tell_of_untuned(context, manifest.why_not)
-    met, failed = context.sites.met, Failures()
     chosen: dict[str, int] = {}
-    todo = list(manifest.to_tune)
-    while todo:
-        for label in todo:
-            texts = manifest.lists[label] if label in manifest.lists else met[label].texts
-            prior, out = manifest.prior.get(label, PriorTimes()), failed.get(label, {})
-            order = [i for i in (prior.winner, prior.near, *range(len(texts))) if i is not None and i not in out]
-            if not order:
-                del chosen[label]  # each rank goes on with what has run there
-                continue
-            chosen[label] = order[0]
-            if label in met and met[label].is_compiled and met[label].is_new:
-                context.sites.load(met[label], order[0])
-        news = context.vote("not tuned", context.sites.take_failures())
-        for label, failures in news.items():
-            failed.setdefault(label, {}).update(failures)
-        todo = [label for label in chosen if chosen[label] in failed.get(label, {})]
     for label in manifest.to_tune:
-        site = met.get(label)
-        index = chosen.get(label, site.stand_in if site is not None else None)
-        if index is None:
-            continue
-        config = manifest.lists[label][index] if label in manifest.lists else met[label].texts[index]
-        context.sites.apply(label, Outcome(config))
-        context.story.info(f'site={label} is not tuned: config="{config}"')
+        prior, site = manifest.prior.get(label, PriorTimes()), context.sites.met.get(label)
+        chosen[label] = next(i for i in (prior.winner, prior.near, 0) if i is not None)
+        if site is not None and site.is_compiled and site.is_new:
+            context.sites.load(site, chosen[label])
+    failed = context.vote("not tuned", context.sites.take_failures())
+    for label, index in chosen.items():
+        site = context.sites.met.get(label)
+        used = site.stand_in if index in failed.get(label, {}) and site is not None else index
+        if used is not None:
+            config = _texts(context, manifest, label)[used]
+            context.sites.apply(label, Outcome(config))
+            context.story.info(f'site={label} is not tuned: config="{config}"')
+
+
+# -- warm-ups ----------------------------------------------------------------------------------------------------------
+
+
+def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int], waves: Waves | None = None) -> None:
+    """Run each candidate of some sites (site -> runs of each) untimed, and drop those that fail on any rank.
+
+    Launches inside, which the first run shows, are compiled ahead with the other candidates. ``waves``: only these candidates.
+    """
+    met, race = context.sites.met, context.race
+    replays = race.warm_up(n_runs, waves)
+    recorder = LaunchRecorder(context.replays.trials.functions)
+    with recorder.recording():
+        context.replays.run_batch(closure, replays[:1], WARM_UP)
+        if context.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
+            _tell(context, 1)
+        if not race.is_enough(n_runs):
+            precompile(context, recorder, waves)
+            _run(context, closure, replays[1:], n_runs)
+    race.end_warm_up(n_runs)
+    for label in n_runs:
+        if label in met:  # the last one to run may be the slowest
+            met[label].stand_in = race[label].best
+    context.check_alive()
+
+
+def _run(context: TuningContext, closure: Closure, replays: Sequence[Replay], sites: Collection[str]) -> None:
+    """Run untimed replays, in batches that a budget allows, and stop where it is spent."""
+    is_told = False
+    while not is_told or (replays and not context.race.is_enough(sites)):
+        n_next = context.race.n_next(replays)
+        context.replays.run_batch(closure, list(replays[:n_next]), WARM_UP)
+        _tell(context, n_next)
+        replays, is_told = replays[n_next:], True
+
+
+def _tell(context: TuningContext, n_replays: int) -> None:
+    """Reduce what these replays took, and drop candidates that failed in them on some rank."""
+    for site in context.sites.met.values():
+        _drop_harmful(context, site)
+    reduced = context.reduce_reports("warmed up", context.replays.trials.samples.report_warm_ups(context.sites.take_failures()))
+    context.race.tell_warm_up(n_replays, reduced)
+    for label, failures in reduced.failures.items():
+        for i, (kind, reason) in failures.items():  # a config that computes something else is worth a look
+            told = f'site={label} candidate={i} {reason} config="{context.entries[label].texts[i]}"'
+            context.story.warning(told, shown=kind is FailureKind.WRONG_RESULT)
+
+
+def _drop_harmful(context: TuningContext, site: Site) -> None:
+    """Drop candidates that change an argument which others, as right as they, leave as it was."""
+    right = {i: names for i, names in site.changes.items() if i not in site.failures}
+    for i, names in right.items():
+        if harmed := sorted(name for name in names if any(name not in others for others in right.values())):
+            reason = (
+                f"it changes its argument {' and '.join(harmed)}, which other configs leave as it is; memory that only some configs "
+                f"write to belongs into an object, not among the arguments"
+            )
+            context.sites.fail(site, i, CandidateFailure(FailureKind.WRONG_RESULT, reason))
+
+
+# -- guided searches ---------------------------------------------------------------------------------------------------
+
+
+def try_waves(context: TuningContext, closure: Closure) -> None:
+    """Bring the candidates that guided searches ask for into the race, until there are some to time or all searches have ended.
+
+    The race asks from reduced times alone, so all ranks compile the same candidates.
+
+    Raises:
+        NoValidConfigError: on all ranks, if no candidate of a site runs on all of them.
+    """
+    race, entries = context.race, context.entries
+    while waves := race.waves():
+        for label, wave in waves.items():
+            n_left = len(entries[label].untried)
+            context.story.info(f"site={label} tries {len(wave)} more of {len(entries[label].texts)} candidates, {n_left} are untried")
+        context.story.phase("compile")
+        compile_ahead(context, waves)
+        context.expenses.end_phase("compile")
+        if n_runs := {label: entries[label].n_warm_ups for label in waves if entries[label].n_warm_ups}:
+            context.replays.undo()
+            warm_up(context, closure, n_runs, waves)
+            context.replays.undo()
+        race.join(waves)
+    context.check_alive()

@@ -26,7 +26,7 @@ from dist_tune.sites import Site, Sites, TuningJournal, one_at_a_time
 from dist_tune.tuning.applying import apply_known, apply_winners
 from dist_tune.tuning.context import Closure, TuningContext, TuningOptions
 from dist_tune.tuning.discover import discover
-from dist_tune.tuning.entering import enter_sites, leave_untuned
+from dist_tune.tuning.entering import enter_sites
 from dist_tune.tuning.notices import tell_of_first_run, tell_of_repeated
 from dist_tune.tuning.racing import run_race
 from dist_tune.watch import Kind, Watchdog, prepare_release
@@ -151,10 +151,7 @@ class Tuning:
         self.is_alone = manifest is None
         context.expenses.end_phase("discover")
         if manifest is not None:
-            if manifest.why_not:
-                leave_untuned(context, manifest)
-                return False
-            if manifest.to_tune:
+            if manifest.to_tune and not manifest.why_not:
                 self._start()
                 tell_of_repeated(context, context.replays.accept_first())
             enter_sites(context, closure, manifest)

@@ -138,7 +138,7 @@ def test_what_other_sites_ran_is_taken_off_a_replay():
 def test_struck_replays_are_forgotten():
     """A time that was measured beside a stand-in counts for no site, and a candidate without any other time is not reported."""
     ledger = ledger_of(("a", 0, 1, 1.0), ("a", 0, 2, 3.0), ("a", 1, 2, 5.0), ("b", 0, 2, 7.0), replays={1: 10.0, 2: 20.0})
-    ledger.strike({2, 99})
+    assert (ledger.strike({2, 99}), ledger.strike({2})) == (True, False)
     assert told_by(ledger).times == {"a": {0: Times(1.0, 10.0)}, "b": {}}
 
 
