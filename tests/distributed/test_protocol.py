@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -189,6 +190,41 @@ def test_what_ranks_are_told_and_that_they_meet_again(host: dist.Store, actions:
             assert told != "PeerFailedError" or words != ABORTED or (error.rank, error.error) == (1, "ValueError: boom")  # type: ignore[attr-defined]
         else:
             assert said[0].startswith("[[")
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_last_to_come_reduces_for_all(host: dist.Store, is_broken: bool):
+    """Once a meeting, and the others read what came of it. An error there is its own, and the others learn whose it was."""
+    reduced = []
+
+    @Reduction
+    def reduce(parts: Mapping[int, str]) -> str:
+        if is_broken:
+            raise ValueError("cannot reduce")
+        reduced.append(parts)
+        return "+".join(parts.values())
+
+    def play(rank: Rank) -> None:
+        with rank.calling("f") as place:
+            rank.enter(place)
+            for number in range(9):
+                time.sleep(0.02 if rank.rank == number % 2 else 0.0)
+                try:
+                    assert rank.reduce(f"step {number}", f"{rank.rank}é", reduce) == "0é+1é"
+                except (DistTuneError, ValueError) as error:
+                    with suppress(DistTuneError):
+                        rank.abort(error)
+                    return told.append(str(error))
+        return None
+
+    world, told = World(host, 2), list[str]()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(play, world.ranks))
+    assert len(reduced) == 9 * (not is_broken)
+    assert not is_broken or sorted(told)[0] == "cannot reduce"
+    assert not is_broken or "raised ValueError: cannot reduce while f" in sorted(told)[1]
+    for rank in world.ranks:
+        rank.close()
 
 
 def test_ranks_that_wait_in_different_calls_for_each_other_are_told(host: dist.Store):

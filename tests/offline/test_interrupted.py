@@ -147,15 +147,13 @@ def test_a_tuning_takes_no_times_of_another_one_of_its_name(tmp_path: Path, monk
 def test_a_config_that_is_right_at_first_and_wrong_later_does_not_win(monkeypatch: pytest.MonkeyPatch):
     """The winner is checked once more before it is kept; then the next one is, which is right."""
     monkeypatch.setattr(Clock, "now", ExactTime.now)
-    n_runs = dict.fromkeys(range(6), 0)
+    n_runs = Counter[int]()
 
     def make(config: Config) -> Any:
-        i = config["i"]
-
         def run() -> int:
-            n_runs[i] += 1
-            ExactTime.pass_ms(20 + i)
-            return 2 if i < 2 and n_runs[i] > 8 else 1
+            n_runs.update([config["i"]])
+            ExactTime.pass_ms(20 + config["i"])
+            return 2 if config["i"] < 2 and n_runs[config["i"]] > 8 else 1
 
         return run, 1
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune import autotune
+from dist_tune import RankMismatchError, autotune
 from dist_tune.testing import values
 from tests.cases import further
 from tests.ranks.kernels import autotuned, best, configs, is_unpatched, launch, tuned
-from tests.ranks.world import DEADLINE_S, same_error
+from tests.ranks.world import DEADLINE_S
 from tests.ranks.worlds import on_ranks
-from tests.shared_worlds import on_each_rank
+from tests.shared_worlds import log, on_each_rank
 
 pytestmark = pytest.mark.once
 
@@ -159,33 +159,27 @@ def test_a_call_that_is_new_on_one_rank_and_misses_on_both(rank: int):
     return best(kernel)
 
 
-def _different_closures(rank: int) -> None:
+@on_each_rank()
+def test_ranks_in_different_closures_go_on_untuned(rank: int):
+    """Each waits for the other: no error, and the line names both closures."""
     kernel = autotuned(blocks=(16, 32))
 
-    def one(x: torch.Tensor) -> None:
-        launch(kernel, x)
+    def one(x: torch.Tensor) -> torch.Tensor:
+        return launch(kernel, x)
 
-    def other(x: torch.Tensor) -> None:
-        launch(kernel, x)
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return launch(kernel, x)
 
-    tuned(kernel, [one, other][rank])(torch.zeros(64))
-
-
-def test_ranks_in_different_closures_go_on_untuned():
-    """Each waits for the other: no error, and the line names both closures."""
-    for outcome in on_ranks(2, _different_closures):
-        assert not outcome.error, outcome.message
-        assert re.search(r"rank 0 waits in \S*one, call 1 and rank 1 waits in \S*other, call 1", outcome.log)
+    assert tuned(kernel, [one, other][rank])(torch.zeros(64))[0] == 1.0
+    assert re.search(r"rank 0 waits in \S*one, call 1 and rank 1 waits in \S*other, call 1", log())
 
 
-def _different_lists(rank: int) -> None:
-    kernel = autotuned(configs=configs(16, 32, num_warps=4 + 4 * rank))
-    tuned(kernel)(torch.zeros(64))
-
-
-def test_different_candidate_lists_are_named_with_their_first_difference():
+@on_each_rank()
+def test_different_candidate_lists_are_named_with_their_first_difference(rank: int):
     """All ranks raise the same error, which says the site and where the lists part."""
-    same_error(on_ranks(2, _different_lists), "RankMismatchError", "add_kernel[64", "first difference at index 0")
+    kernel = autotuned(configs=configs(16, 32, num_warps=4 + 4 * rank))
+    with pytest.raises(RankMismatchError, match=r"add_kernel\[64.*first difference at index 0"):
+        tuned(kernel)(torch.zeros(64))
 
 
 def _sends(rank: int) -> Any:

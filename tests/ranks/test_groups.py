@@ -1,11 +1,10 @@
-"""Groups of real processes: who reduces for all, and what a group is when it is made anew."""
+"""Groups of real processes, made anew and destroyed."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ import torch.distributed as dist
 from dist_tune import autotune
 from dist_tune.distributed.group import Ranks, group_of
 from dist_tune.distributed.messages import Reduction
-from dist_tune.errors import PeerFailedError
 from tests.ranks.functions import BLOCKS, QUICK, shape_of
 from tests.ranks.kernels import autotuned, tuned
 from tests.ranks.world import DEADLINE_S
@@ -34,46 +32,6 @@ def meets(ranks: Ranks, part: str = "") -> bool:
     with ranks.calling("again") as call:
         ranks.enter(call)
         return ranks.reduce("once more", f"part {ranks.rank}", _listed) == ["part 0", "part 1"]
-
-
-@on_each_rank()
-def test_the_last_to_come_reduces_for_all(rank: int):
-    """Once a meeting, from the parts of all in the order of members; the others read what came of it."""
-    calls: list[Any] = []
-
-    @Reduction
-    def joined(parts: Mapping[int, str]) -> str:
-        calls.append(parts)
-        return "+".join(f"{each}:{part}" for each, part in parts.items())
-
-    ranks = group_of(None, 1.0)
-    with ranks.calling("f") as call:
-        ranks.enter(call)
-        for number in range(9):
-            time.sleep(0.02 if rank == number % 2 else 0.0)
-            assert ranks.reduce(f"step {number}", "ab"[rank], joined) == "0:a+1:b"
-    n_calls = torch.tensor(len(calls))
-    dist.all_reduce(n_calls)
-    assert n_calls.item() == 9
-
-
-@on_each_rank()
-def test_a_reduction_that_raises_strands_nobody(rank: int):
-    """The last to come raises its error, and the others learn whose it was."""
-
-    @Reduction
-    def reduce(parts: Mapping[int, str]) -> str:
-        raise ValueError("cannot reduce")
-
-    ranks = group_of(None, 1.0)
-    with ranks.calling("f") as call:
-        ranks.enter(call)
-        time.sleep(0.3 if rank == 1 else 0.0)
-        with pytest.raises((PeerFailedError, ValueError)) as raised:
-            ranks.reduce("report", "", reduce)
-        ranks.abort(raised.value)
-    assert str(raised.value) == "cannot reduce" if rank == 1 else "rank 1 raised ValueError: cannot reduce" in str(raised.value)
-    assert meets(ranks)
 
 
 @on_each_rank(is_dist=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.ranks.kernels import autotuned, best, launch, tuned
 from tests.ranks.stuck import threads_left
 from tests.ranks.world import same_error
 from tests.ranks.worlds import on_ranks
+from tests.shared_worlds import on_each_rank
 
 pytestmark = pytest.mark.once
 
@@ -111,31 +113,25 @@ def test_a_rank_that_comes_too_late_gets_the_verdict_too():
     same_error(on_ranks(3, _comes_too_late, env=IMPATIENT), "AbsentRanksError", "ranks [2] did not come", within_s=5)
 
 
-def _timeouts(rank: int) -> Any:
-    kernel, seen = autotuned(blocks=(16, 32)), []
+@on_each_rank()
+def test_timeouts_are_lowered_only_while_ranks_tune(rank: int):
+    """Not in a first run, nor for a call that merely has new shapes; and they are given back, also after an error."""
+    kernel, seen = autotuned(blocks=(16, 32)), list[list[float]]()
     groups: list[Any] = [dist.group.WORLD, dist.new_group([0, 1], timeout=timedelta(seconds=0.5))]
 
-    def own() -> list[float]:
-        return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+    def note() -> None:
+        seen.append([group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups])
 
     def step(x: torch.Tensor) -> None:
-        seen.append(own())
+        note()
         if x.numel() == 96:
             raise ValueError("96")
         launch(kernel, torch.zeros(64))
 
     call = tuned(kernel, step)
     for n in (64, 65, 96):
-        try:
+        with pytest.raises(ValueError, match="96") if n == 96 else nullcontext():
             call(torch.zeros(n))
-        except ValueError:
-            seen.append([])
-        seen.append(own())
-    return seen
-
-
-def test_timeouts_are_lowered_only_while_ranks_tune():
-    """Not in a first run, nor for a call that merely has new shapes; and they are given back, also after an error."""
-    for seen in values(on_ranks(2, _timeouts)):
-        usual, short = [60.0, 0.5], [3.0, 0.5]
-        assert seen == [usual, *[short] * len(seen[1:-6]), *[usual] * 4, [], usual]
+        note()
+    usual, short = [60.0, 0.5], [3.0, 0.5]
+    assert seen == [usual, *[short] * (len(seen) - 6), *[usual] * 5]
