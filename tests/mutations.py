@@ -72,7 +72,6 @@ GUARDS = (
     Guard("the hopeless run no more", "search/selection.py", "    return slow - {i for i, each in warm_ups.items() if is_first and each.launches_ms <= HOPELESS * best_ms}\n", "    return set()\n", "tests/search"),
     Guard("the closure decides with a difference", "search/selection.py", "weight = bias / (bias + rest_error_ms**2) if bias > 0 else 0.0", "weight = 0.0", "tests/search"),
     Guard("finalists are the best few", "search/selection.py", "[i for n, i in enumerate(in_turn) if i in hopeful or n < n_least][:quota]", "[i for n, i in enumerate(in_turn) if i in hopeful or n < n_least][-quota:]", "tests/search"),
-    Guard("one rank beyond all measure", "search/selection.py", "if ranks_ms[slowest] < max(_ONE_SIDED_MS, _ONE_SIDED * ranks_ms[fastest]):", "if True:", "tests/search tests/ranks/test_slow_candidates.py"),
     Guard("equals of a failure fail", "search/site_race.py", "            if first in self.failures:\n", "            if False:\n", "tests/search tests/ranks/test_equal_kernels.py"),
     Guard("times without a late owner do not count", "search/site_race.py", "self.times = {i: each for i, each in self.times.items() if each.n_owners == n_owners}", "pass", "tests/search tests/ranks/test_racing.py"),
     Guard("suspects run last", "search/site_race.py", "return sorted((i for i in self._runnable() if i not in self.left), key=self.suspects.__contains__)", "return [i for i in self._runnable() if i not in self.left]", "tests/search tests/ranks/test_journals.py"),

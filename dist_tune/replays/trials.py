@@ -72,13 +72,13 @@ class Trials:
         self._schedule: Replay = {}
         self._repeated: set[str] = set()
         """Sites that do the same as in the replay before."""
-        self._times_launches, self._is_timed, self._replay, self._n_compiled = False, False, 0, 0
+        self._times_launches, self._is_timed, self._replay = False, False, 0
         self._launched: set[str] = set()
         """Sites launched in this run."""
         self._zeroes = True
         self._undo = Snapshot()
         self._spans: list[tuple[str, int, int, Span]] = []  # site, candidate, replay, and its clock
-        self._warm_ups: list[tuple[str, int, Span, bool]] = []
+        self._warm_ups: list[tuple[str, int, Span]] = []
         """Function, candidate, and the clock of an untimed run."""
 
     # -- a replay ------------------------------------------------------------------------------------------------
@@ -111,15 +111,13 @@ class Trials:
             self.samples.add_launch(label, candidate, replay, ms := span.ms())
             facts = f'kernel_ms={ms:.4f} config="{self._sites.met[label].texts[candidate]}"'
             self._log.trace(f"site={label} candidate={candidate} replay={replay} {facts}")
-        for label, candidate, span, is_clean in self._warm_ups:
-            self.samples.add_warm_up(label, candidate, span.ms(), is_clean=is_clean)
+        for label, candidate, span in self._warm_ups:
+            self.samples.add_warm_up(label, candidate, span.ms())
         self._warm_ups.clear()
 
     def note_compilation(self, kernel: Any) -> None:
         """Before Triton compiles a kernel inside a launch: a replay of this thread does not count then."""
-        is_here = interception.listener_here() is self
-        self._n_compiled += is_here
-        if not is_here or not self._is_timed:
+        if interception.listener_here() is not self or not self._is_timed:
             return
         around = [f"{label} {self._schedule[label].candidate}" for label, _ in self.functions if label in self._schedule]
         if self.variants.counts_against(self._replay, kernel, around):
@@ -210,7 +208,7 @@ class Trials:
             inputs.keep(launch.owner.function, *launch.arguments)
         if checker is not None:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
-        n_before, n_compiled = n_collectives() if launch.is_whole else 0, self._n_compiled  # the reference's among them
+        n_before = n_collectives() if launch.is_whole else 0  # the reference's among them
         is_refused = site.is_compiled and site.record is None and not may_compile
         noted = self._sites.launching(site.label, index, self._replay, is_scheduled=bool(self._schedule))
         try:
@@ -248,7 +246,7 @@ class Trials:
         if is_turn and trial.is_timed:
             self.samples.add_run(site.label, index, self._replay)
         if warm_up is not None:
-            self._warm_ups.append((site.label, index, warm_up, self._n_compiled == n_compiled))
+            self._warm_ups.append((site.label, index, warm_up))
         if span is not None and trial.is_timed:
             self._spans.append((site.label, index, self._replay, span))
         return Returned(value)

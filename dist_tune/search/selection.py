@@ -19,11 +19,6 @@ _SE_OF_MEDIAN = 1.4826 * 1.2533
 """Standard error of a median of n samples, times sqrt(n), per unit of their median absolute deviation (normal noise)."""
 HOPELESS = 2.0
 """A candidate that takes this many times the best one's time runs no more."""
-_ONE_SIDED = 20.0
-"""Ratio of the slowest rank's time to the fastest's: ranks of one step differ by their work, and by some per cent, not by an order."""
-_ONE_SIDED_MS = 500.0
-"""Shortest time that counts as such: no interrupt and no other process's turn lasts that long."""
-
 _COUNTS = 0.005
 """Weight of the step from which it is the reason of a choice: below, it is told as 0 %."""
 
@@ -72,17 +67,6 @@ class Selection:
     """Weight of the closure's time where it differs from the kernel's, from 0 (noise) to 1."""
     reason: str = ""
     """The reason of the choice in words."""
-
-
-def one_sided(times: Times) -> str:
-    """The reason to drop a candidate that takes one rank beyond all measure; empty if it does not."""
-    ranks_ms = times.rank_latencies_ms
-    if len(ranks_ms) < 2:
-        return ""
-    slowest, fastest = max(ranks_ms, key=ranks_ms.__getitem__), min(ranks_ms, key=ranks_ms.__getitem__)
-    if ranks_ms[slowest] < max(_ONE_SIDED_MS, _ONE_SIDED * ranks_ms[fastest]):
-        return ""
-    return f"rank {slowest}: {ranks_ms[slowest] / 1e3:.2f} s a launch, where rank {fastest} needs {ranks_ms[fastest] / 1e3:.3g} s"
 
 
 def hopeless(

@@ -7,19 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from math import inf
 from typing import Literal
 
 from dist_tune.search.guided import Guide
 from dist_tune.search.plan import NOT_TRIED, CandidateResult, Plan, PriorTimes, Times, Trial
 from dist_tune.search.selection import (
-    HOPELESS,
     RacingOptions,
     Selection,
     clock_error_ms,
     hopeless,
     kept,
-    one_sided,
     select,
 )
 
@@ -27,8 +24,6 @@ MAX_ASKED = 5
 """Times that trials are asked for again in which the site was not met."""
 WARM_UP_MS = 1000.0
 """Untimed replays before a race last about this long at most, where that is known."""
-MIN_WARM_UP_MS = 100.0
-"""Shortest warm-up by which a candidate may leave: below, what a first run does besides may decide, and a race costs little."""
 NOT_MET = "was not met in time to be measured"
 _BESIDE_ANOTHER = "slower beside another config of the function around it"
 
@@ -181,25 +176,13 @@ class SiteRace:
         n_owners = max((each.n_owners for each in self.times.values()), default=0)
         self.times = {i: each for i, each in self.times.items() if each.n_owners == n_owners}
         self.suspects -= self.times.keys()
-        # Out are those that take one rank beyond all measure, while others show that this rank can do better.
-        measured = self._measured(self._runnable())
-        reasons = {i: reason for i, each in measured.items() if (reason := one_sided(each))}
-        best_ms = min((each.launches_ms for i, each in measured.items() if i not in reasons), default=inf)
-        self.drop({i: reason for i, reason in reasons.items() if measured[i].launches_ms > HOPELESS * best_ms})
         if self.stage == "finals":
             self._timed_in_finals |= times.keys()
 
     def end_warm_up(self, budget: str) -> None:
-        """Choose those that race by what untimed runs of all candidates took. ``budget``: why those without one do not; empty: they do."""
-        alive = self.alive()
-        known = {i: self.warm_ups[i] for i in alive if i in self.warm_ups}
-        best_ms = min((each.launches_ms for each in known.values()), default=0.0)
-        for i, each in known.items():
-            # A single run may have compiled.
-            if each.n_timed > 1 and each.launches_ms > max(HOPELESS * best_ms, MIN_WARM_UP_MS):
-                self.left[i] = f"not raced: {each.launches_ms / best_ms:.1f} x slower in its warm-up"
+        """Go on to the race, all untimed runs done. ``budget``: the reason why candidates without one do not race; empty: they do."""
         if budget:
-            self.left.update(dict.fromkeys((i for i in alive if i not in known), budget))
+            self.left.update(dict.fromkeys((i for i in self.alive() if i not in self.warm_ups), budget))
         if not self._has_run:
             self._begin()
 

@@ -126,8 +126,8 @@ class Samples:
         """Site -> candidate -> replays that time it."""
         self._launches: dict[str, dict[int, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
         """Site -> candidate -> replay -> launches."""
-        self._warm_ups: dict[str, dict[int, list[tuple[bool, float]]]] = defaultdict(lambda: defaultdict(list))
-        """Function -> candidate -> its untimed runs: whether a kernel was compiled in it, and its time."""
+        self._warm_ups: dict[str, dict[int, float]] = {}
+        """Function -> candidate -> its shortest untimed run."""
         self._nesting: Nesting = {}
         self._closures: dict[int, tuple[float, Replay]] = {}
         """Replay -> its time and its schedule."""
@@ -146,12 +146,10 @@ class Samples:
         if candidate not in launching:
             launching.append(candidate)
 
-    def add_warm_up(self, site: str, candidate: int, ms: float, *, is_clean: bool = True) -> None:
-        """Add an untimed run of a function's candidate: its time says how long such a run takes, not which is better.
-
-        Not ``is_clean``: a kernel was compiled in it.
-        """
-        self._warm_ups[site][candidate].append((not is_clean, ms))
+    def add_warm_up(self, site: str, candidate: int, ms: float) -> None:
+        """Add an untimed run of a function's candidate: its time says how long such a run takes, not which is better."""
+        runs = self._warm_ups.setdefault(site, {})
+        runs[candidate] = min(ms, runs.get(candidate, ms))
 
     def add_launch(self, site: str, candidate: int, replay: int, ms: float) -> None:
         """Add one timed launch; a site may be launched several times in a replay."""
@@ -218,16 +216,8 @@ class Samples:
         return Report(times, all_failures, sorted(self._disturbed), has_new_sites, lost=sorted(self._lost), nesting=self._nesting)
 
     def report_warm_ups(self, failures: Failures) -> Report:
-        """Report the shortest untimed run of each candidate so far: a first run compiles and allocates, a hiccup only adds.
-
-        As one run where a kernel was compiled in each of them: such a time says nothing.
-        """
-        times: dict[str, dict[int, Times]] = {}
-        for site, runs in self._warm_ups.items():
-            for i, each in runs.items():
-                has_compiled, ms = min(each)
-                n_runs = 1 if has_compiled else len(each)
-                times.setdefault(site, {})[i] = Times(_to_ns(ms), _to_ns(ms), n_replays=n_runs, n_timed=n_runs)
+        """Report the shortest untimed run of each candidate so far: a first run compiles and allocates, a hiccup only adds."""
+        times = {site: {i: Times(_to_ns(ms), _to_ns(ms)) for i, ms in runs.items()} for site, runs in self._warm_ups.items()}
         return Report(times, failures, nesting=self._nesting)
 
     def _measured(self, site: str, candidate: int, replays: Sequence[int], reduced_ms: Known) -> Times:

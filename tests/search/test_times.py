@@ -171,11 +171,9 @@ def test_a_rank_owns_a_site_whose_times_are_forgotten():
     assert reduce_reports({0: told_by(ledger), 1: told_by(other)}).times == {"a": {}}
 
 
-def test_a_run_that_compiled_says_nothing_of_the_speed() -> None:
-    """The shortest run without a compilation counts; where each one compiled, it is as one run, which no candidate is dropped for."""
+def test_the_shortest_of_untimed_runs_counts() -> None:
+    """The first one compiles and allocates."""
     samples = Samples()
-    for candidate, runs in {0: [(90.0, False), (80.0, False)], 1: [(70.0, False), (2.0, True)], 2: [(3.0, True), (4.0, True)]}.items():
-        for ms, is_clean in runs:
-            samples.add_warm_up("f", candidate, ms, is_clean=is_clean)
-    times = samples.report_warm_ups({}).times["f"]
-    assert {i: (each.kernel_ms, each.n_timed) for i, each in times.items()} == {0: (80.0, 1), 1: (2.0, 2), 2: (3.0, 2)}
+    for ms in (80.0, 3.0, 4.0):
+        samples.add_warm_up("f", 1, ms)
+    assert samples.report_warm_ups({}).times == {"f": {1: Times(3.0, 3.0)}}
