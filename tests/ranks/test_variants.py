@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
@@ -328,16 +328,16 @@ def _all(rank: int) -> dict[str, Any]:
     return {name: step(rank) for name, (step, _) in STEPS.items()}
 
 
-@cache
+@pytest.fixture(scope="module")
 def world() -> list[Outcome]:
     """Two ranks that have run all steps."""
     return on_ranks(2, _all, mode="fake", timeout_s=110, env={"TRITON_DEFAULT_FP_FUSION": "1", "DIST_TUNE_DEADLINE_S": "30"})
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_replays_that_count_compile_nothing_and_every_candidate_has_its_time(name: str) -> None:
+def test_replays_that_count_compile_nothing_and_every_candidate_has_its_time(name: str, world: list[Outcome]) -> None:
     """Compilations in timed replays, winners, variants, candidates without a time: what the table says, on both ranks."""
-    for got in values(world()):
+    for got in values(world):
         assert got[name] == STEPS[name][1]
 
 
@@ -349,14 +349,14 @@ def test_replays_that_count_compile_nothing_and_every_candidate_has_its_time(nam
         "replays that compile it count from now on",
     ],
 )
-def test_what_has_no_end_is_told_once_with_the_remedy(told: str) -> None:
+def test_what_has_no_end_is_told_once_with_the_remedy(told: str, world: list[Outcome]) -> None:
     """The tuned kernel's argument, which ends the tuning, and that of a kernel beside it."""
-    for each in world():
+    for each in world:
         assert each.log.count(told) == 1
 
 
-def test_a_replay_that_compiles_is_told_of_and_run_again() -> None:
+def test_a_replay_that_compiles_is_told_of_and_run_again(world: list[Outcome]) -> None:
     """By a kernel beside the tuned one, and by one whose wrapper keeps it from being compiled ahead."""
-    for each in world():
+    for each in world:
         assert "does not count: it compiled tests.ranks.test_variants.plain_kernel" in each.log
         assert "does not count: it compiled tests.ranks.test_variants.epoch_kernel" in each.log
