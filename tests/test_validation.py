@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def step(x: Any, block: int = 1) -> Any:
 
 SPACE: Any = {"config_space": BLOCKS, "key_fn": None}
 OF_CLOSURES: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"objective": "fast"}, ValueError, r"objective must be one of \('closure', 'kernel'\), got 'fast'"),
     ({"reset": object()}, TypeError, "reset must be .* got an object of type object"),
     ({"is_dist": True, "group": "tp"}, TypeError, "group must be a process group.* got 'tp'"),
     ({"is_dist": True, "group": [0, 1]}, TypeError, r"group must be a process group.* got \[0, 1\]"),
@@ -39,7 +41,11 @@ OF_BOTH: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"n_repeat": 1.5}, TypeError, "n_repeat must be .*got 1.5"),
     ({"n_warmup": -1}, ValueError, "need n_warmup >= 0, got -1"),
     ({"n_warmup": True}, TypeError, "n_warmup must be .*got True"),
+    ({"n_repeat": "3"}, TypeError, "n_repeat must be .*got '3'"),
     ({"budget_s": 0}, ValueError, "need budget_s >= 0.001, got 0"),
+    ({"budget_s": math.nan}, ValueError, "budget_s"),
+    ({"budget_s": math.inf}, ValueError, "budget_s"),
+    ({"budget_s": True}, TypeError, "budget_s must be .* got True"),
     ({"search": "random"}, ValueError, "search must be one of .* got 'random'"),
     ({"release": 3}, TypeError, "release must be a list .* got 3"),
 ]

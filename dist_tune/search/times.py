@@ -221,8 +221,8 @@ class Samples:
         return Report(times, failures, nesting=self._nesting)
 
     def _measured(self, site: str, candidate: int, replays: Sequence[int], reduced_ms: Known) -> Times:
-        launched = self._launches[site][candidate]
-        by_replay = {replay: self._own_ms(site, replay, each, reduced_ms) for replay, each in launched.items() if each}
+        # A function's launches hold those inside, which run their winners meanwhile: turns see to that.
+        by_replay = {replay: each for replay, each in self._launches[site][candidate].items() if each}
         launches = without_outliers([ms for each in by_replay.values() for ms in each])
         closures = [self._closures[replay][0] - self._others_ms(site, replay, reduced_ms) for replay in replays]
         # Less its own launches, if they were timed in the same replay: their noise is not that of the rest.
@@ -236,21 +236,6 @@ class Samples:
             n_launches=round(median([len(each) for each in by_replay.values()])),
             n_timed=len(by_replay),
         )
-
-    def _own_ms(self, site: str, replay: int, launches_ms: list[float], reduced_ms: Known) -> list[float]:
-        """Launches of one replay, less the time that sites inside them added: by this rank's times until there are reduced ones."""
-        inner = [name for name, functions in self._nesting.items() if site in functions]
-        if not inner:
-            return launches_ms
-        known_ms = {each: reduced_ms.get(each) or self._launched_ms(each) for each in inner}
-        added_ms = self._others_ms(site, replay, known_ms) / len(launches_ms)
-        return [max(ms - added_ms, 0.01 * ms) for ms in launches_ms]  # times are positive
-
-    def _launched_ms(self, site: str) -> dict[int, float]:
-        """Candidate -> milliseconds of its launches in a replay on this rank."""
-        launched = self._launches.get(site, {}).items()
-        by_candidate = {candidate: [sum(each) for each in replays.values() if each] for candidate, replays in launched}
-        return {candidate: median(each) for candidate, each in by_candidate.items() if each}
 
     def _others_ms(self, site: str, replay: int, known_ms: Known) -> float:
         """Milliseconds that other sites' candidates added to a replay, beyond the fastest known candidate of each site."""

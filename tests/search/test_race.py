@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from dist_tune import contextual_autotune
 from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search import Plan, PriorTimes, Race, Report, Times, Trial
 from dist_tune.search.selection import RacingOptions
@@ -28,24 +26,6 @@ def of(times_ms: Sequence[float | str]) -> Take:
 def raced(times_ms: Sequence[float | str], plan: Plan | None = None, n_ranks: int = 2, **given: Any) -> World:
     """To its end."""
     return World(entered(len(times_ms), plan, **given), n_ranks, of(times_ms)).finish()
-
-
-@pytest.mark.parametrize(
-    ("values", "error", "told"),
-    [
-        ({"n_warmup": -1}, ValueError, "n_warmup.* got -1"),
-        ({"n_repeat": 0}, ValueError, "n_repeat >= 1, got 0"),
-        *(({name: value}, TypeError, rf"{name}.* got {value!r}") for name in ("n_warmup", "n_repeat") for value in (True, 2.0, "3", None)),
-        *(({name: "fast"}, ValueError, rf"{name} must be one of \('\w+'(, '\w+')+\), got 'fast'") for name in ("search", "objective")),
-        *(({"budget_s": value}, ValueError, "budget_s") for value in (0, -1.0, math.nan, math.inf)),
-        *(({"budget_s": value}, TypeError, "budget_s") for value in (True, "5", [5])),
-    ],
-)
-def test_a_plan_takes_counts_names_and_seconds_only(values: dict[str, Any], error: type[Exception], told: str):
-    """In a decorator as well: the message names the option and the value. A bool is an int to Python, and a mistake here."""
-    for decorate in (Plan, contextual_autotune):
-        with pytest.raises(error, match=told):
-            decorate(**values)
 
 
 def test_a_plan_reads_as_the_options_that_a_user_wrote():
