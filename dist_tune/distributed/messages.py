@@ -7,7 +7,6 @@ after it the text that they carry. One that does not fit is a ``PeerFailedError`
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -36,15 +35,6 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 
-class Run(NamedTuple):
-    """A run of the closure. A JSON array."""
-
-    number: int
-    n_collectives: int
-    text: str = ""
-    """What it ran; empty of one like most others."""
-
-
 class Header(NamedTuple):
     """What a rank says with its part of a meeting. A JSON array."""
 
@@ -52,10 +42,10 @@ class Header(NamedTuple):
     """The closure with its options."""
     topic: str
     """Of the meeting; ``FAILED`` with an error, of a rank that comes with one which is only a consequence."""
-    runs: list[Run]
-    """Its latest ones."""
     last_run: str
-    """What the last of them ran."""
+    """What the latest run of the closure ran."""
+    odd_runs: dict[int, str]
+    """Those of its latest ones that issued fewer collectives than most, by their numbers: how many, and what they ran."""
     troubles: list[str]
     """Candidates that failed here between two of their collectives."""
     late: tuple[int, str] | None
@@ -221,18 +211,10 @@ def _cause_of(headers: Mapping[int, Header]) -> tuple[int, str] | None:
     for rank, header in headers.items():
         if header.troubles:
             return rank, f"left {header.troubles[0]}, between two of its collectives"
-    runs: dict[int, dict[int, Run]] = {}
     for rank, header in headers.items():
-        for run in header.runs:
-            runs.setdefault(run.number, {})[rank] = run
-    usual = Counter(run.n_collectives for by_rank in runs.values() for run in by_rank.values()).most_common(1)
-    for number, by_rank in sorted(runs.items()):
-        counts = {rank: run.n_collectives for rank, run in by_rank.items()}
-        expected = max([*counts.values(), usual[0][0]])
-        rank = min(counts, key=counts.__getitem__)
-        if counts[rank] < expected and (len(set(counts.values())) > 1 or len(counts) < len(headers)):
-            what = next((run.text for run in by_rank.values() if run.text), f"run {number}")
-            return rank, f"issued {counts[rank]} collectives where {expected} are usual, in {what}"
+        for number, why in header.odd_runs.items():
+            if not all(number in other.odd_runs for other in headers.values()):
+                return rank, why
     return next((header.late for header in headers.values() if header.late is not None), None)
 
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 
 from dist_tune.distributed.calls import Call, Calls, Card, Place, State
-from dist_tune.distributed.messages import FAILED, Header, Run
+from dist_tune.distributed.messages import FAILED, Header
 from dist_tune.distributed.store import absent, within
 
 _LATE_S, _SLOW_S = 1.0, 2.0
@@ -33,7 +33,7 @@ _LATE_S, _SLOW_S = 1.0, 2.0
 _LOOK_S, _LOOKS_PER_S = 0.5, 64.0
 """Of one rank at all others, and of all ranks: at 4096 each looks every 64 s."""
 _N_RUNS = 16
-"""Latest runs whose numbers of collectives are told."""
+"""Latest runs whose numbers of collectives are compared."""
 _WAIT = timedelta(days=10)
 """Of one wait inside the store, which is repeated; torch counts its milliseconds in 32 bits."""
 _FAREWELL_S = 0.5
@@ -74,7 +74,8 @@ class Activity:
         self.doing = Doing("", time.monotonic())
         self.first_run_s = 0.0
         """Seconds of the first run of that call; 0 where it has none yet."""
-        self.runs: deque[Run] = deque(maxlen=_N_RUNS)
+        self.runs: deque[tuple[int, int, str]] = deque(maxlen=_N_RUNS)
+        """The latest ones: number, collectives issued on all groups, and what it ran."""
         self.troubles: list[str] = []
         """Candidates that failed here between two of their collectives; shared with the tuning that adds to it."""
         self.absent: Sequence[int] = ()
@@ -111,14 +112,16 @@ class Activity:
         self.at(text)
         before = self._n_of_process()
         yield
-        self.runs.append(Run(number, self._n_of_process() - before, text))
+        self.runs.append((number, self._n_of_process() - before, text))
 
     def header(self, step: str, topic: str) -> Header:
-        """What this rank says with its part of a meeting; of its runs the texts of those with unusual counts."""
-        usual = Counter(run.n_collectives for run in self.runs).most_common(1)
-        runs = [run._replace(text="" if run.n_collectives == usual[0][0] else run.text) for run in self.runs]
+        """What this rank says with its part of a meeting."""
+        usual = Counter(n for _, n, _ in self.runs).most_common(1)
+        odd = {
+            number: f"issued {n} collectives where {usual[0][0]} are usual, in {text}" for number, n, text in self.runs if n < usual[0][0]
+        }
         late = next(iter(self._told.items()), None) if topic.startswith(FAILED) else None
-        return Header(step, topic, runs, self.runs[-1].text if self.runs else "no run", self.troubles[:1], late)
+        return Header(step, topic, self.runs[-1][2] if self.runs else "no run", odd, self.troubles[:1], late)
 
     def card(self, question: int = 0, *, is_over: bool = False) -> Card:
         """What this rank says of itself. Called by any thread."""
