@@ -96,23 +96,14 @@ def out_five(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tenso
         pytest.param(multiply, A @ B, [out_half, out_function], id="the first one finds half of it"),
     ],
 )
-@pytest.mark.parametrize("is_new", [False, True])
-def test_only_a_candidate_that_writes_its_output_is_right(check: Function, before: torch.Tensor, candidates: list[Function], is_new: bool):
-    """Whatever candidates were before it, and what stood there; also where each call is given memory of its own."""
+@pytest.mark.parametrize("given", ["one", "new", "zeroed"])
+def test_only_a_candidate_that_writes_its_output_is_right(check: Function, before: torch.Tensor, candidates: list[Function], given: str):
+    """Whatever candidates were before it, and what stood there; also where each run is given memory of its own, or zeros."""
     out, checker = before.clone(), Checker(check, out_function)
-    verdicts = [judge(checker, each, A, B, before.clone() if is_new else out) == "" for each in candidates]
-    assert verdicts == [each is out_function for each in candidates]
-
-
-def test_an_output_is_zeroed_before_each_run():
-    """That torch writes to it in between makes it no other call."""
-    out = torch.zeros(8, 4)
-    checker = Checker(is_right, out_function)
-    verdicts = []
-    for function in (out_function, out_nothing, out_half, out_function):
-        for is_repeated in (False, True):
-            verdicts.append(run(checker, function, A, B, out.zero_(), is_repeated=is_repeated) == "")
-    assert verdicts == [True, True, False, False, False, False, True, True]
+    gives = {"one": lambda: out, "new": before.clone, "zeroed": out.zero_}[given]
+    for each in candidates:
+        said = [run(checker, each, A, B, gives(), is_repeated=k > 0) for k in range(checker.n_runs)]
+        assert any(said) == (each is not out_function)
 
 
 def test_a_wrong_candidate_is_not_excused():
@@ -164,25 +155,24 @@ def test_inference_tensors_and_leaves_can_be_outputs():
         assert judge(checker, function, A, B, out) == ""
 
 
-@pytest.mark.parametrize(
-    ("dtype", "view"),
-    [(torch.float32, torch.int32), (torch.bfloat16, torch.int16), (torch.int32, torch.int32), (torch.complex64, torch.int32)],
-)
-def test_memory_that_nobody_holds_is_poisoned(dtype: torch.dtype, view: torch.dtype, monkeypatch: pytest.MonkeyPatch):
-    """What is allocated like the last result, before a run, is filled and given back."""
-    filled: list[tuple[int, torch.dtype]] = []
-    own = torch.Tensor.fill_
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.complex64], ids=str)
+def test_memory_that_nobody_holds_is_poisoned(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    """What is allocated like the last result, before a run, is filled: first like what is expected, for what is left of the reference."""
+    given, own = list[torch.Tensor](), torch.empty
 
-    def fill(self: torch.Tensor, value: int) -> torch.Tensor:
-        filled.append((self.numel(), self.dtype))
-        return own(self, value)
+    def empty(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made = own(*args, **kwargs)
+        given.extend([made] * (made.dtype == torch.uint8))
+        return made
 
     a = torch.ones(33).to(dtype)
-    monkeypatch.setattr(torch.Tensor, "fill_", fill)
+    monkeypatch.setattr(torch, "empty", empty)
     checker = Checker(lambda a: a + 1, lambda a: a)
-    for k in (1, 2):  # first like what is expected, for what may be left of the reference
+    for k in (1, 2):
         assert run(checker, lambda a: a + 1, a) == ""
-        assert filled == [(33 * dtype.itemsize // view.itemsize, view)] * 2 * k
+        assert [each.numel() for each in given] == [33 * dtype.itemsize] * 2 * k
+    values = torch.stack(given).view(dtype)
+    assert values.isnan().all() if dtype.is_floating_point or dtype.is_complex else (values < 0).all()
 
 
 # -- memory that is read, or that others hold --------------------------------------------------------------------------
@@ -193,16 +183,25 @@ def picky(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     return out + a @ b
 
 
-@pytest.mark.parametrize("reference", [lambda a, b, out: out + a @ b, accumulate, lambda a, b, out: torch.addmm(out, a, b, out=out), picky])
-def test_an_argument_that_is_read_keeps_its_value(reference: Function):
-    """Accumulation: what is expected depends on what is there, so that is left alone, also by the reference, which may not take NaN."""
+def is_whole(result: torch.Tensor, *args: Any) -> bool:
+    """A check that lets an output be read: whatever is finite, and not all of it zero."""
+    return bool(result.isfinite().all() and result.abs().sum() > 0)
+
+
+@pytest.mark.parametrize(
+    "check", [lambda a, b, out: out + a @ b, accumulate, lambda a, b, out: torch.addmm(out, a, b, out=out), picky, is_whole]
+)
+def test_an_argument_that_is_read_keeps_its_value(check: Function):
+    """Accumulation: what is expected depends on what is there, so that is left alone, also by a reference, which may not take NaN.
+
+    With a check the run that was given NaN is no verdict, and its value is put back; later ones are left alone.
+    """
     out = torch.zeros(8, 4)
-    checker = Checker(reference, accumulate)
+    checker = Checker(check, accumulate)
     for k in range(1, 7):
         assert run(checker, accumulate, A, B, out, is_repeated=k % 2 == 0) == ""
-        assert torch.allclose(out, k * (A @ B), atol=1e-4)
-    assert judge(checker, out_nothing, A, B, out) != ""
-    assert torch.allclose(out, 6 * (A @ B), atol=1e-4)
+        assert torch.allclose(out, (k - (check is is_whole and k > 1)) * (A @ B), atol=1e-4)
+    assert judge(checker, lambda a, b, out: out.mul_(0), A, B, out) != ""
 
 
 def test_an_argument_that_a_reference_alone_reads_is_not_judged_by_it():
@@ -212,20 +211,6 @@ def test_an_argument_that_a_reference_alone_reads_is_not_judged_by_it():
     for each in (out_function, out_function):
         assert judge(checker, each, A, B, out) == ""
     assert judge(checker, out_five, A, B, out) != ""
-
-
-def test_an_argument_that_a_check_lets_be_read_is_put_back():
-    """In place, with a check: the run that was given NaN is no verdict, its value is put back, and later ones are left alone."""
-    x = torch.ones(4)
-
-    def increment(x: torch.Tensor) -> torch.Tensor:
-        return x.add_(1)
-
-    checker = Checker(lambda result, x: bool((result == result.round()).all() and result.min() > 1), increment)
-    for is_repeated, value in ((False, 2.0), (True, 2.0), (False, 3.0), (True, 4.0)):
-        assert run(checker, increment, x, is_repeated=is_repeated) == ""
-        assert x.tolist() == [value] * 4
-    assert judge(checker, lambda x: x.mul_(0), x) != ""
 
 
 def test_an_output_that_is_zeroed_before_each_run_is_put_back():
@@ -266,7 +251,7 @@ def test_a_cache_that_is_written_in_part_keeps_the_rest(check: Function, is_capt
 
 @dataclass
 class Context:
-    buffers: list[torch.Tensor]
+    buffers: list[Any]
     inner: Any = None
 
 
@@ -275,15 +260,13 @@ class Slotted:
     buffer: torch.Tensor
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda t: Context([t]), lambda t: Context([], Context([], {"t": t})), Slotted, lambda t: Context([], Slotted(t))]
-)
-@pytest.mark.parametrize("how", ["argument", "keyword", "closure", "method"])
+@pytest.mark.parametrize("wrap", [lambda t: Context([t]), lambda t: Context([], Context([], {"t": t})), lambda t: Context([Slotted(t)])])
+@pytest.mark.parametrize("how", ["argument", "closure", "method"])
 def test_what_only_a_context_holds_is_left_alone(wrap: Function, how: str):
     """Peers write to symmetric memory at any time, so between two runs nobody fills it, at whatever depth it is held."""
     memory = torch.zeros(8, 4)
-    context, hidden = wrap(memory), Context([memory])
-    seen: list[torch.Tensor] = []
+    context = wrap(memory)
+    hidden, seen = Context([memory]), list[torch.Tensor]()
 
     def function(a: torch.Tensor, b: torch.Tensor, given: Any = None) -> torch.Tensor:
         seen.append(hidden.buffers[0].clone())
@@ -293,13 +276,11 @@ def test_what_only_a_context_holds_is_left_alone(wrap: Function, how: str):
         held = context
         __call__ = staticmethod(function)
 
-    functions: dict[str, Function] = {"closure": lambda a, b: function(a, b, context), "method": Step()}
-    outer = functions.get(how, function)
+    outer: Function = {"argument": function, "closure": lambda a, b: function(a, b, context), "method": Step()}[how]
     args = (A, B, context) if how == "argument" else (A, B)
-    kwargs = {"given": context} if how == "keyword" else {}
-    checker = Checker(lambda result, *args, **kwargs: is_right(result, *args), outer)
+    checker = Checker(lambda result, *args: is_right(result, *args), outer)
     for _ in range(3):
-        assert judge(checker, outer, *args, **kwargs) == ""
+        assert judge(checker, outer, *args) == ""
     assert not any(each.isnan().any() for each in seen)
 
 
