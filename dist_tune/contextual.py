@@ -275,7 +275,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
     def first_run(self, args: Any, kwargs: Any, *, is_watched: bool) -> FirstRun:
         """The first run of a call, made or yet to make; with ``reset`` the user answers for what it changes."""
         if self.options.reset is not None:
-            return FirstRun(None)
+            return FirstRun()
         # Of a run that was not heard from its beginning, what an earlier one has shown.
         return FirstRun(StepState(self.function, args, kwargs, is_watched=is_watched), "" if is_watched else self.why_not)
 

@@ -264,7 +264,7 @@ class _FunctionTuner(Tuner):
         is_free = options.reset is not None or self.tunable.check is not None  # to be called again: with fresh arguments for a check
         try:
             tuning.meet(launch)
-            first = None if is_free else FirstRun(StepState(self.tunable.function, *launch.given))
+            first = FirstRun(None if is_free else StepState(self.tunable.function, *launch.given))
         except BaseException as error:  # the user's prune_fn: the other ranks must know
             tuning.leave(error)
             raise

@@ -34,6 +34,7 @@ from dist_tune.offline.files import ConfigFile, Settled, classes_of, configs_the
 from dist_tune.offline.problem import Ended, Failed, MakeRun, Outcome, Problem, SearchOptions, SearchStrategy, launchable
 from dist_tune.offline.runs import RunLaunch
 from dist_tune.output import Story
+from dist_tune.replays import FirstRun
 from dist_tune.settings import read_settings
 from dist_tune.sites import is_fatal
 from dist_tune.tuning import Tuning, TuningOptions
@@ -282,7 +283,7 @@ class Job:
         tuning = Tuning(problem.name, ranks, TuningOptions(options.plan(len(chosen), start), uses_cache=True), self._settings)
         try:
             tuning.meet(launch)
-            tuning.tune(partial(tuning.trials.missed, launch), None)
+            tuning.tune(partial(tuning.trials.missed, launch), FirstRun())
             record = next(each for each in tuning.records if each.kernel == problem.name)
             found = dict(zip(chosen, record.candidates, strict=True))
             failures = {i: each.failure for i, each in found.items() if each.failure is not None}

@@ -19,8 +19,11 @@ from dist_tune.sites import is_fatal
 class FirstRun:
     """The first run of one call, before, while and after it is made."""
 
-    def __init__(self, state: StepState | None, why_not: str = "") -> None:
-        """``state``: what the call can reach, before the run; None where the user's ``reset`` answers for it. ``why_not``: known before."""
+    def __init__(self, state: StepState | None = None, why_not: str = "") -> None:
+        """``state``: what the call can reach, before the run; None where ``reset`` or fresh arguments answer for it.
+
+        ``why_not``: known before.
+        """
         self.why_not = why_not
         """Why no other run may follow, as found on this rank."""
         self.is_probed = False
@@ -60,13 +63,21 @@ class FirstRun:
             self.why_not = self.why_not or self._state.keep()
 
     @property
+    def is_undecided(self) -> bool:
+        """True as long as a second run is to show whether others may follow."""
+        return self._state is not None and not self.is_probed
+
+    @property
     def value(self) -> Any:
         """The value, as long as it is held."""
         return self._held[0] if self._held else None
 
     def take(self, undo: Snapshot) -> None:
-        """Take what the run has changed under ``restore_value``; the first time counts."""
-        self._undo = self._undo or undo
+        """Take what the run has changed under ``restore_value``; the first time counts. Put it back if others may follow already."""
+        if self._is_accepted:
+            undo.put_back()
+        else:
+            self._undo = self._undo or undo
 
     def probe(self, run: Callable[[], Any], before: RngState) -> None:
         """Run the step again, from the generators ``before`` and memory under ``restore_value`` as the first run found them; compare.
@@ -82,7 +93,7 @@ class FirstRun:
             sums = sums_of(first)
         if self._undo is not None:
             self._undo.exchange()
-        if state is None:  # by ``reset`` any run is as good as the first, whose value is not to lie beside this one's
+        if state is None:  # any run is as good as the first, whose value is not to lie beside this one's
             self._held.clear()
             self._held.append(run())
             return
@@ -105,6 +116,8 @@ class FirstRun:
         """All ranks say yes: free the value and the copies. Names of what each replay changes in plain objects."""
         self._is_accepted = True
         self._held.clear()
+        if self._undo is not None and not self.is_probed:
+            self._undo.put_back()
         self._undo = None
         if self._state is None:
             return []
@@ -129,19 +142,21 @@ class FirstRun:
 
     def go_back(self) -> None:
         """To the state that the run has left."""
-        if not self._is_accepted and self.is_probed:
+        if not self.is_probed:
+            return
+        if not self._is_accepted:  # else an error, and what it was about may never let the device go on
             if self._state is not None:
                 self._state.put_back()
             if self._undo is not None:  # after it: the probe's copies of such memory are of before the first run
                 self._undo.exchange()
-            self._after.restore()
-        elif self._is_accepted:  # an error: what it was about may never let the device go on
-            self._after.restore()
+        self._after.restore()
 
     def finish(self) -> str:
         """After the last run: names of what other configs than the first have changed."""
+        if self._state is None:
+            return ""
         self._after.restore()
-        return self._state.changed() if self._state is not None and self._is_accepted else ""
+        return self._state.changed()
 
     def _another(self, value: Any, first: Any, sums: list[int]) -> str:
         """How a second value differs from the first beyond rounding; empty if it does not. ``sums``: of the first one's bits before."""

@@ -86,17 +86,14 @@ class Replayer:
         self._reset = reset
         self._start = start
         self._before = RngState()
-        self._first_run: FirstRun | None = None
-        """None for a function that is free to run again, with fresh arguments."""
-        self._value: list[Any] = []
-        """Of the first run of such a function, alone in a list, so that it can be freed."""
+        self._first_run = FirstRun()
         self._stuck_after_s = stuck_after_s
         self._lead = Lead()
         self._shortest_ms = 0.0
         self._phase = "", 0
         """The latest phase, and its first replay."""
 
-    def begin(self, first_run: FirstRun | None, before: RngState, *, is_made: bool) -> None:
+    def begin(self, first_run: FirstRun, before: RngState, *, is_made: bool) -> None:
         """Go on from the first run of a call, which the caller has made, or ``run_first`` will. ``before``: generators before it."""
         self._first_run, self._before = first_run, before
         self.n_replays += is_made
@@ -107,16 +104,13 @@ class Replayer:
         What the first run changed stays until it is known whether that one counts.
         """
         undo = self.trials.take_undo()
-        if self.n_replays == 1 and self._first_run is not None:
+        if self.n_replays == 1:
             self._first_run.take(undo)
         else:
             undo.put_back()
 
     def run_first(self, closure: Callable[[], Any]) -> None:
         """Make the first run; its value is held until it is known whether it counts."""
-        if self._first_run is None:
-            self._value = [self.run(closure, {})]
-            return
         self.trials.changed = self._first_run.changed
         with self._first_run.watched():
             held = [self.run(closure, {})]
@@ -126,11 +120,11 @@ class Replayer:
     @property
     def is_undecided(self) -> bool:
         """True as long as it is not known whether the closure may be replayed."""
-        return self._first_run is not None and (self.n_replays == 0 or not self._first_run.is_probed)
+        return self._first_run.is_undecided
 
     def why_not(self, *, is_asking: bool) -> str:
         """Why it may not, as found on this rank; ``is_asking``: this rank would replay it."""
-        if self._first_run is None or self.n_replays == 0:
+        if self.n_replays == 0:
             return ""
         if is_asking:
             self._first_run.prepare()
@@ -144,7 +138,7 @@ class Replayer:
             return
         self.undo()
         self.restart()
-        if self._first_run is not None and not self._first_run.is_probed:
+        if not self._first_run.is_probed:
             self._first_run.probe(lambda: self.run(closure, {}), self._before)
         else:
             self.run(closure, {})
@@ -152,15 +146,12 @@ class Replayer:
 
     def accept_first(self) -> list[str]:
         """Replays may follow, on all ranks. Names of what each will change in plain objects."""
-        self._value.clear()
-        return self._first_run.accept() if self._first_run is not None else []
+        return self._first_run.accept()
 
     def refuse_first(self) -> Any:
         """The first run counts; its value."""
         self.trials.take_undo()
-        if self._first_run is not None:
-            return self._first_run.refuse()
-        return self._value.pop() if self._value else None
+        return self._first_run.refuse()
 
     def last_run(self, closure: Callable[[], Any]) -> Any:
         """The value of the call: of one more run, as its caller would make it."""
@@ -170,7 +161,7 @@ class Replayer:
         self._before.restore()
         value = self.run(closure, {})
         self.trials.take_undo()
-        if self._first_run is not None and (names := self._first_run.finish()):
+        if names := self._first_run.finish():
             self._sites.story.warning(f"some config has changed {names}, which the first one leaves as it is", shown=True)
         return value
 
@@ -178,8 +169,7 @@ class Replayer:
         """Leave what the first run left, after an error."""
         self.undo()
         self.trials.inputs.put_back()
-        if self._first_run is not None:
-            self._first_run.go_back()
+        self._first_run.go_back()
 
     def keep(self, launch: Tunable) -> None:
         """Copy the arguments of the checked function that all replays call, if the user has no ``reset``."""
@@ -202,9 +192,8 @@ class Replayer:
             self._ranks.activity.at("reset", may_last=True)
             self._reset()
             self.watchdog.note("work between replays")
-        elif self._first_run is not None:
-            self._first_run.begin_replay()
         else:
+            self._first_run.begin_replay()
             self.trials.inputs.restart(compares=compares)
 
     def run(self, closure: Callable[[], Any], schedule: Replay, whole: Span | None = None, *, times_launches: bool = False) -> Any:

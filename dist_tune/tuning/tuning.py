@@ -115,11 +115,8 @@ class Tuning:
             tell_of_first_run(context, first.value, is_watched=is_watched)
             return self._finish(closure) if is_tuned else self._counted()
 
-    def tune(self, closure: Closure, first: FirstRun | None) -> Any:
-        """Tune the site that was met (``meet``), of which no run was made; the value of a clean run. Collective; raises as ``tune_after``.
-
-        ``first``: its first run; None for a function that may run again with fresh arguments, because ``reset`` or a check says so.
-        """
+    def tune(self, closure: Closure, first: FirstRun) -> Any:
+        """Tune the site that was met (``meet``), of which no run was made; the value of a clean run. Collective, and raises so, too."""
         with self._under_way():
             self._context.replays.begin(first, self._before, is_made=False)
             if self._discovered(closure, is_watched=True):

@@ -276,7 +276,8 @@ def test_what_only_a_context_holds_is_left_alone(wrap: Function, how: str):
         held = context
         __call__ = staticmethod(function)
 
-    outer: Function = {"argument": function, "closure": lambda a, b: function(a, b, context), "method": Step()}[how]
+    functions: dict[str, Function] = {"argument": function, "closure": lambda a, b: function(a, b, context), "method": Step()}
+    outer = functions[how]
     args = (A, B, context) if how == "argument" else (A, B)
     checker = Checker(lambda result, *args: is_right(result, *args), outer)
     for _ in range(3):
