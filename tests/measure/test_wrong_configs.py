@@ -70,22 +70,17 @@ class Kernel:
         return self._form(out)
 
 
-def configs_of(kernel: Kernel) -> Any:
-    """The kernel as a function with a right config and a wrong one, which is quicker."""
+@pytest.mark.parametrize("is_inside", [False, True])
+@pytest.mark.parametrize(("wrong", "form"), CASES)
+def test_a_function_s_configs_are_checked(wrong: str, form: str, is_inside: bool):
+    """The wrong one is dropped, which is quicker, also inside a tuned step."""
+    kernel = Kernel(wrong, form)
     memory = kernel.memory  # captured, and of no object that peers might know
 
     @autotune([{"way": "right"}, {"way": "wrong"}], None, check=matches(lambda x: kernel.expected()), **QUICK)
     def function(x: torch.Tensor, way: str) -> Any:
         return kernel.run(way, memory)
 
-    return function
-
-
-@pytest.mark.parametrize("is_inside", [False, True])
-@pytest.mark.parametrize(("wrong", "form"), CASES)
-def test_a_function_s_configs_are_checked(wrong: str, form: str, is_inside: bool):
-    """The wrong one is dropped, also inside a tuned step."""
-    function = configs_of(Kernel(wrong, form))
     tuned: Any = contextual_autotune(**QUICK)(lambda x: function(x)) if is_inside else function
     tuned(A)
     assert [each.failure is None for each in tuned.records[-1].candidates] == [True, False]
