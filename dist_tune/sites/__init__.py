@@ -7,18 +7,16 @@ from dist_tune.sites.exclusive import Turn, note_progress, one_at_a_time
 from dist_tune.sites.journal import TuningJournal
 from dist_tune.sites.manifest import RankManifest, SiteManifest, reduce_manifests
 from dist_tune.sites.site import (
-    Outcome,
     Site,
     Variant,
     check_not_capturing,
     is_fatal,
     none_left,
-    take_failures,
 )
 from dist_tune.sites.sites import Sites
 
 __all__ = [
-    "Outcome", "RankManifest", "Site", "SiteManifest", "Sites", "TuningJournal",
+    "RankManifest", "Site", "SiteManifest", "Sites", "TuningJournal",
     "Turn", "Variant", "check_not_capturing", "is_fatal", "none_left",
-    "note_progress", "one_at_a_time", "reduce_manifests", "take_failures",
+    "note_progress", "one_at_a_time", "reduce_manifests",
 ]  # fmt: skip

@@ -6,14 +6,13 @@ Knows nothing of launching or of other ranks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 from dist_tune.cache import TuningRecord
 from dist_tune.compiler import Resources
-from dist_tune.errors import CandidateFailure, CaptureError, DistTuneError, FailureKind, Failures, MachineError, NoValidConfigError
+from dist_tune.errors import CandidateFailure, CaptureError, DistTuneError, FailureKind, MachineError, NoValidConfigError
 from dist_tune.measure import Checker, is_capturing
 from dist_tune.runtime import Argument, NoFitError, Slot, Timings, Tunable
 
@@ -134,47 +133,9 @@ class Site:
         yield from [i for i in order if i in wrong] if is_none else running
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome of the tuning of one site, the same on all ranks but for the seconds: a winner, and the times of all candidates."""
-
-    winner: str
-    """Described."""
-    times_ms: Mapping[int, tuple[float, float]] = field(default_factory=dict)
-    """Candidate -> reduced time, and median absolute deviation (MAD) of the launches on the slowest rank."""
-    seconds: float = 0.0
-    """Of the tuning on one rank."""
-
-    @staticmethod
-    def of_record(record: TuningRecord) -> Outcome:
-        """The outcome that a record holds."""
-        measured = [each for each in record.candidates if each.latency_ms is not None and each.failure is None]
-        times_ms = {each.index: (each.latency_ms or 0.0, each.spread_ms or 0.0) for each in measured}
-        return Outcome(record.best.config, times_ms, record.seconds)
-
-    def quantiles_ms(self, candidate: int) -> tuple[float, float, float]:
-        """Median, and one MAD below and above it, which hold half of the launches between them; inf for a candidate without a time."""
-        if candidate not in self.times_ms:
-            return inf, inf, inf
-        ms, spread_ms = self.times_ms[candidate]
-        return ms, max(0.0, ms - spread_ms), ms + spread_ms
-
-
 def is_fatal(error: BaseException) -> bool:
     """True if the device is lost to this process after it."""
     return bool(_FATAL.search(str(error)))
-
-
-def take_failures(sites: Iterable[Site]) -> Failures:
-    """Failures on this rank that are new since the last time."""
-    news = {}
-    for site in sites:
-        if site.is_given_up:  # other ranks may do without this one
-            continue
-        if failures := {i: failure for i, failure in site.failures.items() if i not in site.reported}:
-            news[site.label] = failures
-            site.reported |= failures.keys()
-    return news
 
 
 def none_left(label: str, texts: Sequence[str], failures: Mapping[int, CandidateFailure], where: str) -> DistTuneError:

@@ -12,14 +12,14 @@ from itertools import takewhile
 from math import inf
 from typing import Any
 
-from dist_tune.cache import CacheLookup
+from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, Failure, Resources, await_digest, quickest
 from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.output import Story
 from dist_tune.runtime import Slot, Timings, Tunable, specialisation
 from dist_tune.search import Replay, SearchName, guide_of
 from dist_tune.sites.journal import TuningJournal
-from dist_tune.sites.site import Outcome, Site, Variant, take_failures
+from dist_tune.sites.site import Site, Variant
 
 
 class Sites:
@@ -48,7 +48,8 @@ class Sites:
         """Name and key -> labels of the kernels met there, in the order of their first launches, with their identities."""
         self._hit_slots: dict[str, Slot] = {}
         self._uncached: set[str] = set()
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes: dict[str, tuple[str, TuningRecord | None]] = {}
+        """Label -> the config that all ranks use, described, and its record."""
         self._to_reset: set[str] = set()
 
     @property
@@ -121,9 +122,15 @@ class Sites:
 
     # -- between replays -----------------------------------------------------------------------------------------
 
-    def take_failures(self) -> Failures:
+    def take_failures(self, sites: Iterable[Site] | None = None) -> Failures:
         """Failures on this rank that are new since the last time: all ranks hear of each once."""
-        return take_failures(self.met.values())
+        news = {}
+        for site in self.met.values() if sites is None else sites:
+            failures = {i: failure for i, failure in site.failures.items() if i not in site.reported}
+            if failures and not site.is_given_up:  # other ranks may do without one that is
+                news[site.label] = failures
+                site.reported |= failures.keys()
+        return news
 
     def go_on(self, labels: Sequence[str], barred: Mapping[str, Mapping[int, str]], deaths: Mapping[str, Mapping[int, int]]) -> None:
         """Run no candidate that some rank's journal bars, and last those that were under way at ``deaths`` of any rank's process."""
@@ -137,19 +144,22 @@ class Sites:
             self.story.dropped({label: {i: CandidateFailure(FailureKind.QUARANTINED, reason) for i, reason in barred[label].items()}})
             site.reported |= barred[label].keys()
 
-    def evict(self, labels: set[str]) -> None:
-        """Forget the configs known for these sites, so that they are met as misses without a record; and all hits."""
-        for label in labels & self._hit_slots.keys():
-            self._hit_slots[label].clear()
-            self._log.info(f"site={label} is tuned although this rank has a config: not all ranks have the same one")
-        self.hits.clear()
+    def forget(self, labels: Iterable[str], *, uses_records: bool = False) -> None:
+        """Forget the configs that these sites have here, because not all ranks have the same, or they answer wrongly: they are tuned.
 
-    def distrust_records(self, labels: set[str]) -> None:
-        """Use no records of these sites, because not all ranks can. Sites with a record are met anew."""
-        for label in [label for label in labels & self.met.keys() if self.met[label].record is not None]:
-            del self.met[label]
-            self._log.info(f"site={label} is tuned although this rank has a record: not all ranks can use the same one")
-        self._uncached |= labels
+        They are met anew, as misses, and without a record unless ``uses_records``.
+        """
+        for label in labels:
+            site, slots = self.met.get(label), [slot] if (slot := self._hit_slots.pop(label, None)) is not None else []
+            if not uses_records:
+                self._uncached.add(label)
+                self._outcomes.pop(label, None)
+                if site is not None and (site.record is not None or site.winner is not None):
+                    slots += self.met.pop(label).slots.values()
+            for slot in slots:
+                slot.clear()
+            if slots:
+                self._log.info(f"site={label} is tuned although this rank has a config: not all ranks can use the same one")
 
     def captured(self) -> dict[str, dict[str, str]]:
         """Label -> the code of its kernel and what that has captured, by name, for the ranks to compare.
@@ -163,22 +173,13 @@ class Sites:
                 found[label] = {name: identity[name] for name in (names[:1] if "key_fn" in identity and len(kinds) == 1 else names)}
         return found
 
-    def refute(self, labels: set[str]) -> None:
-        """Forget the configs that these sites have from the cache, because they answer wrongly: they are met as misses without a record."""
-        for label in labels & self.met.keys():
-            for slot in self.met.pop(label).slots.values():
-                slot.clear()
-        for label in labels:
-            self._outcomes.pop(label, None)
-        self._uncached |= labels
-
-    def apply(self, label: str, outcome: Outcome) -> None:
-        """Use a config from now on; at a site not met here yet as soon as it is met."""
-        self._outcomes[label] = outcome
+    def apply(self, label: str, config: str, record: TuningRecord | None = None) -> None:
+        """Use a config from now on; at a site not met here yet as soon as it is met. ``record``: with the times of all candidates."""
+        self._outcomes[label] = config, record
         site = self.met.get(label)
         if site is None or site.is_given_up:
             return
-        _settle(site, outcome)
+        self._settle(site)
         for slot in site.slots.values():
             slot.fill(site.winner, site.timings)
 
@@ -211,9 +212,10 @@ class Sites:
             label, launch.name, launch.key_text, configs, texts, n_removed,
             is_compiled=launch.is_compiled, is_whole=launch.is_whole, prepare=launch.prepare,
         )  # fmt: skip
-        outcome = self._outcomes.get(label)
-        if outcome is not None and outcome.winner in texts:  # the others have tuned it; this rank comes to it in the final run
-            _settle(site, outcome)
+        if (
+            label in self._outcomes and self._outcomes[label][0] in texts
+        ):  # the others have tuned it; this rank comes to it in the final run
+            self._settle(site)
             return site
         record = self.lookup.look_up(label, (launch.name, launch.key_text), lambda: launch.code().digest, texts)
         site.checker = launch.checker()
@@ -248,9 +250,15 @@ class Sites:
             self._labels[id(launch.owner), base] = launch.owner, label
         return self._labels[id(launch.owner), base][1]
 
-
-def _settle(site: Site, outcome: Outcome) -> None:
-    """Let a site have its config."""
-    site.is_new = False
-    site.winner = site.configs[site.texts.index(outcome.winner)]
-    site.timings = Timings([(config, outcome.quantiles_ms(i)) for i, config in enumerate(site.configs)], outcome.seconds)
+    def _settle(self, site: Site) -> None:
+        """Let a site have its config, with times as vanilla Triton has them: a median, and two with half of the launches between them."""
+        config, record = self._outcomes[site.label]
+        site.is_new = False
+        site.winner = site.configs[site.texts.index(config)]
+        quantiles_ms = dict.fromkeys(range(len(site.configs)), (inf, inf, inf))
+        for each in record.candidates if record is not None else ():
+            if each.latency_ms is not None and each.failure is None:
+                ms, spread_ms = each.latency_ms, each.spread_ms or 0.0  # the median absolute deviation
+                quantiles_ms[each.index] = ms, max(0.0, ms - spread_ms), ms + spread_ms
+        timed = [(each, quantiles_ms[i]) for i, each in enumerate(site.configs)]
+        site.timings = Timings(timed, record.seconds if record is not None else 0.0)

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from dist_tune.cache import account, environment
+from dist_tune.cache import TuningRecord, account, environment
 from dist_tune.distributed import Reduction
 from dist_tune.errors import StoreGoneError, is_machine_failure
 from dist_tune.measure import peak_bytes
 from dist_tune.output import events
-from dist_tune.sites import Outcome
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.notices import tell_of_unmet, tell_of_untuned
@@ -24,17 +23,24 @@ _LAST_RUN = (
 )
 
 
-def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int) -> Any:
+def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int, why_not: str = "") -> Any:
     """Give every site its winner on this rank, and return the value of the last run, which is the call's.
 
-    ``untuned_bytes``: the device's peak memory before the race; 0 without a device.
+    ``untuned_bytes``: the device's peak memory before the race; 0 without a device. ``why_not``: the race has no end, so that each site
+    gets its best config so far, and nothing is kept.
     """
-    race = context.race
-    winners = {label: best for label in context.entries if (best := race[label].best) is not None}
-    for label, winner in winners.items():
-        times_ms = {i: (each.times.kernel_ms, each.times.spread_ms) for i, each in enumerate(race[label].results()) if each.times}
-        context.sites.apply(label, Outcome(context.entries[label].texts[winner], times_ms, context.expenses.total().total))
-    settled = _keep_records(context, winners)  # an error in the last run shall not cost them
+    winners = [label for label in context.entries if context.race[label].best is not None]
+    context.expenses.total()
+    where = environment(len(context.ranks.members), context.compiler.n_ranks)
+    records = {label: make_record(context, label, where) for label in winners}
+    for label, record in records.items():
+        context.sites.apply(label, record.best.config, record)
+    settled = []
+    if why_not:
+        tell_of_untuned(context, why_not)
+    else:
+        settled = _keep(context, records)  # an error in the last run shall not cost them
+    context.sites.journal.close(delete=True)
     context.sites.leave_given_up()
     context.sites.reset_once(set(winners))
     context.story.phase("settle")
@@ -52,19 +58,9 @@ def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int) 
     if untuned_bytes:
         peaks = f"first_run={untuned_bytes} tuning={peak_bytes()}"
         context.story.info(f"closure={context.name} peak_memory_bytes {peaks} (of the process so far)")
-    _tell(context, settled)
+    if not why_not:
+        _tell(context, settled)
     return value
-
-
-def apply_known(context: TuningContext, closure: Closure, why_not: str) -> Any:
-    """Give up a race that has no end: each site gets the best config so far, nothing is kept, and the value is that of the last run."""
-    tell_of_untuned(context, why_not)
-    for label, entry in context.entries.items():
-        if (best := context.race[label].best) is not None:
-            context.sites.apply(label, Outcome(entry.texts[best]))
-    context.sites.journal.close(delete=True)
-    context.sites.leave_given_up()
-    return context.replays.last_run(closure)
 
 
 @Reduction
@@ -72,18 +68,15 @@ def _all_done(parts: Mapping[int, None]) -> None:
     """Nothing but that all ranks have come."""
 
 
-def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> list[Settled]:
+def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[Settled]:
     """Write the records, and what each site's choice rests on."""
-    context.expenses.total()
-    where = environment(len(context.ranks.members), context.compiler.n_ranks)
     settled = []
-    records = {label: make_record(context, label, where) for label in winners}
     context.records.extend(records.values())
     numbers = context.story.numbers
     for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):  # as the log has named them
         for row in table_rows(record, label):
             context.story.info(row)
-        is_kept = label not in context.machine and write_record(context, label, record, {label: sorted(context.entries[label].writers)})
+        is_kept = label not in context.machine and write_record(context, record, context.entries[label].writers)
         record_id = context.lookup.record_id(record) if is_kept else ""
         settled.append(Settled(numbers.get(label, 0), record, record_id))
         won = {"winner": record.winner, "reason": record.reason, "record_id": record_id}
@@ -92,7 +85,6 @@ def _keep_records(context: TuningContext, winners: Mapping[str, int]) -> list[Se
             told = "; ".join(f"candidate {i}: {each.reason}" for i, each in sorted(context.machine[label].items()))
             context.story.warning(f"site={label} is not kept: candidates were dropped for what was no doing of theirs: {told}", shown=True)
     tell_of_unmet(context, records)
-    context.sites.journal.close(delete=True)
     return settled
 
 

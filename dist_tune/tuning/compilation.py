@@ -12,7 +12,7 @@ from typing import Any
 
 from dist_tune.runtime import LaunchRecorder, RecordedLaunch, precompiles
 from dist_tune.search import Report
-from dist_tune.sites import Site, Variant, note_progress, take_failures
+from dist_tune.sites import Site, Variant, note_progress
 from dist_tune.tuning.context import TuningContext
 
 Waves = Mapping[str, Collection[int]]
@@ -128,7 +128,7 @@ def load_all(context: TuningContext, sites: Sequence[Site], wanted: Waves) -> Re
     context.compiler.close()
     equal = {each.label: _equals(context, each) for each in sites}
     n_variants = {each.label: len(each.variants) for each in sites if len(each.variants) > 1}
-    report = Report(failures=take_failures(sites), equal=equal, n_variants=n_variants, endless=variants.endless)
+    report = Report(failures=context.sites.take_failures(sites), equal=equal, n_variants=n_variants, endless=variants.endless)
     loaded = context.reduce_reports("loaded", report)
     variants.counts.update(loaded.n_variants)
     variants.endless = loaded.endless

@@ -5,7 +5,7 @@ A config that some rank has, in memory or in its cache, is used on all ranks or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from dist_tune.cache import TuningRecord, digest
@@ -14,7 +14,7 @@ from dist_tune.errors import AloneError, CacheMissError, RankMismatchError, Stor
 from dist_tune.output import amount
 from dist_tune.search import PriorTimes
 from dist_tune.settings import shared_settings
-from dist_tune.sites import Outcome, RankManifest, SiteManifest, reduce_manifests
+from dist_tune.sites import RankManifest, SiteManifest, reduce_manifests
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.notices import of_process
 
@@ -54,8 +54,9 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
             n_disputes += 1
             replays.trials.wrong.clear()
             _refute(context, manifest.wrong)
-            context.sites.evict(set(manifest.disputed))
-            context.sites.distrust_records(set(manifest.refused))
+            context.sites.forget(manifest.disputed, uses_records=True)
+            context.sites.forget(manifest.refused)
+            context.sites.hits.clear()
             is_watched = True
         if replays.n_replays == 0:  # of a function: with the config that is known, or the nearest one
             for label in set(manifest.to_tune) & context.sites.met.keys():
@@ -72,7 +73,7 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
     """Use the records that all ranks take from the cache; ranks that lack one get it, and write it to their own."""
     records = _shared_records(context, manifest)
     for label, record in records.items():
-        context.sites.apply(label, Outcome.of_record(record))
+        context.sites.apply(label, record.best.config, record)
         if (site := context.sites.met.get(label)) is not None:
             site.is_unchecked = site.is_whole and site.checker is not None
         source = f"(from the cache, tuned {record.tuned_at:%Y-%m-%d})"
@@ -84,7 +85,7 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
             context.story, {f"hit {context.name}": text}, is_warning=False
         )  # not of the object: a factory may decorate in every call
     for label in manifest.cached.keys() - records.keys():  # of other ranks: this one may come to it later
-        context.sites.apply(label, Outcome(manifest.cached[label].winner))
+        context.sites.apply(label, manifest.cached[label].winner)
     return [record.model_copy(update={"is_recalled": True}) for record in records.values()]
 
 
@@ -93,13 +94,13 @@ def _refute(context: TuningContext, wrong: Mapping[str, str]) -> None:
     for label, how in wrong.items():
         told = f"site={label} the config from the cache answers wrongly, and it is tuned anew: {how}"
         context.story.warning(told, shown=True)
-    context.sites.refute(set(wrong))
+    context.sites.forget(wrong)
     context.records[:] = [each for each in context.records if not (each.is_recalled and each.kernel + each.key in wrong)]
 
 
-def write_record(context: TuningContext, label: str, record: TuningRecord, writers: Mapping[str, list[int]]) -> bool:
+def write_record(context: TuningContext, record: TuningRecord, writers: Collection[int]) -> bool:
     """Write a record into the cache, on one rank for each folder; false if this rank was to write it and could not."""
-    return context.ranks.rank not in writers.get(label, ()) or context.lookup.keep(record)
+    return context.ranks.rank not in writers or context.lookup.keep(record)
 
 
 @Reduction
@@ -117,7 +118,7 @@ def _shared_records(context: TuningContext, manifest: SiteManifest) -> dict[str,
         for label, text in provided.items():
             if rank in manifest.cached[label].lacking:
                 records[label] = TuningRecord.model_validate_json(text)
-                write_record(context, label, records[label], manifest.writers)
+                write_record(context, records[label], manifest.writers.get(label, ()))
     return {label: records[label] for label in manifest.cached if label in records}  # in one order on all ranks
 
 

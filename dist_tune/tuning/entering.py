@@ -13,7 +13,7 @@ from dist_tune.output import amount, closure_name
 from dist_tune.replays import WARM_UP
 from dist_tune.runtime import LaunchRecorder
 from dist_tune.search import PriorTimes, Replay, guide_of
-from dist_tune.sites import Outcome, Site, SiteManifest
+from dist_tune.sites import Site, SiteManifest
 from dist_tune.tuning.compilation import Waves, compile_ahead, precompile, tell_of_work
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
@@ -56,7 +56,7 @@ def _enter(context: TuningContext, manifest: SiteManifest) -> None:
         entry.writers.update(manifest.writers[label])
         if label in sites.met:
             sites.met[label].untried = entry.untried
-    sites.distrust_records(set(labels))  # a rank that comes to one of them later shall not find a record of it
+    sites.forget(labels)  # a rank that comes to one of them later shall not find a record of it
     n_candidates = sum(len(context.entries[label].texts) for label in labels)
     scope = f"{amount(len(labels), 'site')}, {amount(n_candidates, 'candidate')} on {amount(len(context.ranks.members), 'rank')}"
     context.story.info(f"tuning {context.name}: {scope}", shown=f"tuning {closure_name(context.name)}: {scope}")
@@ -105,7 +105,7 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
         used = site.stand_in if index in failed.get(label, {}) and site is not None else index
         if used is not None:
             config = _texts(context, manifest, label)[used]
-            context.sites.apply(label, Outcome(config))
+            context.sites.apply(label, config)
             context.story.info(f'site={label} is not tuned: config="{config}"')
 
 

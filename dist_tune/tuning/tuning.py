@@ -23,7 +23,7 @@ from dist_tune.runtime import Tunable
 from dist_tune.search import Race
 from dist_tune.settings import Settings
 from dist_tune.sites import Site, Sites, TuningJournal, one_at_a_time
-from dist_tune.tuning.applying import apply_known, apply_winners
+from dist_tune.tuning.applying import apply_winners
 from dist_tune.tuning.context import Closure, TuningContext, TuningOptions
 from dist_tune.tuning.discover import discover
 from dist_tune.tuning.entering import enter_sites
@@ -167,9 +167,8 @@ class Tuning:
         """Race, and apply."""
         untuned_bytes = peak_bytes()
         run_race(self._context, closure)
-        if why_not := self._context.replays.trials.variants.endless:
-            return apply_known(self._context, closure, f"{why_not}: not tuned")
-        return apply_winners(self._context, closure, untuned_bytes)
+        endless = self._context.replays.trials.variants.endless
+        return apply_winners(self._context, closure, untuned_bytes, endless and f"{endless}: not tuned")
 
     def _counted(self) -> Any:
         """The first run counts: there was nothing to tune, or no other may follow."""
