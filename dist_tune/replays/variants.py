@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     from dist_tune.output import Story
 
 MAX_VARIANTS = 8
-"""Variants of a site, if one of its arguments has had more than ``_MAX_CLASSES`` classes."""
+"""Variants of a site, if one of its arguments has had more than ``_MAX_CLASSES`` classes; timed replays that compile a kernel beside it."""
 _MAX_CLASSES = 4
 """An int has three, a tensor two."""
-_MAX_FINITE = 64
-"""Variants of a site in any case."""
 _MAX_SHOWN = 5
 
 
@@ -39,7 +37,6 @@ class Variants:
         self._log = log
         self._lazy: Counter[tuple[str, ...]] = Counter()
         """Kernel, and functions under way with their candidates -> compilations within timed replays."""
-        self._warned: set[str] = set()
 
     def ready(self, site: Site, launch: Tunable, index: int) -> tuple[int | None, bool]:
         """The candidate to launch in place of one that is not in memory, and True if it is the one asked for.
@@ -61,21 +58,16 @@ class Variants:
             self._sites.reject(site, i, loaded)
         return None, False
 
-    def counts_against(self, replay: int, kernel: Any, around: Sequence[str]) -> bool:
-        """Note that a timed replay compiles a kernel that is not tuned, inside these functions; True if the replay does not count."""
+    def note_compilation(self, kernel: Any, around: Sequence[str]) -> str:
+        """Note that a timed replay compiles a kernel that is not tuned, inside these functions; its name."""
         name = f"{kernel.fn.__module__}.{kernel.fn.__qualname__}"
         self._lazy[name, *around] += 1
-        if self._lazy[name, *around] <= MAX_VARIANTS:
-            self._log.info(f"replay={replay} does not count: it compiled {name}")
-            return True
-        if name not in self._warned:
-            self._warned.add(name)
-            self._log.warning(
-                f"kernel {name} was compiled in {MAX_VARIANTS} timed replays, and replays that compile it count from now on: an "
-                f"argument that is compiled in keeps changing. Use @triton.jit(do_not_specialize=[...]), or no tl.constexpr",
-                shown=True,
+        if self._lazy[name, *around] > MAX_VARIANTS:
+            self.endless = self.endless or (
+                f"launches kernel {name}, which was compiled in {MAX_VARIANTS} timed replays: an argument that is compiled in keeps "
+                f"changing. Use @triton.jit(do_not_specialize=[...]), or no tl.constexpr"
             )
-        return False
+        return name
 
     def _enter(self, site: Site, launch: Tunable) -> Variant:
         variant = Variant(f"{site.label} > {len(site.variants)}", specialisation(launch))
@@ -93,8 +85,8 @@ class Variants:
         classes = {name: {each[name].compiled: each[name] for each in met if name in each} for each in met for name in each}
         name, found = max(classes.items(), key=lambda item: len(item[1]), default=("", {}))
         compiled = [each.compiled for each in site.variants]
-        is_endless = max(len(found), *map(compiled.count, compiled)) > _MAX_CLASSES  # one argument, or the code around equal ones
-        if self.endless or len(met) <= (MAX_VARIANTS if is_endless else _MAX_FINITE):
+        has_end = max(len(found), *map(compiled.count, compiled)) <= _MAX_CLASSES  # of one argument, and of the code around equal ones
+        if self.endless or has_end or len(met) <= MAX_VARIANTS:
             return
         asked = f"asks for another compilation of every config in each launch of {site.label}"
         if len(found) <= _MAX_CLASSES:

@@ -128,10 +128,9 @@ def load_all(context: TuningContext, sites: Sequence[Site], wanted: Waves) -> Re
     context.compiler.close()
     equal = {each.label: _equals(context, each) for each in sites}
     n_variants = {each.label: len(each.variants) for each in sites if len(each.variants) > 1}
-    report = Report(failures=context.sites.take_failures(sites), equal=equal, n_variants=n_variants, endless=variants.endless)
+    report = Report(failures=context.sites.take_failures(sites), equal=equal, n_variants=n_variants)
     loaded = context.reduce_reports("loaded", report)
     variants.counts.update(loaded.n_variants)
-    variants.endless = loaded.endless
     return loaded
 
 

@@ -150,10 +150,13 @@ class TuningContext:
     def reduce_reports(self, topic: str, report: Report) -> Report:
         """Bring a report to a meeting, with the seconds of the latest batch and of the search on this rank.
 
-        Candidates that failed on some rank leave the race. What is no config's doing is noted, so that it is not kept.
+        Candidates that failed on some rank leave the race. What is no config's doing is noted, so that it is not kept. Variants without an
+        end on one rank end the tuning on all.
         """
-        elapsed_s = round(time.monotonic() - self.expenses.search_began, 4)
-        reduced = self.reduce(topic, replace(report, elapsed_s=elapsed_s, batch_s=round(self.replays.batch_s, 4)), REPORTS)
+        elapsed_s, variants = round(time.monotonic() - self.expenses.search_began, 4), self.replays.trials.variants
+        batch_s = round(self.replays.batch_s, 4)
+        reduced = self.reduce(topic, replace(report, elapsed_s=elapsed_s, batch_s=batch_s, endless=variants.endless), REPORTS)
+        variants.endless = reduced.endless
         self.story.dropped(reduced.failures)
         for label, failures in reduced.failures.items():
             if label in self.race:
