@@ -60,6 +60,34 @@ def tuples_none_and_dtypes(rank: int) -> Step:
     return step
 
 
+@triton.jit
+def _double(value):
+    return 2.0 * value
+
+
+@triton.jit
+def _negative(value):
+    return -value
+
+
+@triton.jit
+def _activated_kernel(x_ptr, y_ptr, n, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, ACTIVATION(tl.load(x_ptr + at, mask=at < n)), mask=at < n)
+
+
+def functions_in_the_key(rank: int) -> Step:
+    kernel = autotuned(_activated_kernel, (16, 32), ("n", "ACTIVATION"))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y, z = torch.empty_like(x), torch.empty_like(x)
+        kernel[_grid](x, y, N, _double)
+        kernel[_grid](y, z, N, _negative)
+        return z
+
+    return step
+
+
 def no_element_on_one_rank(rank: int) -> Step:
     kernel = autotuned()
     return lambda x: launch(kernel, x[: N * rank])
@@ -133,6 +161,7 @@ def checkpoints(rank: int) -> Step:
 CASES: dict[Any, tuple[int, Callable[[int, torch.Tensor], torch.Tensor]]] = {
     heuristics_inside_and_outside: (2, lambda rank, x: x + 2),
     tuples_none_and_dtypes: (2, lambda rank, x: 4 * x + 4),
+    functions_in_the_key: (2, lambda rank, x: -2 * x),
     no_element_on_one_rank: (2, lambda rank, x: (x + 1)[: N * rank]),
     no_dimension: (1, lambda rank, x: x[0] + 1),
     a_subclass: (1, lambda rank, x: x + 1),

@@ -289,61 +289,7 @@ def test_kernels_with_one_config_need_no_replay(rank: int):
     assert (best(pruned), best(repeated), len(single.cache), [len(r.candidates) for r in step.records]) == ([32], [32], 0, [1, 1])
 
 
-# -- heuristics, keys, descriptors -----------------------------------------------------------------------------------
-
-
-@triton.jit
-def _even_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr = False):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    keep = (at < n) | EVEN
-    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=keep) + 1.0, mask=keep)
-
-
-@on_each_rank(modes=("interpret", "fake"))
-def test_heuristics_above_the_tuner(rank: int):
-    """One site with and without the constant that they give; the log tells of the variant that is compiled without it."""
-    kernel = autotuned(_even_kernel, blocks=(16, 32))
-    above = triton.heuristics({"EVEN": lambda args: args["n"] % 32 == 0})(kernel)
-    step = tuned(kernel, lambda x: launch(kernel, launch(above, x))[0].item())
-    called = [step(torch.zeros(N)) for _ in range(2)]
-    assert (len(best(kernel)), step.records[0].n_variants) == (1, 1 if is_interpreted() else 2)
-    if is_interpreted():
-        assert called == [2.0, 2.0]
-    else:
-        assert "variant=2 is compiled: EVEN is not given\n" in log()
-
-
-@triton.jit
-def _double(value):
-    return 2.0 * value
-
-
-@triton.jit
-def _negative(value):
-    return -value
-
-
-@triton.jit
-def _activated_kernel(x_ptr, y_ptr, n, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_ptr + at, ACTIVATION(tl.load(x_ptr + at, mask=at < n)), mask=at < n)
-
-
-@on_each_rank(modes=("interpret", "fake"))
-def test_a_function_in_the_key(rank: int):
-    """One site for each: both have their configs after the first call."""
-    kernel = autotuned(_activated_kernel, blocks=(16, 32), key=("n", "ACTIVATION"))
-
-    def closure(x: torch.Tensor) -> list[float]:
-        y, z = torch.empty_like(x), torch.empty_like(x)
-        for source, target, activation in ((x, y, _double), (y, z, _negative)):
-            kernel[lambda meta: (triton.cdiv(N, meta["BLOCK"]),)](source, target, N, activation)
-        return [y[0].item(), z[0].item()]
-
-    step = tuned(kernel, closure)
-    called = [step(torch.ones(N)) for _ in range(2)]
-    assert (len(step.records), len(kernel.cache)) == (2, 2)
-    assert called == [[2.0, -2.0]] * 2 or not is_interpreted()
+# -- descriptors -----------------------------------------------------------------------------------------------------
 
 
 def _set_shapes(full: dict[str, Any]) -> None:
