@@ -289,7 +289,28 @@ def test_kernels_with_one_config_need_no_replay(rank: int):
     assert (best(pruned), best(repeated), len(single.cache), [len(r.candidates) for r in step.records]) == ([32], [32], 0, [1, 1])
 
 
-# -- descriptors -----------------------------------------------------------------------------------------------------
+# -- heuristics, descriptors ------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _even_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr = False):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    keep = (at < n) | EVEN
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=keep) + 1.0, mask=keep)
+
+
+@on_each_rank(modes=("interpret", "fake"))
+def test_heuristics_above_the_tuner(rank: int):
+    """One site with and without the constant that they give; the log tells of the variant that is compiled without it."""
+    kernel = autotuned(_even_kernel, blocks=(16, 32))
+    above = triton.heuristics({"EVEN": lambda args: args["n"] % 32 == 0})(kernel)
+    step = tuned(kernel, lambda x: launch(kernel, launch(above, x))[0].item())
+    called = [step(torch.zeros(N)) for _ in range(2)]
+    assert (len(best(kernel)), step.records[0].n_variants) == (1, 1 if is_interpreted() else 2)
+    if is_interpreted():
+        assert called == [2.0, 2.0]
+    else:
+        assert "variant=2 is compiled: EVEN is not given\n" in log()
 
 
 def _set_shapes(full: dict[str, Any]) -> None:
