@@ -6,7 +6,7 @@ Runs hold their inputs, so only as many are kept as memory allows. Knows the fac
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -28,8 +28,6 @@ _MAX_HELD = 256
 class RunLaunch(FunctionLaunch):
     """A problem for the tuner: each run of a config is a call of one function. Candidates are counted in the order of ``configs``."""
 
-    identity: Mapping[str, str] = {}
-
     def __init__(
         self, problem: Problem, configs: Sequence[dict[str, Any]], options: SearchOptions, number: int = 0,
         *, is_alone: bool, refuses_talk: bool = False,
@@ -37,7 +35,7 @@ class RunLaunch(FunctionLaunch):
         """``number``: of the problem among those of its name in this process. With ``refuses_talk`` a run that communicates raises."""
         function = TunableFunction(self.made, list(configs), describe_all(configs), key_fn=None, prune_fn=None, check=None, bucket=None)
         super().__init__(function, key=(), args=(), kwargs={}, is_whole=True)
-        self.name = problem.name
+        self.name, self.identify = problem.name, dict
         self._index = {id(config): i for i, config in enumerate(configs)}
         self._problem, self._options = problem, options
         # All that measurements depend on beside the machine. Before the factory runs, which may keep what it makes.

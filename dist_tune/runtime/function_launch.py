@@ -61,11 +61,11 @@ class TunableFunction:
 
     @cached_property
     def identity(self) -> Mapping[str, str]:
-        """Digests of the functions that decide results and candidates, and each value that they captured."""
+        """Digests of the functions that decide results and candidates, each value that they captured, and the configs."""
         rules = {"key_fn": self.key_fn, "prune_fn": self.prune_fn, "check": self.check, "bucket": self.bucket}
         inner = {f"function{k}": each for k, each in enumerate(functions_in(self.configs))}
         others = {name: str(read_code(each).captured) for name, each in {**rules, **inner}.items()}
-        return {**read_code(self.function).captured, **others}
+        return {**read_code(self.function).captured, **others, "configs": digest(self.texts)}
 
     def code_for(self, args: tuple[Any, ...]) -> Code:
         """Code for a call; of a method with its class, because it may call other methods through ``self``."""
@@ -141,7 +141,7 @@ class FunctionLaunch(Tunable):
     ) -> None:
         """``group``: the process group that decides, where the call names one; it has winners of its own."""
         self.is_whole = is_whole
-        self.owner = tunable
+        self.owner, self.identify = tunable, lambda: tunable.identity
         self.slot = Slot(tunable.winners, key if group is None else (group, key))
         self.key = key
         text = key_text(key)
@@ -154,11 +154,6 @@ class FunctionLaunch(Tunable):
         if fixed:  # configs that differ in nothing else are one
             self._configs, texts = distinct([{**config, **fixed} for config in tunable.configs])
             self._text_of = {id(config): text for config, text in zip(self._configs, texts, strict=True)}
-
-    @property
-    def identity(self) -> Mapping[str, str]:
-        """Digests of all its functions and of its configs, and the values that the functions captured."""
-        return {**self.owner.identity, "configs": digest(self.owner.texts)}
 
     def code(self) -> Code:
         """Digest of the code, and of all it calls."""

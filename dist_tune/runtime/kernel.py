@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import isfunction
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -47,30 +47,13 @@ class Launch(Tunable):
         key = tuning_key(kernel, args, kwargs)
         self.name, self.key_text = name_of(kernel.base_fn), _text(key)
         self.slot = KernelSlot(kernel, key)
-
-    @property
-    def identity(self) -> Mapping[str, str]:
-        """All that decides code and candidates; equal for launches of one kernel, even if the decorated object is made anew.
-
-        The kernel's own code with what that has captured; the same with heuristics, hooks and tensors to zero and restore; the rules that
-        prune and the names of the key; and the configs before pruning. Made once for each kernel object.
-        """
-        kernel = self.kernel
-        if kernel not in _identities:
-            rules = *(getattr(kernel, name, None) for name in ("early_config_prune", "perf_model", "configs_top_k")), *kernel.keys
-            _identities[kernel] = {
-                **read_code(_layers(kernel)[-1]).captured,
-                "heuristics": str(self.code().captured),
-                "rules": str(read_code(rules).captured),
-                "configs": digest(describe_all(kernel.configs)),
-            }
-        return _identities[kernel]
+        self.identify = partial(_identity_of, kernel)
+        if "<locals>" in kernel.base_fn.__qualname__:  # at once, because what a kernel of a factory has captured may change
+            self.identify()
 
     def code(self) -> Code:
-        """Digest of the code, and of all it calls; made once for each kernel object."""
-        if self.kernel not in _codes:
-            _codes[self.kernel] = read_code(self.kernel)
-        return _codes[self.kernel]
+        """Digest of the code, and of all it calls."""
+        return _code_of(self.kernel)
 
     def candidates(self) -> tuple[list[triton.Config], list[str], int]:
         """The configs after the kernel's own pruning."""
@@ -316,6 +299,26 @@ def _layers(kernel: Any) -> list[Any]:
     while (inner := getattr(layers[-1], "fn", None)) is not None and not isfunction(inner):
         layers.append(inner)
     return layers
+
+
+def _code_of(kernel: Any) -> Code:
+    """The code of a kernel with its heuristics, hooks and tensors to zero and restore; read once for each kernel object."""
+    if kernel not in _codes:
+        _codes[kernel] = read_code(kernel)
+    return _codes[kernel]
+
+
+def _identity_of(kernel: Any) -> Mapping[str, str]:
+    """First the kernel's own code with what that has captured; then rules that prune, names of the key, and the configs before pruning."""
+    if kernel not in _identities:
+        rules = *(getattr(kernel, name, None) for name in ("early_config_prune", "perf_model", "configs_top_k")), *kernel.keys
+        _identities[kernel] = {
+            **read_code(_layers(kernel)[-1]).captured,
+            "heuristics": str(_code_of(kernel).captured),
+            "rules": str(read_code(rules).captured),
+            "configs": digest(describe_all(kernel.configs)),
+        }
+    return _identities[kernel]
 
 
 _MAX_CHARS = 40

@@ -72,10 +72,8 @@ class Tunable(Protocol):
     """Positional and keyword arguments, without those of the config."""
     slot: Slot
     """The place of the winner."""
-
-    @property
-    def identity(self) -> Mapping[str, str]:
-        """All that decides code and candidates, by name; equal for launches of one kernel or function, even if it is decorated anew."""
+    identify: Callable[[], Mapping[str, str]]
+    """Reads all that decides code and candidates, by name; equal for launches of one kernel or function, even if it is decorated anew."""
 
     def code(self) -> Code:
         """Digest of the code and of all it calls, and the imports in it that are not in the digest."""

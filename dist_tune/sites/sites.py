@@ -6,7 +6,7 @@ reported at the next meeting.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from math import inf
@@ -44,7 +44,7 @@ class Sites:
         self._compiler = compiler
         self._labels: dict[tuple[int, str], tuple[Any, str]] = {}
         """By id of the decorated object, and name and key; with the object, so that its id is not given to another one."""
-        self._kinds: dict[str, dict[str, Mapping[str, str]]] = {}
+        self._kinds: dict[str, dict[str, Callable[[], Mapping[str, str]]]] = {}
         """Name and key -> labels of the kernels met there, in the order of their first launches, with their identities."""
         self._hit_slots: dict[str, Slot] = {}
         self._uncached: set[str] = set()
@@ -168,7 +168,8 @@ class Sites:
         """
         found = {}
         for kinds in self._kinds.values():
-            for label, identity in kinds.items():
+            for label, identify in kinds.items():
+                identity = identify()
                 names = [*takewhile(lambda name: name not in ("heuristics", "key_fn"), identity)]  # what comes after the code's own
                 found[label] = {name: identity[name] for name in (names[:1] if "key_fn" in identity and len(kinds) == 1 else names)}
         return found
@@ -244,9 +245,10 @@ class Sites:
     def _label_of(self, launch: Tunable) -> str:
         base = launch.name + launch.key_text
         if (id(launch.owner), base) not in self._labels:
-            kinds, identity = self._kinds.setdefault(base, {}), launch.identity
-            label = next((label for label, each in kinds.items() if each == identity), f"{base}#{len(kinds) + 1}" if kinds else base)
-            kinds[label] = identity
+            kinds, identify = self._kinds.setdefault(base, {}), launch.identify
+            # One that is alone is not read here, because that takes half a millisecond.
+            label = next((label for label, each in kinds.items() if each() == identify()), f"{base}#{len(kinds) + 1}" if kinds else base)
+            kinds[label] = identify
             self._labels[id(launch.owner), base] = launch.owner, label
         return self._labels[id(launch.owner), base][1]
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.once
 def identity(kernel: Any) -> Any:
     """Identity of a launch of ``kernel``."""
     x = torch.zeros(64)
-    return dict(Launch(kernel, (x, 64), {}).identity)
+    return dict(Launch(kernel, (x, 64), {}).identify())
 
 
 def adding() -> Any:
