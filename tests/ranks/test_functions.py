@@ -24,8 +24,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from dist_tune import DistTuneError, NestedTuningError, autotune, contextual_autotune, prune_by_shared_memory, to_hashable
 from dist_tune.testing import ExactTime
 from tests.ranks.functions import BLOCKS, QUICK, chosen, failures, named, names, runs_of_this_process, shape_of, told
-from tests.ranks.kernels import add_kernel, autotuned, best, is_unpatched, launch
-from tests.ranks.world import DEADLINE_S
+from tests.ranks.kernels import add_kernel, autotuned, best, is_unpatched, launch, tuned
+from tests.ranks.world import DEADLINE_S, gathered
 from tests.shared_worlds import log, on_each_rank
 
 pytestmark = pytest.mark.once
@@ -63,7 +63,7 @@ def test_the_slowest_rank_decides_and_a_steady_call_is_an_ordinary_one(rank: int
 
 @on_each_rank(4)
 def test_two_groups_tune_at_once_and_the_world_for_itself(rank: int):
-    """Each group has its own winner for one key, and the slower group rules the world; who is not in a group is refused."""
+    """Each group has its own winner for one key, and the slower group rules the world; strangers are refused. Also of closures."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     mine = groups[rank // 2]
 
@@ -81,6 +81,15 @@ def test_two_groups_tune_at_once_and_the_world_for_itself(rank: int):
     assert [each.environment.world_size for each in step.records] == [2, 4]  # so a job of another size hits where its groups are the same
     with pytest.raises(ValueError, match=f"rank {rank} is not in the group"):
         step(torch.ones(5), autotune_pg=groups[1 - rank // 2])
+    kernel = autotuned(blocks=(16, 32))
+    for pair in (0, 1):  # one group tunes while the other waits in a barrier of the world
+        if rank // 2 == pair:
+            tuned(kernel, group=mine)(torch.zeros(64))
+        dist.barrier()
+    with pytest.raises(ValueError, match="not in the group"):
+        tuned(kernel, group=groups[1 - rank // 2])(torch.zeros(128))
+    chosen_blocks = gathered(best(kernel))
+    assert (chosen_blocks[0], chosen_blocks[2]) == (chosen_blocks[1], chosen_blocks[3])
 
 
 @on_each_rank()
