@@ -251,11 +251,10 @@ class Job:
         return self._ranks.agree(f"{topic} of a tuning script", topic, work, fn)
 
     def _share_out(self, queue: WorkQueue, problems: Sequence[Problem], options: SearchOptions) -> None:
-        began, members = time.monotonic(), self._ranks.members
-        start = members.index(self._ranks.rank) / len(members)
+        began = time.monotonic()
         try:
             for task in queue:
-                ended = self._ended(problems[task], options, Ranks(), start)
+                ended = self._ended(problems[task], options, Ranks())
                 n_done, seconds = queue.put(task, _ENDED.dump_json(ended).decode()), time.monotonic() - began
                 left_s = seconds / n_done * (len(problems) - n_done)
                 self.say(f"{n_done} of {len(problems)} problems done in {seconds:.0f} s, about {left_s:.0f} s to go")
@@ -263,10 +262,10 @@ class Job:
             queue.stop()
             raise
 
-    def _ended(self, problem: Problem, options: SearchOptions, ranks: Ranks, start: float = 0.0) -> Ended:
+    def _ended(self, problem: Problem, options: SearchOptions, ranks: Ranks) -> Ended:
         """One problem. Its own errors make it a ``Failed``; those of this process or of the group are raised."""
         try:
-            return self._outcome(problem, options, ranks, start=start)
+            return self._outcome(problem, options, ranks)
         except Exception as error:  # becomes a ``Failed``, for all ranks, if only this problem is concerned
             is_own = ranks.is_alone or isinstance(error, NoValidConfigError)
             if isinstance(error, CommunicatesError | StuckDeviceError) or is_fatal(error) or not is_own:
@@ -275,12 +274,12 @@ class Job:
             self.say(f"{problem.name}: {failed.error}")
             return failed
 
-    def _outcome(self, problem: Problem, options: SearchOptions, ranks: Ranks, number: int = 0, start: float = 0.0) -> Outcome:
+    def _outcome(self, problem: Problem, options: SearchOptions, ranks: Ranks, number: int = 0) -> Outcome:
         configs, _ = launchable(problem.search_space)
         chosen = options.chosen(configs)
         tried = [configs[i] for i in chosen]
         launch = RunLaunch(problem, tried, options, number, is_alone=ranks.is_alone, refuses_talk=self._is_split)
-        tuning = Tuning(problem.name, ranks, TuningOptions(options.plan(len(chosen), start), uses_cache=True), self._settings)
+        tuning = Tuning(problem.name, ranks, TuningOptions(options.plan(len(chosen)), uses_cache=True), self._settings)
         try:
             tuning.meet(launch)
             tuning.tune(partial(tuning.trials.missed, launch), FirstRun())

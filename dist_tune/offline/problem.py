@@ -94,7 +94,7 @@ class SearchOptions:
         check_number("max_configs", 1 if self.max_configs is None else self.max_configs, 1)
         check_number("atol", self.atol, 0, (int, float))
         check_number("rtol", self.rtol, 0, (int, float))
-        self.plan(1, 0.0)  # checks the budget
+        self.plan(1)  # checks the budget
 
     def chosen(self, configs: Sequence[Mapping[str, Any]]) -> list[int]:
         """Indices of the configs that may be tried, in the order in which racing tries them.
@@ -119,13 +119,13 @@ class SearchOptions:
         few = max(_LEAST, math.ceil(_SHARE * n_configs)) if self.search in ("random", "guided") else n_configs
         return min(n_configs, few if self.max_configs is None else self.max_configs)
 
-    def plan(self, n_configs: int, start: float) -> Plan:
-        """The plan of a tuning with so many configs; ``start``: place among them, from 0 to 1, at which this rank begins."""
+    def plan(self, n_configs: int) -> Plan:
+        """The plan of a tuning with so many configs."""
         search = "racing" if self.search == "random" else self.search
         # Cold also in finals, because times of all are compared. The closure is the run: the kernel's clock is enough.
         return Plan(
             1, self.num_iters, search, "kernel", self.budget_s, is_cold=True,
-            n_tried=self.n_tried(n_configs) if search == "guided" else None, start=start if search == "racing" else None,
+            n_tried=self.n_tried(n_configs) if search == "guided" else None, in_waves=search == "racing",
         )  # fmt: skip
 
 

@@ -205,18 +205,15 @@ class Guide:
 
 
 class Sweep(Guide):
-    """All candidates, in their order from some place on: those that a search has come to when its time is over are the ones that count."""
+    """All candidates, in their order: those that a search has come to when its time is over are the ones that count."""
 
-    def __init__(self, n_candidates: int, start: float) -> None:
-        """``start``: the place, from 0 to 1. Ranks that start apart find what others have compiled meanwhile."""
-        first = round(start * n_candidates)
-        self._order = [*range(first, n_candidates), *range(first)]
-        self.n_planned, self.untried = n_candidates, set(self._order)
+    def __init__(self, n_candidates: int) -> None:
+        self.n_planned, self.untried = n_candidates, set(range(n_candidates))
         self.spread = self.wave({}, ())
 
     def wave(self, times_ms: Mapping[int, float], failures: Collection[int]) -> list[int]:
         """The next ones."""
-        wave = [i for i in self._order if i in self.untried][:_SWEEP]
+        wave = sorted(self.untried)[:_SWEEP]
         self.untried.difference_update(wave)
         return wave
 
@@ -228,15 +225,15 @@ def guide_of(
     n_threads: int = 0,
     *,
     n_tried: int | None = None,
-    start: float | None = None,
+    in_waves: bool = False,
 ) -> Guide | None:
     """The guide of a site's search; None where all candidates race.
 
     ``prior``: candidates with such times need none. ``n_threads``: that compile them on a host; 0 if they are not compiled ahead.
-    ``n_tried``, ``start``: see ``Plan``.
+    ``n_tried``, ``in_waves``: see ``Plan``.
     """
-    if start is not None:
-        return Sweep(len(texts), start) if len(texts) > _SWEEP else None
+    if in_waves:
+        return Sweep(len(texts)) if len(texts) > _SWEEP else None
     known = (prior.winner, prior.near) if prior is not None else ()
     if n_tried is not None:
         return Guide(texts, max(n_tried, 2), known) if len(texts) > 2 else None

@@ -32,8 +32,8 @@ class Plan:
     """True if the L2 cache is flushed before replays of the finals, too; it is before those of the race."""
     n_tried: int | None = None
     """Configs of a function that a guided search tries; None: as many as it needs."""
-    start: float | None = None
-    """Place in a function's list of configs, from 0 to 1, at which it begins to race them in waves; None: all race at once."""
+    in_waves: bool = False
+    """True if all configs of a function race in waves, in their order; else all at once."""
 
     def __post_init__(self) -> None:
         check_number("n_warmup", self.n_warmup, 0)

@@ -78,8 +78,8 @@ def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     prior = manifest.prior.get(label, PriorTimes())
     n_warm_ups = manifest.warm_ups.get(label, 0)
     plan, n_threads = context.plan, 0 if n_warm_ups else manifest.n_threads
-    n_tried, start = (plan.n_tried, plan.start) if n_warm_ups else (None, None)
-    guide = guide_of(plan.search, texts, prior, n_threads, n_tried=n_tried, start=start)
+    n_tried = plan.n_tried if n_warm_ups else None
+    guide = guide_of(plan.search, texts, prior, n_threads, n_tried=n_tried, in_waves=plan.in_waves and n_warm_ups > 0)
     return Entry(texts, guide, n_warm_ups)
 
 
