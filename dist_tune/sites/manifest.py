@@ -42,12 +42,10 @@ class RankManifest:
     """Sites whose config from the cache has answered wrongly here -> how."""
     settings: dict[str, float | bool] = field(default_factory=dict)
     """Environment variables that ranks should have in common."""
-    endless: str = ""
-    """Why arguments, or keys, have no end, as this rank has found: reason enough to tune nothing."""
     n_threads: int = 1
     """That compile on this rank's host."""
     why_not: str = ""
-    """Why the closure must not be replayed, as this rank has found."""
+    """Why nothing may be tuned, as this rank has found, and what to do: replays, or endless arguments or keys."""
     deaths: dict[str, dict[int, int]] = field(default_factory=dict)
     """Site -> candidate -> earlier processes of this rank that died while it was under way."""
     barred: Failures = field(default_factory=dict)
@@ -151,8 +149,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         for label in sites
         if label in mixed and label not in cached
     ]
-    untuned = [(why if len(manifests) == 1 else f"{why} on rank {rank}") + ": not tuned; split it, or give reset=" for rank, why in against]
-    endless = [f"{mine.endless}: not tuned" + f" (rank {rank})" * (len(manifests) > 1) for rank, mine in manifests.items() if mine.endless]
+    untuned = [why + f" (on rank {rank})" * (len(manifests) > 1) for rank, why in against]
     is_equal = bool(sites) and all(len(mine.sites) == len(sites) and not mine.is_watched for mine in everyone)
     return SiteManifest(
         sites=sites,
@@ -172,7 +169,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         run_s=max((mine.run_s for mine in everyone), default=0.0),
         wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
         differing=_differing_settings(manifests),
-        why_not=next(iter([*untuned, *namesakes, *endless]), ""),
+        why_not=next(iter([*untuned, *namesakes]), ""),
         n_threads=max((mine.n_threads for mine in everyone), default=1),
     )
 

@@ -44,48 +44,62 @@ def test_roll_calls_travel_as_json(told: list[RankManifest]):
     assert results.validate_json(results.dump_json(result)) == result
 
 
-def called(*spelled: list[str]) -> SiteManifest:
-    """Ranks 0, 2, 4, ... that all spell out the candidates of one site."""
-    return reduce_manifests({2 * r: RankManifest({"gemm[64]": digest(each)}, {"gemm[64]": each}) for r, each in enumerate(spelled)})
+MISMATCHES: list[tuple[list[list[str]], str]] = [
+    (
+        [["A", "B", "C"], ["A", "B", "C"], ["A", "X", "C"]],
+        'rank 4 has 3 candidates, ranks before it have 3; first difference at index 1: "X"',
+    ),
+    ([["A", "B"], ["A"]], 'rank 2 has 1 candidates, ranks before it have 2; first difference at index 1: nothing on rank 2, "B" before'),
+    ([["A"], ["A", "B"]], 'first difference at index 1: "B" on rank 2, nothing before'),
+    ([["A"], []], 'first difference at index 0: nothing on rank 2, "A" before'),
+    ([["A", "B"], ["B", "A"]], 'index 0: "B" on rank 2, "A" before'),  # their order is their identity
+]
 
 
-def test_a_mismatch_names_site_rank_and_first_difference():
-    """Both candidates at that index are quoted, each with whose it is."""
-    message = called(["A", "B", "C"], ["A", "B", "C"], ["A", "X", "C"]).mismatch
-    assert "site gemm[64]: rank 4 has 3 candidates" in message
-    assert 'first difference at index 1: "X" on rank 4, "B" before' in message
+@pytest.mark.parametrize(("spelled", "told"), MISMATCHES)
+def test_a_mismatch_names_site_rank_and_first_difference(spelled: list[list[str]], told: str):
+    """Both candidates at that index are quoted, each with whose it is; also where one list is the beginning of another."""
+    message = reduce_manifests(
+        {2 * r: RankManifest({"gemm[64]": digest(each)}, {"gemm[64]": each}) for r, each in enumerate(spelled)}
+    ).mismatch
+    assert message.startswith("site gemm[64]: rank ")
+    assert told in message
 
 
-def test_a_list_that_is_the_beginning_of_another_differs_at_its_end():
-    """Whichever rank has the shorter one, also none at all."""
-    part = 'rank 2 has 1 candidates, ranks before it have 2; first difference at index 1: nothing on rank 2, "B" before'
-    assert part in called(["A", "B"], ["A"]).mismatch
-    assert 'first difference at index 1: "B" on rank 2, nothing before' in called(["A"], ["A", "B"]).mismatch
-    assert 'first difference at index 0: nothing on rank 2, "A" before' in called(["A"], []).mismatch
-
-
-def test_the_order_of_candidates_is_their_identity():
-    assert 'index 0: "B" on rank 2, "A" before' in called(["A", "B"], ["B", "A"]).mismatch
-
-
-def test_equal_lists_are_told_by_one_rank():
-    """The others send a digest, and nothing is asked for again."""
-    same = {"s": digest(["A", "B"])}
+def test_equal_lists_are_told_by_one_rank_and_others_asked_for():
+    """The others send a digest; asked for is a list that differs, or that the first rank does not have; an empty one counts as told."""
+    same, empty = {"s": digest(["A", "B"])}, {"s": digest([])}
     told = reduce_manifests({0: RankManifest(same, {"s": ["A", "B"]}), 1: RankManifest(same), 2: RankManifest()})
     assert (told.lists, told.unlisted, told.mismatch) == ({"s": ["A", "B"]}, [], "")
-
-
-def test_lists_that_differ_or_are_not_told_are_asked_for():
-    """A digest that is not that of the list, or a site that the first rank has not met; sorted, so equal on all ranks."""
     first = RankManifest({"s": digest(["A"]), "u": digest(["C"])}, {"s": ["A"], "u": ["C"]})
     other = RankManifest({"t": digest(["B"]), "s": digest(["X"]), "u": digest(["C"])})
     assert reduce_manifests({0: first, 1: other}).unlisted == ["s", "t"]
-
-
-def test_an_empty_list_counts_as_told():
-    """A site that the user pruned to nothing on all ranks needs no second call."""
-    empty = {"s": digest([])}
     assert reduce_manifests({0: RankManifest(empty, {"s": []}), 1: RankManifest(empty)}).unlisted == []
+
+
+CODE, OTHER = {"code": "c", "BLOCK": "16"}, {"code": "d", "BLOCK": "16"}
+CAPTURED: list[tuple[list[dict[str, str]], str]] = [
+    ([CODE, CODE, {}], ""),
+    ([{**CODE, "rank": "0"}, {**CODE, "rank": "4"}, {**CODE, "rank": "6"}], ""),  # the rank's own number
+    ([{**CODE, "rank": "0"}, {**CODE, "rank": "1"}, {**CODE, "rank": "2"}], ""),  # or its place in the group
+    ([{**CODE, "rank": "7"}, {**CODE, "rank": "9"}], "rank=7 on rank 0, 9 on rank 4"),
+    ([CODE, {}, {**CODE, "BLOCK": "32"}], "BLOCK=16 on rank 0, 32 on rank 6"),
+    ([CODE, OTHER], "code=c on rank 0, d on rank 4"),
+    ([CODE, {"code": "c"}], "BLOCK=16 on rank 0, - on rank 4"),
+]
+
+
+@pytest.mark.parametrize(("captured", "told"), CAPTURED)
+def test_a_kernel_that_is_another_on_some_rank_is_not_tuned(captured: list[dict[str, str]], told: str):
+    """And where it has a config on all ranks, theirs are no dispute."""
+    for is_hit in (False, True):
+        found = {
+            rank: RankManifest({} if is_hit else {"s": digest([])}, hits={"s": str(rank)} if is_hit else {}, captured={"s": each})
+            for rank, each in zip((0, 4, 6), captured, strict=False)
+        }
+        result = reduce_manifests({rank: each if each.captured["s"] else RankManifest() for rank, each in found.items()})
+        assert (told in result.why_not and bool(result.why_not) == bool(told)) or is_hit
+        assert (result.disputed == []) == (bool(told) or not is_hit)
 
 
 @pytest.mark.parametrize(
@@ -103,11 +117,6 @@ def test_a_config_that_another_rank_lacks_is_disputed(hits: list[dict[str, str]]
     """Known on one rank and missed on another, or known differently."""
     told = {rank: RankManifest(dict.fromkeys(missed, "digest") if rank == 1 else {}, hits=each) for rank, each in enumerate(hits)}
     assert reduce_manifests(told).disputed == expected
-
-
-def test_one_rank_that_has_not_watched_is_enough():
-    assert reduce_manifests({0: RankManifest(), 1: RankManifest(is_watched=False)}).is_watched is False
-    assert reduce_manifests({0: RankManifest(), 1: RankManifest()}).is_watched is True
 
 
 # -- the cache -----------------------------------------------------------------------------------------------------------
@@ -213,7 +222,15 @@ def test_a_recalled_site_is_not_rehearsed():
 
 @pytest.mark.parametrize(
     ("sites", "watched", "expected"),
-    [("ss", "nn", True), ("ss", "yn", False), ("sn", "nn", False), ("nn", "nn", False), ("sn", "yy", True)],
+    [
+        ("ss", "nn", True),
+        ("ss", "yn", False),
+        ("sn", "nn", False),
+        ("nn", "nn", False),
+        ("sn", "yy", True),
+        ("nn", "yn", False),
+        ("nn", "yy", True),
+    ],
 )
 def test_hits_before_a_common_miss_do_not_matter(sites: str, watched: str, expected: bool):
     """All ranks were in the midst of the same call: what they have hit in it they have in common from before."""
