@@ -102,12 +102,13 @@ def test_tuning_ends_with_one_winner_of_each_kernel(tmp_path: Path, program: str
     assert ("so this runs (64, 64, 64, 2, 1); --shape runs sizes as they are" in done.stdout) == (options[0] == "8192")
 
 
+@pytest.mark.slow  # the same programs run above, and launch.sh starts torchrun for a supervised job in tests/ranks/test_journals.py
 @pytest.mark.parametrize(
     "arguments",
     [
         ("ag_gemm", "--case", "tune", "--shape", "64,64,64"),
-        further(("ag_moe", "--M", "2048", "--autotune")),
-        further(("moe_reduce_rs", "8192", "2048", "1536", "32", "2", "--check", "--autotune")),
+        ("ag_moe", "--M", "2048", "--autotune"),
+        ("moe_reduce_rs", "8192", "2048", "1536", "32", "2", "--check", "--autotune"),
     ],
 )
 def test_commands_of_the_documents_end_right_and_leave_a_log_for_each_rank(tmp_path: Path, arguments: tuple[str, ...]):

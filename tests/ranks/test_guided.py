@@ -78,19 +78,6 @@ def test_ranks_try_the_same_part_of_a_large_space_and_find_the_best(rank: int) -
     return untried, config, [each.latency_ms for each in large]
 
 
-@on_each_rank(modes=("fake",))
-def test_a_budget_ends_the_search_with_what_it_knows(rank: int) -> Any:
-    """Compiling the spread takes longer than the budget: its best wins on both ranks, and the rest is not tried."""
-    kernel = triton.autotune(configs=SPACE, key=["n"])(padded_kernel)
-    x, y = torch.zeros(256), torch.zeros(256)
-    step = contextual_autotune(is_dist=True, search="guided", budget_s=0.2)(lambda: kernel[(1,)](x, y, 256))
-    step()
-    (record,) = step.records
-    assert sum(each.left == NOT_TRIED for each in record.candidates) >= len(SPACE) - N_AT_MOST
-    assert record.best.latency_ms is not None
-    return record.winner
-
-
 WIDE = [{"depth": depth, "width": width} for depth in range(10) for width in range(8)]
 TEXTS = [f"depth={each['depth']} width={each['width']}" for each in WIDE]
 

@@ -273,7 +273,7 @@ def not_tried(rank: int) -> Any:
     """All kernels are in memory from another key, also those that a guided search does not come to."""
     configs = [
         triton.Config({"BLOCK": block}, num_warps=n, num_stages=stages, maxnreg=regs)
-        for stages in (1, 2, 3)
+        for stages in (1, 2)
         for block in (16, 32, 64, 128)
         for n in (1, 2, 4)
         for regs in (64, 128, 255)
