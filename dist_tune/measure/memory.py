@@ -22,6 +22,8 @@ Path = tuple[Any, ...]
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIES_SHARE = 0.25
 """Of a GPU's free memory that the copies of one snapshot may take."""
+_SMALL_BYTES = 64 << 20
+"""Of any GPU's memory: tables of indices and the like."""
 _MAX_HOST_BYTES = 2 << 30
 """Of the host's memory."""
 _NO_MAPPINGS = (torch.Tensor, int, float, str, bytes, type(None), FunctionType, MethodType, partial, torch.dtype)
@@ -104,6 +106,13 @@ class Snapshot:
             self._room_bytes[memory.device] = room_bytes
             return True
         return False
+
+    def spare(self, device: torch.device) -> None:
+        """Copy from here on small tensors, or up to half of what a GPU has beyond its peak: a run beside the copies needs that."""
+        if device.type == "cuda":
+            free_bytes, _ = torch.cuda.mem_get_info(device)
+            spare_bytes = free_bytes + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+            self._room_bytes[device] = min(self._room_bytes.get(device, _room_bytes(device)), max(spare_bytes / 2, _SMALL_BYTES))
 
     def copy(self, tensors: Iterable[torch.Tensor]) -> None:
         """Copy tensors whatever room that takes, by region. The first copy of each counts; those of freed tensors go."""

@@ -70,6 +70,8 @@ class StepState:
         self._copied: dict[Region, Leaf] = {}
         self._given: dict[int, StorageWeakRef] = {}
         """Memory that kernels of the first run were given: as long as this is held, its identity is that of no other."""
+        self._unseen = ""
+        """What kernels of the probe were given that only a copy would show a change of, where there is no room for one."""
         self._holders: list[tuple[Holder, Any]] = []
         self._by_storage: dict[int, Leaf] = {}
         self.repeated: list[str] = []
@@ -124,6 +126,8 @@ class StepState:
                 return f"changes {each.name}, of which no copy can be made"
         self._by_storage = {each.tensor.untyped_storage()._cdata: each for key, each in leaves.items() if self._looks[key].address}
         self._holders = [(each, each.read()) for each in self._reached.holders]
+        for device in {each.tensor.device for each in leaves.values()}:
+            self._values.spare(device)
         return ""
 
     def changed(self) -> str:
@@ -137,10 +141,13 @@ class StepState:
             self._given[storage._cdata] = StorageWeakRef(storage)
 
     def keep_given(self, name: str, tensor: torch.Tensor) -> None:
-        """Before a kernel of the probe is given a tensor, which it may write to: copy that, if it was there in the first run."""
+        """Before a kernel of the probe is given a tensor, which it may write to: copy that, if it was there before."""
         storage = tensor.untyped_storage()._cdata
-        if storage in self._given:
-            self._copy(tensor, self._by_storage.get(storage) or Leaf(name, tensor, "captured", (), None, None))
+        known = self._by_storage.get(storage)
+        if known is not None:
+            self._copy(tensor, known)
+        elif storage in self._given and not self._copy(tensor, Leaf(name, tensor, "captured", (), None, None)):
+            self._unseen = name
 
     def compare(self) -> str:
         """Second look, after the probe: what it has left otherwise than the first run; empty if nothing. Waits for the device."""
@@ -152,6 +159,8 @@ class StepState:
                 found.append((f"{name}.grad", True))
         self.repeated = list(dict.fromkeys(name for name, is_state in found if not is_state))
         changed = list(dict.fromkeys(name for name, is_state in found if is_state))
+        if self._unseen and not changed:
+            return f"may change {self._unseen}, of which no copy can be made"
         if self.repeated and not changed and self._reached.training:  # a step of it may follow from a counter
             return f"changes {_listed(self.repeated)} each time it runs beside {self._reached.training}"
         return f"changes {_listed(changed)} each time it runs" if changed else ""

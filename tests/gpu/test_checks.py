@@ -11,12 +11,12 @@ import pytest
 import torch
 import triton
 
-from dist_tune import matches, pruning
+from dist_tune import contextual_autotune, matches, pruning
 from dist_tune.measure.checks import Checker
 from dist_tune.measure.compare import difference
 from dist_tune.measure.poison import NANS
 from tests.checked_runs import judge, run
-from tests.ranks.kernels import accumulate_kernel, add_kernel
+from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned
 
 pytestmark = pytest.mark.gpu
 
@@ -119,3 +119,21 @@ def test_the_shared_memory_of_this_device_is_known():
     limit = pruning._shared_limit_bytes()
     assert limit is not None
     assert 64 << 10 < limit < 512 << 10
+
+
+def test_a_step_that_needs_most_of_the_memory_is_tuned():
+    """The probe copies what it gives to kernels, and leaves the step what its first run has needed."""
+    n_bytes, _ = torch.cuda.mem_get_info()
+    kernel, weights = autotuned(), [torch.zeros(n_bytes // 160, device="cuda") for _ in range(12)]
+
+    @contextual_autotune(n_repeat=1, n_warmup=0)
+    def step() -> None:
+        held = []
+        for weight in weights:
+            held.append(torch.empty(n_bytes // 22, dtype=torch.int8, device="cuda"))
+            kernel[(1,)](weight, torch.zeros(64, device="cuda"), 64)
+
+    step()
+    assert len(step.records) == 1
+    weights.clear()
+    torch.cuda.empty_cache()

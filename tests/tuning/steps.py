@@ -66,6 +66,8 @@ def _bytes(value: Any) -> Any:
     for take in ("state_dict", "getstate", "tobytes", "get_state"):
         if hasattr(value, take):
             return _bytes(getattr(value, take)())
+    if isinstance(value, InTurn):
+        return _bytes(value.parts), value.n
     if isinstance(value, queue.Queue | Held | np.random.Generator):
         return _bytes(
             value.queue if isinstance(value, queue.Queue) else value.random() if isinstance(value, np.random.Generator) else value.all()
@@ -213,6 +215,23 @@ def queued() -> queue.Queue[torch.Tensor]:
     return batches
 
 
+@dataclass
+class InTurn:
+    """Two buffers, which runs write to in turn."""
+
+    parts: list[torch.Tensor]
+    n: int = 0
+
+    def add(self, y: torch.Tensor) -> None:
+        add_to(self.parts[self.n % 2], y)
+        self.n += 1
+
+
+def in_turn() -> list[Any]:
+    parts = [zeros(), zeros()]
+    return [*parts, InTurn(parts)]
+
+
 def hidden() -> torch.Tensor:
     """Memory that nothing leads to but the launch itself."""
     _hidden[:] = [zeros()]
@@ -235,6 +254,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[torch.Tensor, Any], Any]]]
     "exchanged": (ones, lambda y, its: setattr(its, "data", its + y)),  # the probe would double it in memory that nothing leads to
     "added by torch": (zeros, lambda y, its: its.add_(y)),
     "added by a kernel": (zeros, lambda y, its: add_to(its, y)),
+    "in turn": (in_turn, lambda y, its: its[-1].add(y)),  # the first run has not touched what the probe changes
     "added with out=": (zeros, lambda y, its: torch.add(its, y, out=its)),
     "in place in the graph": (graph, lambda y, its: its[0].mul_(y) is None),
     "in place before the graph": (lambda: [zeros(), torch.ones(64, requires_grad=True)], differentiated),
@@ -272,6 +292,19 @@ def changing(new: New, name: str) -> Case:
                 kernel.cache.clear()
 
     return step, calls(), lambda: (state[0].sum().backward(), state)[1] if name == "in place in the graph" else state
+
+
+def crowded(new: New) -> Case:
+    """Kernels are given many tensors before memory that nothing leads to but a launch; it keeps what it holds."""
+    total, kernel, parts = hidden(), new(), [ones() for _ in range(4)]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        for part in parts:
+            launch(kernel, part)
+        globals()["_into_" + "hidden"](zeros())
+        return launch(kernel, x)
+
+    return step, [(ones(),)] * 3, lambda: total
 
 
 # -- kernels that restore or zero what they change -------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dist_tune import contextual_autotune
+from dist_tune.measure import memory
 from tests.ranks.kernels import autotuned, launch
 from tests.shared_worlds import log, on_each_rank
 from tests.tuning import steps
@@ -34,6 +35,15 @@ def test_a_step_that_must_not_be_repeated_is_not_tuned(rank: int, case: str):
     assert log().count(": not tuned; split it, or give reset=") >= 2
     if case == "grown list":  # not told as a change of a tensor in place
         assert "returns another value when it runs again (returned a list of length 2, expected a list of length 1)" in log()
+
+
+@on_each_rank(1, is_dist=False)
+def test_memory_that_cannot_be_copied_may_be_changed(rank: int):
+    """What leads to no other name than a kernel's argument is looked at by its copy: without room for one the step is not tuned."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "_MAX_HOST_BYTES", 4 * 64 * 2)
+        assert steps.beside_plain(steps.crowded) == [(True, False)] * 2
+    assert log().count("may change y_ptr of accumulate_kernel, of which no copy can be made: not tuned") == 2
 
 
 @on_each_rank(1, cases=["rt", "srsr", "tsrtr"], is_dist=False)
