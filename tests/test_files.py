@@ -67,10 +67,7 @@ def test_a_line_is_read_as_what_json_writes(values: Any):
     line = json_bytes(values)
     assert json.loads(line) == json.loads(json.dumps(values))
     assert b"\n" not in line
-
-
-def test_what_json_does_not_know_is_text():
-    """A path as its name, a lone surrogate as a question mark; integers as names of fields are their digits."""
+    # What JSON does not know is text: a path by its name, a lone surrogate as a question mark, integers as names of fields by their digits.
     assert json.loads(json_bytes({"folder": Path("/a"), 3: ("x",)})) == {"folder": "/a", "3": ["x"]}
     assert json_bytes({"file": "a\udcff", "folder": Path("/a")}) == b'{"file":"a?","folder":"/a"}'
 

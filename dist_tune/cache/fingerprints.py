@@ -36,6 +36,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, range, type(None), type(Ellip
 _SETS = (set, frozenset)
 _CONTAINERS = (tuple, list, dict, *_SETS)
 _NO_CODE = (*_SCALARS, *_CONTAINERS, torch.dtype, torch.device)
+# What these hold, of which their ``__dict__`` has nothing.
 _PARTS = {MethodType: "__func__ __self__", BuiltinFunctionType: "__module__ __qualname__", functools.partial: "func args keywords"}
 _PARTS |= {property: "fget fset fdel", staticmethod: "__func__", classmethod: "__func__"}
 # Where functools, Triton, numba and torch.library keep what they wrap; and the options of Triton's kernels.
@@ -93,7 +94,7 @@ class _Walker:
     def __init__(self, root: object) -> None:
         self.values: list[tuple[str, Any]] = []
         """Name and meaning of each value, apart from the code that has them, in the order in which they are found; names repeat."""
-        self._state: list[tuple[str, Any]] = []
+        self._state: list[tuple[str, Any]] = []  # what may change while the program runs
         self.not_followed: set[str] = set()
         self._nodes: list[Any] = []  # to be read; kept, so that no id is used twice
         self._places: dict[int, int] = {}
@@ -112,7 +113,7 @@ class _Walker:
         return hasher.hexdigest()
 
     def state(self) -> Iterator[tuple[str, Any]]:
-        """Name and meaning of what may change while the program runs, once all code is read, for it must not add to that."""
+        """Name and meaning of what may change while the program runs; after ``digest``, because reading it may add code."""
         for name, value in self._state:  # grows
             if self._left > 0:
                 yield name, self._value(value)
@@ -201,11 +202,11 @@ class _Walker:
         return [self._reference(base) for base in _mro_of(cls)[1:]], [(name, meaning) for name, meaning in members if meaning is not None]
 
     def _object(self, thing: object) -> Any:
-        """An object of the user's by its class and the code that it holds; one of a library by what it wraps, a kernel with its options."""
+        """An object by its class and the code that it holds; a library's wrapper by what it wraps, and a kernel with its options."""
         parts, is_own = _parts_of(thing), any(thing is each for each in self._own)
         held = _attributes_of(thing) | parts
         names = [name for name in dict.fromkeys((*parts, *_WRAPPED, *_OPTIONS)) if name in held]
-        if not _is_foreign(thing):
+        if not _is_foreign(thing) or not names:
             names = sorted(name for name, each in held.items() if _is_code(each))
             self._note_state(held)
         elif is_own:

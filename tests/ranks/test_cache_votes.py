@@ -192,10 +192,8 @@ def test_a_cache_that_is_switched_off(rank: int, face: Face):
 
 DIFFERING: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "source": ({"source": "0" * 16}, {}, "source: the code of"),
-    "candidates": ({}, {"blocks": (16, 32)}, "candidates: the list of configs"),
     "key": ({}, {"n": 128}, "in key: [128"),
     "world size": ({"environment": {"world_size": 9}}, {}, "in world_size: 2 here, 9 in the record"),
-    "device": ({"environment": {"device": "another GPU"}}, {}, "another GPU in the record"),
     "triton": ({"environment": {"triton": "1.0"}}, {}, ", 1.0 in the record"),
 }
 """A field of the key -> changes of the record, options of the job, and words of the error."""
