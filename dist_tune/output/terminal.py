@@ -39,10 +39,8 @@ class Terminal:
         """Site -> time of its best candidate so far."""
         self._is_shown = is_shown
         self._stream: Any = sys.stderr if is_shown else None
-        # Asked now: while compilers run, file descriptor 2 leads to a file. A stream of another class, as that of rich's Live, keeps rows
-        # of its own.
+        # A stream of another class, as that of rich's Live, keeps rows of its own.
         self._is_live = isinstance(self._stream, io.TextIOWrapper) and _is_live(self._stream)
-        self._columns = _columns_of(self._stream) if self._is_live else 0
         self._is_drawn = False
         self._phase = "discover"
         self._n, self._total = 0, 0
@@ -70,7 +68,7 @@ class Terminal:
             return
         if self._is_live and sys.stderr is self._stream:
             self._drawn, self._is_drawn = now, True
-            width = max(0, _columns_of(self._stream, self._columns) - 1)  # a full row would wrap, and could not be erased
+            width = max(0, _columns_of(self._stream) - 1)  # a full row would wrap, and could not be erased
             # At the right: the second of two lines that come between two draws begins in this row.
             self._write(_BELOW.format(printable(self._text(n, now))[:width].rjust(min(width, _RIGHT))))
         elif now - self._drawn >= PLAIN_EVERY_S:
@@ -93,7 +91,7 @@ class Terminal:
     def _begin_row(self) -> None:
         """Go to the next row if the cursor is within one, as a progress bar leaves it: spaces wrap there, and nowhere else."""
         if self._is_live and sys.stderr is self._stream:
-            self._write(" " * (_columns_of(self._stream, self._columns) - 1) + f"\r{_CLEAR}")
+            self._write(" " * (_columns_of(self._stream) - 1) + f"\r{_CLEAR}")
 
     def _write(self, text: str) -> None:
         with suppress(OSError, ValueError, AttributeError):  # full or gone, closed
@@ -101,11 +99,11 @@ class Terminal:
             self._stream.flush()
 
 
-def _columns_of(stream: Any, otherwise: int = 100) -> int:
-    """Columns of a terminal; ``otherwise`` of a file, unless COLUMNS says more."""
+def _columns_of(stream: Any) -> int:
+    """Columns of a terminal, unless COLUMNS says more; 100 of a file."""
     with suppress(ValueError, OSError, AttributeError):  # no number; no terminal, such as a text
         return max(10, int(os.environ["COLUMNS"])) if "COLUMNS" in os.environ else os.get_terminal_size(stream.fileno()).columns
-    return otherwise
+    return 100
 
 
 def _is_live(stream: Any) -> bool:

