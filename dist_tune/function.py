@@ -157,7 +157,7 @@ class _FunctionTuner(Tuner):
     def tuned(self) -> TunedFunction[Any, Any]:
         """The function to put in its place; a plain function, so that it also works as a method."""
         function, winners, names, listeners = self.tunable.function, self.tunable.winners, self.tunable.names, interception.listeners
-        calls, key_of_fixed = self.calls, self.tunable.key_of_fixed
+        calls = self.calls
         interception.triton_patch()  # takes some milliseconds; here rather than in the first call
         key_of = self.tunable.key if self.tunable.bucket or self.tunable.key_fn is None else self.tunable.key_fn
         first, note_tracing = self.tunable.configs[0], self.note_tracing
@@ -181,7 +181,7 @@ class _FunctionTuner(Tuner):
             if not autotune:
                 return self.call_untuned(args, kwargs, autotune_pg)
             try:
-                key = key_of_fixed(args, kwargs) if is_fixed else key_of(*args, **kwargs)
+                key = self.tunable.key_of(args, kwargs) if is_fixed else key_of(*args, **kwargs)
             except BaseException:
                 self.count_raised(autotune_pg)
                 raise
@@ -219,10 +219,16 @@ class _FunctionTuner(Tuner):
             return launch.run(config, None) if listener is not None else self.call_known(launch, config, group)
         if is_traced((args, kwargs)):
             return self.call_traced(args, kwargs)
+        try:
+            self.tunable.check_key(key)
+            self.tunable.check_arguments(args, kwargs)
+            if listener is None:
+                check_not_capturing(launch, launch.name)
+        except BaseException:
+            self.count_raised(group)
+            raise
         if listener is None:
             return self.call_counted(launch, group, is_verbose=is_verbose)
-        self.tunable.check_key(key)
-        self.tunable.check_arguments(args, kwargs)
         self.check_nested(group)
         return listener.missed(launch)
 
@@ -232,7 +238,7 @@ class _FunctionTuner(Tuner):
         return launch.run(config, None)
 
     def count_raised(self, group: ProcessGroup | None) -> None:
-        """``key_fn`` raised: count the call, because peers may wait for this rank in it."""
+        """``key_fn`` raised, or the call is refused: count it, because peers may wait for this rank in it."""
         if interception.listener_here() is None:
             with suppress(DistTuneError, ValueError):  # no such group, which is not what went wrong first
                 self.calls[group] = ranks_of(group, read_settings().deadline_s).calls(self.name)
@@ -243,13 +249,6 @@ class _FunctionTuner(Tuner):
         settings = read_settings()
         ranks = ranks_of(group, settings.deadline_s)
         self.calls[group] = ranks.calls(launch.name)
-        try:
-            self.tunable.check_key(launch.key)
-            self.tunable.check_arguments(*launch.given)
-            check_not_capturing(launch, launch.name)
-        except BaseException:
-            self.calls[group].n_calls += 1
-            raise
         with self.turn.taken(settings.deadline_s):
             config = launch.slot.config or self.untuned.config(launch)
             if config is None:
@@ -291,7 +290,7 @@ class _FunctionTuner(Tuner):
         """A call that tunes nothing: with the first config, or with that of the nearest shape in the cache."""
         config = self.tunable.configs[0]
         if self.uses_nearest and not is_traced((args, kwargs)):
-            key = self.tunable.key(*args, **kwargs) if self.tunable.names.isdisjoint(kwargs) else self.tunable.key_of_fixed(args, kwargs)
+            key = self.tunable.key_of(args, kwargs)
             self.tunable.check_key(key)
             launch = FunctionLaunch(self.tunable, key, args, kwargs, group, is_whole=False)
             known = launch.slot.config

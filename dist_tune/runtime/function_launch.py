@@ -81,10 +81,10 @@ class TunableFunction:
         key = self.key_fn(*args, **kwargs) if self.key_fn is not None else ()
         return key if self.bucket is None else bucketed(key, self.bucket)
 
-    def key_of_fixed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """The tuning key of a call that passes some of the configs' arguments itself."""
+    def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        """The tuning key of a call, which may pass some of the configs' arguments itself."""
         own, fixed = self.split(kwargs)
-        return self.key(*args, **own), describe(fixed)
+        return (self.key(*args, **own), describe(fixed)) if fixed else self.key(*args, **own)
 
     def split(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], FunctionConfig]:
         """Keyword arguments of a call: the function's own, and those that replace the configs'."""
@@ -143,7 +143,6 @@ class FunctionLaunch(Tunable):
         self.is_whole = is_whole
         self.owner, self.identify = tunable, lambda: tunable.identity
         self.slot = Slot(tunable.winners, key if group is None else (group, key))
-        self.key = key
         text = key_text(key)
         self.name, self.key_text = tunable.name, text if text.startswith("[") else f"[{text}]"
         self.given = args, kwargs

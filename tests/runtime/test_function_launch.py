@@ -188,8 +188,7 @@ def tunable(function: Callable[..., Any], space: Any = BLOCKS, key_fn: Any = Non
 
 
 def launch(of: TunableFunction, *args: Any, **kwargs: Any) -> FunctionLaunch:
-    key = of.key_of_fixed(args, kwargs) if of.names & kwargs.keys() else of.key(*args, **kwargs)
-    return FunctionLaunch(of, key, args, kwargs, is_whole=True)
+    return FunctionLaunch(of, of.key_of(args, kwargs), args, kwargs, is_whole=True)
 
 
 # -- what the caller says ----------------------------------------------------------------------------------------------
