@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -84,9 +83,7 @@ class Settings(BaseSettings):
     @classmethod
     def _of_home(cls, folder: Path) -> Path:
         # As the cache does with its own: a file of a container's variables has no shell that would do it.
-        with suppress(RuntimeError):  # no home
-            return folder.expanduser()
-        return folder
+        return Path(os.path.expanduser(folder))
 
     @property
     def cache_folders(self) -> list[Path]:

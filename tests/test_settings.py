@@ -25,14 +25,14 @@ DEFAULTS = {
     "version_check": True, "require_cache": False,
 }  # fmt: skip
 ENVIRONMENTS: list[tuple[dict[str, str], dict[str, Any]]] = [
-    ({}, {}),
     ({"ALWAYS_TUNE": "1", f"{OURS}ALWAYS_TUNE": "", f"{OURS}DEADLINE_S": ""}, {}),  # without the prefix, or empty
-    ({f"{OURS}DEADLINE_S": "2.5", f"{OURS}LOG_DIR": "/x/y"}, {"deadline_s": 2.5, "log_dir": Path("/x/y")}),
-    ({f"{OURS}LOG_LEVEL": "TRACE", f"{OURS}PROGRESS": "0"}, {"log_level": "TRACE", "progress": False}),
-    ({f"{OURS}VERBOSITY": "quiet", f"{OURS}CACHE_DIR": "/x"}, {"verbosity": "quiet", "cache_dir": Path("/x")}),
+    (
+        {f"{OURS}DEADLINE_S": "2.5", f"{OURS}LOG_LEVEL": "TRACE", f"{OURS}LOG_DIR": "/x/y", f"{OURS}CACHE_DIR": "/x"},
+        {"deadline_s": 2.5, "log_level": "TRACE", "log_dir": Path("/x/y"), "cache_dir": Path("/x")},
+    ),
+    ({f"{OURS}VERBOSITY": "quiet", f"{OURS}PROGRESS": "0"}, {"verbosity": "quiet", "progress": False}),
     ({f"{OURS}ALWAYS_TUNE": "1", f"{OURS}VERSION_CHECK": "0"}, {"always_tune": True, "version_check": False}),
-    ({f"{OURS}REQUIRE_CACHE": "1"}, {"require_cache": True}),
-    ({f"{OURS}CACHE_SHARED": "1"}, {"cache_shared": True}),
+    ({f"{OURS}REQUIRE_CACHE": "1", f"{OURS}CACHE_SHARED": "1"}, {"require_cache": True, "cache_shared": True}),
     ({f"{THEIRS}ALWAYS_TUNE": "1", f"{THEIRS}VERSION_CHECK": "0"}, {"always_tune": True, "version_check": False}),
     ({f"{THEIRS}ALWAYS_TUNE": "1", f"{OURS}ALWAYS_TUNE": "0"}, {}),  # where both are set, ours counts
     ({f"{THEIRS}ALWAYS_TUNE": "1", f"{OURS}ALWAYS_TUNE": ""}, {"always_tune": True}),
