@@ -82,7 +82,7 @@ class Inputs:
 
     def harmed(self, names: set[str]) -> set[str]:
         """Those whose values are farther from the kept ones than rounding goes: no earlier result that was written again."""
-        return {name for name in names if any(difference(*each) for each in self.values.copies([name]))}
+        return {name for name, (memory, copy) in self.values.alive(names).items() if difference(memory, copy)}
 
     def put_back(self, names: set[str] | None = None) -> None:
         """Put back all values, or some, gradients and generators. Does not wait for the device."""

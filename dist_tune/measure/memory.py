@@ -124,35 +124,30 @@ class Snapshot:
     def take(self, other: Snapshot, keys: Iterable[Hashable] | None = None) -> None:
         """Take copies of another snapshot, by region. The first copy of each counts; those of freed tensors go."""
         self.copy([])
-        kept = other._kept.values() if keys is None else [other._kept[key] for key in keys if key in other._kept]
-        for region, copy in kept:
-            self._kept.setdefault(region, (region, copy))
+        for key in other._kept if keys is None else keys:
+            if key in other._kept:
+                self._kept.setdefault(other._kept[key][0], other._kept[key])
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._kept
 
-    @property
-    def memories(self) -> dict[Any, torch.Tensor]:
-        """The memory of all tensors that are alive."""
-        return {key: memory for key, (region, _) in self._kept.items() if (memory := region.tensor()) is not None}
-
-    def copies(self, keys: Iterable[Hashable] | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def alive(self, keys: Iterable[Hashable] | None = None) -> dict[Any, tuple[torch.Tensor, torch.Tensor]]:
         """Memory and copy of all tensors that are alive, or of some."""
-        kept = self._kept.values() if keys is None else [self._kept[key] for key in keys if key in self._kept]
-        return [(memory, copy) for region, copy in kept if (memory := region.tensor()) is not None]
+        kept = self._kept if keys is None else {key: self._kept[key] for key in keys if key in self._kept}
+        return {key: (memory, copy) for key, (region, copy) in kept.items() if (memory := region.tensor()) is not None}
 
     def changed(self) -> set[Any]:
         """Keys of tensors whose bits are others now. Waits for the device."""
-        return {key for key in self._kept if not all(has_same_bits(*each) for each in self.copies([key]))}
+        return {key for key, (memory, copy) in self.alive().items() if not has_same_bits(memory, copy)}
 
     def put_back(self, keys: Iterable[Hashable] | None = None) -> None:
         """Put back all values, or some, those copied last first; autograd and version counters do not see it. Does not wait."""
-        for memory, copy in reversed(self.copies(keys)):
+        for memory, copy in reversed(self.alive(keys).values()):
             memory.copy_(copy)
 
     def exchange(self) -> None:
         """Put back all values, and keep those that were there instead."""
-        there = {key: (self._kept[key][0], memory.clone()) for key, memory in self.memories.items()}
+        there = {key: (self._kept[key][0], memory.clone()) for key, (memory, _) in self.alive().items()}
         self.put_back()
         self._kept = there
 

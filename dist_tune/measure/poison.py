@@ -60,7 +60,7 @@ class ResultMemory:
     @property
     def is_poisoned(self) -> bool:
         """True while memory that somebody holds is poisoned."""
-        return bool(self._poisoned.copies())
+        return bool(self._poisoned.alive())
 
     def remember(self, results: list[torch.Tensor], tensors: Mapping[Place, torch.Tensor]) -> None:
         """Learn where the results of a run lie. ``tensors``: what its function was given, and has captured."""
@@ -92,7 +92,7 @@ class ResultMemory:
         for k, region in enumerate(self._latest * self._is_alone):
             if (memory := region.tensor()) is not None:
                 self._poisoned.keep(("result", str(k)), memory)
-        for memory, _ in self._poisoned.copies():
+        for memory, _ in self._poisoned.alive().values():
             _fill(memory)
 
     def poison_free(self, expected: list[torch.Tensor]) -> None:
@@ -112,10 +112,11 @@ class ResultMemory:
         Wrong with NaN and right without it means that the function reads its outputs. ``again``: asks another run, where no peer is.
         ``is_independent``: what is expected does not depend on what they held, so that poison which is left there was to be overwritten.
         """
-        with_nan = [place for place, memory in self._poisoned.memories.items() if n_nan([memory])]
-        left = {place: _is_left(memory) for place, memory in self._poisoned.memories.items()} if wrong else {}
+        places = {place: memory for place, (memory, _) in self._poisoned.alive().items()}
+        with_nan = [place for place, memory in places.items() if n_nan([memory])]
+        left = {place: _is_left(memory) for place, memory in places.items()} if wrong else {}
         if not wrong:
-            self._is_read = False if self.is_poisoned else self._is_read
+            self._is_read = False if places else self._is_read
             self._poisoned.put_back(with_nan)  # a part that is kept from run to run, or NaN made of poison, at which a check did not look
             self._poisoned.forget()
             return ""
