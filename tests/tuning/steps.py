@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +60,8 @@ def _bytes(value: Any) -> Any:
         )
     if isinstance(value, dict):
         return {str(key): _bytes(each) for key, each in value.items() if key != "params"}
+    if isinstance(value, FunctionType):
+        return _bytes(value())
     if isinstance(value, list | tuple | deque):
         return [_bytes(each) for each in value]
     if isinstance(value, torch.nn.Module):
@@ -232,10 +235,10 @@ def in_turn() -> list[Any]:
     return [*parts, InTurn(parts)]
 
 
-def hidden() -> torch.Tensor:
-    """Memory that nothing leads to but the launch itself."""
+def hidden() -> Callable[[], torch.Tensor]:
+    """Memory that nothing leads to but the launch itself, and what shows it."""
     _hidden[:] = [zeros()]
-    return _hidden[0]
+    return lambda: globals()["_" + "hidden"][0].clone()
 
 
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[torch.Tensor, Any], Any]]] = {

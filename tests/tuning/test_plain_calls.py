@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from dist_tune import contextual_autotune
+from dist_tune import autotune, contextual_autotune
 from dist_tune.measure import memory
-from tests.ranks.kernels import autotuned, launch
+from tests.ranks.kernels import accumulate_kernel, autotuned, launch
 from tests.shared_worlds import log, on_each_rank
 from tests.tuning import steps
 
@@ -61,6 +61,23 @@ def test_inference_mode_changes_nothing(rank: int, case: str):
     with torch.inference_mode(mode=case == "around"):
         for make in (*steps_of, partial(steps.beside, kind="late")):
             assert [is_plain for is_plain, _ in steps.beside_plain(make)] == [True] * 2, make
+
+
+@on_each_rank(1, cases=["a step with reset", "a function with reset", "a function with a check"], is_dist=False)
+def test_memory_under_restore_value_changes_once_where_any_run_may_follow(rank: int, case: str):
+    """No probe is made, and the first run does not count either."""
+    kernel, total = autotuned(accumulate_kernel, restore_value=["y_ptr"]), torch.zeros(64)
+
+    def step(x: torch.Tensor, part: int = 0) -> torch.Tensor:
+        launch(kernel, x, total)
+        return x.clone()
+
+    options: Any = {"check": torch.clone} if case.endswith("check") else {"reset": lambda: None}
+    face = contextual_autotune if case.startswith("a step") else partial(autotune, [{"part": k} for k in range(2)], None)
+    tuned: Any = face(**options, **steps.QUICK)(step)
+    tuned(torch.ones(64))
+    assert len(tuned.records) > 0
+    assert total.tolist() == [1.0] * 64
 
 
 class _Trainer:
