@@ -116,8 +116,6 @@ class FirstRun:
         """All ranks say yes: free the value and the copies. Names of what each replay changes in plain objects."""
         self._is_accepted = True
         self._held.clear()
-        if self._undo is not None and not self.is_probed:
-            self._undo.put_back()
         self._undo = None
         if self._state is None:
             return []
