@@ -25,16 +25,9 @@ from dist_tune.compiler.pool import Compiler
 from dist_tune.errors import FailureKind
 from dist_tune.runtime.kernel import Launch
 from dist_tune.testing import FakeH200, Mode, on_ranks, values
-from tests.ranks.kernels import add_kernel, autotuned
+from tests.ranks.kernels import add_kernel, autotuned, dot_kernel
 
 TOOLS = Toolchain()
-
-
-@triton.jit
-def dot_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    x = tl.load(x_ptr + at)
-    tl.store(y_ptr + at, tl.dot(x, x))
 
 
 @triton.jit

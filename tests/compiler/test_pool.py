@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 import triton
-import triton.language as tl
 from triton.backends.nvidia.compiler import CUDABackend
 
 from dist_tune.compiler import pool
@@ -27,7 +26,7 @@ from dist_tune.compiler.pool import Compiler, n_compile_threads, quickest, turns
 from dist_tune.compiler.triton_cache import claim
 from dist_tune.runtime.kernel import Launch
 from dist_tune.testing import fake_gpu, on_ranks, values
-from tests.ranks.kernels import autotuned, configs, launch, tuned
+from tests.ranks.kernels import autotuned, configs, dot_kernel, launch, tuned
 
 NOTHING: Any = None
 
@@ -280,13 +279,6 @@ def test_kernels_are_loaded_while_others_are_compiled() -> None:
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-@triton.jit
-def _dot_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    x = tl.load(x_ptr + at)
-    tl.store(y_ptr + at, tl.dot(x, x))
-
-
 def _exits(rank: int, is_stuck: bool) -> Any:
     """A child that ends as Python does: its exit code, or the negated signal; and how long it took."""
     began = time.monotonic()
@@ -300,7 +292,7 @@ def _exits(rank: int, is_stuck: bool) -> Any:
             triton.knobs.compilation.listener = lambda **facts: stuck.append(1) or time.sleep(1e6)  # type: ignore[func-returns-value]
         candidates = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=s) for w in (1, 2, 4) for s in (1, 2)]
         args = torch.zeros(64, dtype=torch.float16), torch.zeros(64), 64
-        compiler.begin("site", Launch(autotuned(_dot_kernel), args, {"grid": (1,), "warmup": False}), candidates, range(6))
+        compiler.begin("site", Launch(autotuned(dot_kernel), args, {"grid": (1,), "warmup": False}), candidates, range(6))
         time.sleep(0.1)
         while is_stuck and len(stuck) < 2 and time.monotonic() - began < 60:  # until no thread is in the compiler's C++
             time.sleep(0.01)

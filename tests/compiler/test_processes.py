@@ -23,19 +23,11 @@ from dist_tune.compiler import processes
 from dist_tune.compiler.compilation import Toolchain
 from dist_tune.compiler.processes import Worker, folder_in_use, temporary_folder
 from dist_tune.testing import Outcome, on_ranks, values
+from tests.ranks.kernels import gemm_kernel
 
 pytestmark = pytest.mark.processes
 
 CONFIGS = [(16, 16), (16, 32), (32, 32), (32, 64)]
-
-
-@triton.jit
-def product_kernel(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr):
-    at_m, at_n, at_k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, 32)
-    total = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, K, 32):
-        total = tl.dot(tl.load(a + at_m[:, None] * K + (k + at_k)[None, :]), tl.load(b + (k + at_k)[:, None] * BN + at_n[None, :]), total)
-    tl.store(c + at_m[:, None] * BN + at_n[None, :], total)
 
 
 @triton.jit
@@ -93,7 +85,7 @@ def tune(kernel: Any, configs: list[triton.Config], *args: Any) -> Any:
 def tune_product(configs: list[triton.Config] | None = None) -> list[str | None]:
     data = torch.zeros(64, 64, dtype=torch.bfloat16)
     configs = configs or [triton.Config({"BM": m, "BN": n}) for m, n in CONFIGS]
-    record = tune(product_kernel, configs, data, data, data.float(), 64)
+    record = tune(gemm_kernel, configs, data, data, data.float(), 64)
     return [each.failure for each in record.candidates]
 
 
@@ -129,7 +121,7 @@ def test_kernels_are_the_same_to_the_bit(places: dict[str, Outcome]) -> None:
     """PTX, cubin and metadata under the same keys in Triton's disk cache."""
     found = {place: outcome.value for place, outcome in places.items()}
     assert [found[place][0] for place in ("elsewhere", "here")] == [8, 0]
-    files = {place: {name: content for name, content in each[1].items() if "product" in name} for place, each in found.items()}
+    files = {place: {name: content for name, content in each[1].items() if "gemm" in name} for place, each in found.items()}
     assert len(files["here"]) == 3 * 8
     assert files["elsewhere"] == files["here"]
     assert {Path(name).suffix for name in files["triton"] if ".json" not in name} == {".ptx", ".cubin"}
@@ -224,7 +216,7 @@ def in_this_process(rank: int) -> dict[str, tuple[int, int, int]]:
 
     cache = os.environ["TRITON_CACHE_DIR"]
     for reason in ("knobs", "patch", "listener", "/bin/false", "/no/such/python"):
-        product_kernel.device_caches.clear()
+        gemm_kernel.device_caches.clear()
         os.environ["TRITON_CACHE_DIR"] = f"{cache}/{reason.replace('/', '-')}"
         with triton.knobs.compilation.scope():
             if reason == "knobs":

@@ -33,6 +33,29 @@ def atomic_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def shift_kernel(x_ptr, y_ptr, n, shift, BLOCK: tl.constexpr):
+    """``shift`` is an argument of several classes: 1, a multiple of 16, another one."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + shift, mask=at < n)
+
+
+@triton.jit
+def dot_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x = tl.load(x_ptr + at)
+    tl.store(y_ptr + at, tl.dot(x, x))
+
+
+@triton.jit
+def gemm_kernel(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr):
+    at_m, at_n, at_k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, 32)
+    total = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, 32):
+        total = tl.dot(tl.load(a + at_m[:, None] * K + (k + at_k)[None, :]), tl.load(b + (k + at_k)[:, None] * BN + at_n[None, :]), total)
+    tl.store(c + at_m[:, None] * BN + at_n[None, :], total)
+
+
+@triton.jit
 def product_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     """The first tile of x @ x, of n x n elements, in a loop that can be pipelined."""
     at = tl.arange(0, BLOCK)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import triton
-import triton.language as tl
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler.compiler import max_shared_mem
 from triton.runtime import _async_compile
@@ -22,30 +21,17 @@ from tests.cases import further
 from tests.compiler.test_candidate import in_memory
 from tests.ranks.functions import failures
 from tests.ranks.jobs import edited, job, records
-from tests.ranks.kernels import add_kernel, autotuned, best, configs, launch, tuned
+from tests.ranks.kernels import add_kernel, autotuned, best, configs, dot_kernel, launch, shift_kernel, tuned
 from tests.ranks.world import gathered
 from tests.shared_worlds import log, on_each_rank
 
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 
 
-@triton.jit
-def rank_kernel(x_ptr, y_ptr, n, rank, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + rank, mask=at < n)
-
-
-@triton.jit
-def dot_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    x = tl.load(x_ptr + at)
-    tl.store(y_ptr + at, tl.dot(x, x))
-
-
 def forget() -> None:
     """What earlier tests of this process have compiled, and the device's limit."""
     max_shared_mem.cache_clear()
-    for kernel in (add_kernel, rank_kernel, dot_kernel):
+    for kernel in (add_kernel, shift_kernel, dot_kernel):
         kernel.device_caches.clear()
 
 
@@ -97,7 +83,7 @@ def test_ranks_with_a_cache_folder_each_compile_all(rank: int):
 @on_each_rank(3, modes=("fake",))
 def test_ranks_whose_kernels_differ_compile_their_own(rank: int):
     """An integer that is 1 is part of the kernel: ranks 0 and 1 share theirs, rank 2 has its own."""
-    blocks, kernel = compiled(), autotuned(rank_kernel, blocks=(16, 32, 64))
+    blocks, kernel = compiled(), autotuned(shift_kernel, blocks=(16, 32, 64))
     x = torch.zeros(64)
     step = tuned(kernel, lambda: kernel[(1,)](x, x, 64, [3, 5, 1][rank]))
     step()
@@ -243,7 +229,7 @@ def test_two_tunings_in_two_threads(rank: int):
     """Both compile at once, one after the other goes on, and the last to leave restores all."""
     forget()
     before, both = state(), threading.Barrier(2, timeout=20)
-    kernels = autotuned(blocks=(16, 32)), autotuned(rank_kernel, blocks=(16, 32))
+    kernels = autotuned(blocks=(16, 32)), autotuned(shift_kernel, blocks=(16, 32))
     x, runs = torch.zeros(64), [0, 0]
 
     def tune(number: int) -> None:

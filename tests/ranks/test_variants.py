@@ -24,6 +24,7 @@ from dist_tune.replays.trials import Trials
 from dist_tune.runtime import interception
 from dist_tune.testing import FakeH200, Outcome, values
 from kernels import shard_gemm
+from tests.ranks.kernels import gemm_kernel, shift_kernel
 from tests.ranks.worlds import on_ranks
 
 pytestmark = pytest.mark.processes
@@ -31,12 +32,6 @@ pytestmark = pytest.mark.processes
 MS = {16: 12.0, 32: 3.0, 64: 9.0, 128: 12.0}
 """What a launch takes, by block."""
 STAGE_MS = {1: 6.0, 2: 4.0, 3: 1.0, 4: 2.0}
-
-
-@triton.jit
-def epoch_kernel(x_ptr, y_ptr, n, epoch, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + epoch, mask=at < n)
 
 
 @triton.jit
@@ -67,15 +62,6 @@ def plain_kernel(x_ptr, step: tl.constexpr):
     tl.store(x_ptr, step)
 
 
-@triton.jit
-def loop_kernel(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr):
-    at_m, at_n, at_k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, 32)
-    total = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, K, 32):
-        total = tl.dot(tl.load(a + at_m[:, None] * 64 + (k + at_k)[None, :]), tl.load(b + (k + at_k)[:, None] * BN + at_n[None, :]), total)
-    tl.store(c + at_m[:, None] * BN + at_n[None, :], total)
-
-
 def launch_ms(src: Any, metadata: Any) -> float:
     names = src.fn.arg_names
     if "BM" in names:  # of one step no stage matters, because the loop is gone
@@ -86,7 +72,7 @@ def launch_ms(src: Any, metadata: Any) -> float:
 
 
 def autotuned(
-    kernel: Any = epoch_kernel, blocks: tuple[int, ...] = (16, 32, 64, 128), warps: tuple[int, ...] = (4,), **options: Any
+    kernel: Any = shift_kernel, blocks: tuple[int, ...] = (16, 32, 64, 128), warps: tuple[int, ...] = (4,), **options: Any
 ) -> Any:
     """A fresh autotuned kernel."""
     configs = [triton.Config({"BLOCK": block}, num_warps=each) for block in blocks for each in warps]
@@ -168,7 +154,7 @@ def endless(rank: int, kernel: Any = constant_kernel) -> Any:
 def made_anew(rank: int) -> Any:
     """A kernel object of its own in each run, with the same code."""
     x, y = torch.zeros(64), torch.zeros(64)
-    return Watched(lambda k: autotuned(triton.jit(epoch_kernel.fn))[(1,)](x, y, 64, 3)).result()
+    return Watched(lambda k: autotuned(triton.jit(shift_kernel.fn))[(1,)](x, y, 64, 3)).result()
 
 
 def beside(rank: int, n_values: int) -> Any:
@@ -219,7 +205,7 @@ class Wrapped:
 
 
 def wrapper(rank: int, swallows: bool) -> Any:
-    step, n_launches = launching(autotuned(Wrapped(triton.jit(epoch_kernel.fn), swallows)), lambda k: k), []
+    step, n_launches = launching(autotuned(Wrapped(triton.jit(shift_kernel.fn), swallows)), lambda k: k), []
     n_in_timed, winners, _, untimed = step.result()
     for _ in range(3):
         FakeH200.launches.clear()
@@ -241,7 +227,7 @@ def function(rank: int) -> Any:
     def step(n: int, BLOCK: int) -> None:
         nonlocal epoch
         epoch += 1
-        epoch_kernel[(1,)](x, y, n, epoch, BLOCK=BLOCK)
+        shift_kernel[(1,)](x, y, n, epoch, BLOCK=BLOCK)
 
     step(64)
     record = step.records[0]
@@ -263,7 +249,7 @@ def gemm(rank: int) -> Any:
 
 def equal_in_one(rank: int, lengths: tuple[int, ...]) -> Any:
     data = torch.zeros(64, 64, dtype=torch.bfloat16)
-    kernel = triton.autotune([triton.Config({"BM": 32, "BN": 32}, num_stages=stages) for stages in STAGE_MS], key=[])(loop_kernel)
+    kernel = triton.autotune([triton.Config({"BM": 32, "BN": 32}, num_stages=stages) for stages in STAGE_MS], key=[])(gemm_kernel)
     step = Watched(lambda k: [kernel[(1,)](data, data, data.float(), length) for length in lengths])
     step.result()
     return step.tuned.records[0].best.fields["num_stages"]
@@ -278,7 +264,7 @@ def not_tried(rank: int) -> Any:
         for n in (1, 2, 4)
         for regs in (64, 128, 255)
     ]
-    kernel, x, y = triton.autotune(configs, key=["n"])(epoch_kernel), torch.zeros(512), torch.zeros(512)
+    kernel, x, y = triton.autotune(configs, key=["n"])(shift_kernel), torch.zeros(512), torch.zeros(512)
     steps = [Watched(partial(lambda n, k: kernel[(1,)](x, y, n, 3), n), search=each) for each, n in (("racing", 256), ("guided", 512))]
     for step in steps:
         step.result()
@@ -359,4 +345,4 @@ def test_a_replay_that_compiles_is_told_of_and_run_again(world: list[Outcome]) -
     """By a kernel beside the tuned one, and by one whose wrapper keeps it from being compiled ahead."""
     for each in world:
         assert "does not count: it compiled tests.ranks.test_variants.plain_kernel" in each.log
-        assert "does not count: it compiled tests.ranks.test_variants.epoch_kernel" in each.log
+        assert "does not count: it compiled tests.ranks.kernels.shift_kernel" in each.log
