@@ -48,7 +48,7 @@ GUARDS = (
     Guard("the last to come reads all parts", "distributed/meetings.py", "if self._store.add(f\"{key}/count\", 1) == len(self.members):", "if self._store.add(f\"{key}/count\", 1) >= len(self.members) - 1:", "tests/distributed"),
     Guard("ranks at other steps are told so", "distributed/meetings.py", "if len({header[:2] for header in headers.values()}) > 1 or headers", "if headers", "tests/distributed"),
     Guard("the missing time out", "distributed/calls.py", "        if waited_s >= patience_s:\n", "        if waited_s >= 1e9:\n", "tests/distributed tests/ranks/test_late_ranks.py"),
-    Guard("a dead rank is seen at once", "distributed/calls.py", "has_died = card.state == \"gone\" and not card.is_over", "has_died = False", "tests/distributed tests/faults"),
+    Guard("a dead rank is seen at once", "distributed/calls.py", "if card.state == \"gone\" and not card.is_over}", "if False}", "tests/distributed tests/faults"),
     Guard("a rank that has passed is not awaited", "distributed/calls.py", "if self.is_gathering and passed:", "if self.is_gathering and not passed:", "tests/distributed tests/ranks/test_differing_calls.py"),
     Guard("a stopped rank costs waiting alone", "distributed/calls.py", "        if is_here and will_come and not self.is_broken:\n            return False\n", "", "tests/distributed tests/ranks/test_late_ranks.py"),
     Guard("waits for each other are a mismatch", "distributed/calls.py", "if self.is_first and card.is_fresh and is_elsewhere:", "if False and is_elsewhere:", "tests/distributed tests/ranks/test_differing_calls.py"),

@@ -144,12 +144,17 @@ class Limits:
         passed = [rank for rank, card in missing.items() if has_passed(call, card)]
         if self.is_gathering and passed:
             return "alone", passed
+        here = {rank for rank, card in missing.items() if call.holds(*card.inside)}
+        died = {rank for rank, card in missing.items() if card.state == "gone" and not card.is_over}
+        lost = [r for r, card in missing.items() if r in died or card.is_over or self._is_stuck(card, is_here=r in here)]
+        if lost:
+            # Those that fell silent with them, as all ranks of a host do, may have answered a moment longer.
+            silent_s = max(1.0, 0.8 * max(missing[rank].silent_s for rank in lost))
+            lost = [rank for rank, card in missing.items() if rank in lost or card.silent_s >= silent_s]
+            # A rank that has ended elsewhere: the call needs no meeting, and the step itself says whether it needs that rank.
+            return ("alone" if self.is_gathering and not died & here else "timed out"), lost
         for rank, card in missing.items():
-            is_here, waits = call.holds(*card.inside), card.waits
-            has_died = card.state == "gone" and not card.is_over
-            if has_died or card.is_over or self._is_stuck(card, is_here=is_here):
-                # A rank that has ended elsewhere: the call needs no meeting, and the step itself says whether it needs that rank.
-                return ("alone" if self.is_gathering and not (has_died and is_here) else "timed out"), [rank]
+            waits = card.waits
             is_elsewhere = waits is not None and waits.key != call.key and (call.holds(waits.place) or not has_passed(waits, mine))
             if self.is_first and card.is_fresh and is_elsewhere:
                 return "crossed", [rank]

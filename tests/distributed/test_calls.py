@@ -85,6 +85,12 @@ def test_what_a_wait_comes_to(other: Card, waited_s: float, gathered: str, visit
         assert Limits(DEADLINE_S, GATHER_S, is_first=True, **options).outcome(CALL, mine, {1: other}, waited_s)[0] == outcome, options
 
 
+def test_ranks_that_fell_silent_together_are_named_together():
+    """Those of a host that is cut off, of which one had answered a moment longer; not one that answers, and has yet to come."""
+    missing = {1: card(3, HERE, silent_s=8.1), 2: card(3, HERE, silent_s=7.8), 3: card(3, HERE)}
+    assert Limits(DEADLINE_S, GATHER_S).outcome(CALL, Card(), missing, 0.0) == ("timed out", [1, 2])
+
+
 PLACES = st.builds(Place, st.sampled_from(["f", "g"]), st.integers(1, 3), st.integers(0, 3))
 CALLS = st.builds(lambda place, n: Call(place, n > 0, place.before + n), PLACES, st.integers(0, 2))
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.faults import write_table
 from tests.faults.link import HOSTS, Link, address
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,7 @@ FAULT_AT = 6
 N_RANKS = 4
 FAULTS = ("link cut", "host lost")
 CASES = ("nothing", "50 ms", "clocks apart", *FAULTS)
-_BEGIN, _END = "<!-- hosts: begin -->", "<!-- hosts: end -->"
+HEAD = ["| fault | told | seconds | kernels compiled on each host |", "|---|---|---|---|"]
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,9 @@ def rank_main(case: str, folder: Path) -> None:
         if n_runs == FAULT_AT:
             (folder / f"at-{rank}").touch()
             time.sleep(0.5 if case in FAULTS else 0.0)
-        launch(kernel, x)
-        dist.all_reduce(x)
-        return x
+        y = launch(kernel, x)
+        dist.all_reduce(y)
+        return y
 
     told: dict[str, Any] = {}
     began = time.perf_counter()
@@ -169,7 +170,7 @@ def _wait(folder: Path, what: str, ranks: range) -> float:
         if all((folder / f"{what}-{rank}").exists() or (what == "told" and _has_ended(folder / f"lock-{rank}")) for rank in ranks):
             return time.monotonic()
         time.sleep(0.02)
-    raise TimeoutError(f"ranks have not come to {what!r}: {sorted(each.name for each in folder.iterdir())}")
+    raise TimeoutError(f"ranks have not come to {what!r}, and told: {[each.read_text() for each in sorted(folder.glob('told-*'))]}")
 
 
 def _has_ended(path: Path) -> bool:
@@ -195,30 +196,21 @@ def _descendants(pid: int) -> list[int]:
     return [found for child in children for found in (*_descendants(child), child)]
 
 
-def table(results: list[Result]) -> str:
-    """All results, as markdown."""
-    head = "| fault | told | seconds | kernels compiled on each host |\n|---|---|---|---|"
-    return "\n".join([head, *(each.row for each in results)])
-
-
 def main() -> None:
     """Play all cases; or be a rank of one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--case", action="append", choices=CASES, help="only these")
     parser.add_argument("--write", type=Path, help="put the table into this page")
     options = parser.parse_args()
     if options.rank:
         rank_main(options.rank[0], Path(options.rank[1]))
         return
     results = []
-    for case in options.case or CASES:
+    for case in CASES:
         results.append(play(case))
         print(results[-1].row, flush=True)
     if options.write:
-        before, _, rest = options.write.read_text().partition(_BEGIN)
-        after = rest.partition(_END)[2]
-        options.write.write_text(f"{before}{_BEGIN}\n\n{table(results)}\n\n{_END}{after}")
+        write_table(options.write, "hosts", [*HEAD, *(each.row for each in results)])
 
 
 if __name__ == "__main__":

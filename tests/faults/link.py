@@ -15,10 +15,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI, _CLONE_NEWNET = 0x400454CA, 0x1, 0x1000, 0x40000000
 HOSTS = ("a", "b")
+_links = count()
 
 
 def address(host: str) -> str:
@@ -47,7 +49,7 @@ class Link:
         """Of each packet, one way."""
         self.is_cut = False
         """True: packets get lost, and nothing is told of it."""
-        self._spaces = [f"dt{os.getpid()}{host}" for host in HOSTS]
+        self._spaces = [f"dt{os.getpid()}-{number}{host}" for number in [next(_links)] for host in HOSTS]
         self._devices: list[int] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._carry, daemon=True)
@@ -58,12 +60,8 @@ class Link:
             opener = threading.Thread(target=self._open, args=(space,))  # a namespace is entered by one thread
             opener.start()
             opener.join()
-            for words in (
-                ["link", "set", "lo", "up"],
-                ["addr", "add", f"{address(host)}/24", "dev", "wire"],
-                ["link", "set", "wire", "up"],
-            ):
-                _ip("-n", space, *words)
+            for words in ("link set lo up", f"addr add {address(host)}/24 dev wire", "link set wire up"):
+                _ip("-n", space, *words.split())
         self._thread.start()
         return self
 
@@ -78,20 +76,9 @@ class Link:
     def start(self, host: str, command: Sequence[str], env: dict[str, str], *, ahead_s: int = 0) -> subprocess.Popen[bytes]:
         """A program on a host, which sees no processes of the other one. Its clocks other than the wall's are ahead by so many seconds."""
         clocks = ["--time", f"--monotonic={ahead_s}", f"--boottime={ahead_s}"] if ahead_s else []
-        named = [
-            "unshare",
-            "--uts",
-            "--pid",
-            "--mount-proc",
-            *clocks,
-            "--fork",
-            "sh",
-            "-c",
-            'hostname "$0"; exec "$@"',
-            f"host-{host}",
-            *command,
-        ]
-        return subprocess.Popen(["ip", "netns", "exec", self._spaces[HOSTS.index(host)], *named], env=env, start_new_session=True)
+        apart = ["unshare", "--uts", "--pid", "--mount-proc", *clocks, "--fork"]
+        named = ["sh", "-c", 'hostname "$0"; exec "$@"', f"host-{host}", *command]
+        return subprocess.Popen(["ip", "netns", "exec", self._spaces[HOSTS.index(host)], *apart, *named], env=env, start_new_session=True)
 
     def _open(self, space: str) -> None:
         with Path("/run/netns", space).open() as file:
@@ -117,4 +104,5 @@ class Link:
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    assert not done.returncode, f"ip {' '.join(words)}: {done.stderr}"

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_tune.testing import Outcome
+from tests.faults import write_table
 from tests.faults.jobs import DEADLINE_S, FAULTS, PHASES, VICTIM, Face, Phase, run
 from tests.ranks.worlds import on_ranks
 
 MAX_PLAYS = 5
-BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 TOLD_WITHIN_S = 2 * DEADLINE_S + 3.0
 """Until the last rank knows: twice the deadline, and what a loaded machine needs."""
 HEAD = [
@@ -152,8 +152,7 @@ def main() -> None:
         lines.append(play(case).row)
         print(lines[-1], flush=True)
     if options.write:
-        before, rest = options.write.read_text().split(BEGIN)
-        options.write.write_text(before + "\n".join([BEGIN, "", *lines, "", END]) + rest.split(END)[1])
+        write_table(options.write, "faults", lines)
 
 
 if __name__ == "__main__":
