@@ -102,7 +102,6 @@ class Compiler:
         """Groups of a site of which one candidate is compiled."""
         self._tools = Toolchain()
         self._work: Counter[str] = Counter()
-        self._opened_at = 0.0
         self._patches = ExitStack()
         self._folder = ExitStack()
         self._is_open = False
@@ -179,12 +178,11 @@ class Compiler:
         """Candidates that failed to compile so far."""
         return {i: result for i, each in enumerate(self._sites[label]) if isinstance(result := each.compilation.result, Failure)}
 
-    def take_work(self) -> tuple[Counter[str], float]:
-        """Kernels by their fate, seconds by stage and those of threads at work, all since the last time; and seconds since then."""
+    def take_work(self) -> Counter[str]:
+        """Kernels by their fate, and CPU-seconds by stage, since the last time."""
         with self._lock:
             work, self._work = self._work, Counter()
-        opened_at, self._opened_at = self._opened_at, 0.0
-        return work, time.monotonic() - opened_at
+        return work
 
     def close(self) -> None:
         """Give the terminal and Triton back, and let the threads end, each after the compilation that it runs."""
@@ -211,7 +209,6 @@ class Compiler:
         if self._is_open:
             return
         _open.add(self)
-        self._opened_at = self._opened_at or time.monotonic()
         if not is_interpreted():
             begin_digest()  # beside the start of the driver
             self._folder.enter_context(folder_in_use())
@@ -306,7 +303,7 @@ class Compiler:
             is_equal = "ttgir" in stages and "llir" not in stages
             fate = "equal" if is_equal else "compiled" if stages else "on_disk"
             with self._lock:
-                self._work.update({"at_work": seconds, **stages, "failed" if isinstance(result, Failure) else fate: 1})
+                self._work.update({**stages, "failed" if isinstance(result, Failure) else fate: 1})
                 self._known.add((compilation.label, compilation.turn.group))
                 if cost and fate == "compiled":
                     self._pace_s[compilation.label] = seconds / sqrt(-cost)

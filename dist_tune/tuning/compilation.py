@@ -174,14 +174,10 @@ def _load_one(context: TuningContext, site: Site, variant: Variant, index: int) 
 
 def tell_of_work(context: TuningContext) -> None:
     """A line on the compilations since the last call of this; none if nothing was compiled."""
-    work, wall_s = context.compiler.take_work()
+    work = context.compiler.take_work()
     fates = {name: work.pop(name, 0) for name in ("compiled", "equal", "on_disk", "failed")}
     if not any(fates.values()):
         return
-    at_work_s = work.pop("at_work")
     context.expenses.seconds.compile_cpu += sum(work.values())
     stages = " ".join(f"{name}={seconds:.3f}{' (wall)' if name == 'cubin' else ''}" for name, seconds in work.items())
-    context.story.info(
-        f"closure={context.name} kernels: {' '.join(f'{name}={n}' for name, n in fates.items())} cpu_seconds: {stages} "
-        f"threads_at_work={at_work_s / max(wall_s, 1e-3):.1f} of {context.compiler.n_threads} in {wall_s:.3f} s"
-    )
+    context.story.info(f"closure={context.name} kernels: {' '.join(f'{name}={n}' for name, n in fates.items())} cpu_seconds: {stages}")
