@@ -13,14 +13,5 @@ from dist_tune.testing.fake_gpu import ExactTime, FakeH200, install_fake_driver
 from dist_tune.testing.ranks import Clock, Mode, Outcome, choose_interpreter, fork_context, on_ranks, values
 
 __all__ = [
-    "Clock",
-    "ExactTime",
-    "FakeH200",
-    "Mode",
-    "Outcome",
-    "choose_interpreter",
-    "fork_context",
-    "install_fake_driver",
-    "on_ranks",
-    "values",
-]
+    "Clock", "ExactTime", "FakeH200", "Mode", "Outcome", "choose_interpreter", "fork_context", "install_fake_driver", "on_ranks", "values",
+]  # fmt: skip

@@ -126,11 +126,9 @@ def on_ranks(
             if process.is_alive():
                 process.kill()
             if outcome.error == "Died":
-                message, log = (
-                    f"{outcome.message}, with exit code {process.exitcode}",
-                    Path(world.env["DIST_TUNE_LOG_DIR"], f"rank-{rank}.log"),
-                )
-                outcomes[rank] = replace(outcome, message=message, log=log.read_text() if log.exists() else "")
+                path = Path(world.env["DIST_TUNE_LOG_DIR"], f"rank-{rank}.log")
+                message, log = f"{outcome.message}, with exit code {process.exitcode}", path.read_text() if path.exists() else ""
+                outcomes[rank] = replace(outcome, message=message, log=log)
         return outcomes
 
 
