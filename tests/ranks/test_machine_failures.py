@@ -20,6 +20,7 @@ import triton
 from triton.runtime.cache import FileCacheManager
 
 from dist_tune import MachineError, autotune
+from dist_tune.cache.fingerprints import read_code
 from dist_tune.distributed import group_of
 from dist_tune.testing import ExactTime, FakeH200, values
 from tests.cases import further
@@ -183,6 +184,7 @@ def _no_descriptor_for_presence(rank: int) -> Any:
     over_tcp(rank)
     _, step = _step()
     group_of(None, 3.0)  # has the first connection
+    read_code(add_kernel)  # a file that cannot be read makes the kernel another one than that of its peers
     files = _take_descriptors() if rank == 1 else []
     began = time.monotonic()
     step(torch.zeros(64))
