@@ -26,6 +26,7 @@ from dist_tune.compiler.processes import CannotStartError, Worker, temporary_fol
 from dist_tune.compiler.triton_cache import claim
 from dist_tune.compiler.worker import STAGES, Made, Observed, compile_kernel, timed
 from dist_tune.errors import FailureKind, kind_of
+from dist_tune.files import to_terminal
 
 FRONT_END = "front_end"
 MAX_CHARS = 200_000
@@ -74,7 +75,8 @@ def attempt(step: Callable[[], Any], kind: FailureKind = FailureKind.COMPILE, sh
         return Failure(reason_of(error), output, shared_bytes, kind_of(error, kind))
     finally:
         _thread.printed = None
-        print(*printed, sep="", end="")  # noqa: T201  # of what did not fail: the user has asked for it
+        if printed:  # and nothing failed: the user has asked for it
+            to_terminal("".join(printed))
 
 
 def _heard(*values: object, sep: str = " ", end: str = "\n") -> None:

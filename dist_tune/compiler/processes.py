@@ -27,6 +27,7 @@ from triton import knobs
 
 from dist_tune.compiler import worker
 from dist_tune.compiler.patches import SharedContext
+from dist_tune.files import to_terminal
 
 START_S = 10.0
 """Longest time that a process takes to start."""
@@ -152,7 +153,7 @@ class Worker:
             finally:
                 del reply  # it holds this frame, and so the descriptors
         if text:  # remarks and dumps, which the user has asked for
-            sys.stderr.write(text)
+            to_terminal(text)
         return reply  # type: ignore[no-any-return]  # it was pickled
 
     def end(self) -> None:
