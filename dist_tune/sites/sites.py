@@ -213,9 +213,7 @@ class Sites:
             label, launch.name, launch.key_text, configs, texts, n_removed,
             is_compiled=launch.is_compiled, is_whole=launch.is_whole, prepare=launch.prepare,
         )  # fmt: skip
-        if (
-            label in self._outcomes and self._outcomes[label][0] in texts
-        ):  # the others have tuned it; this rank comes to it in the final run
+        if label in self._outcomes and self._outcomes[label][0] in texts:  # others have tuned it; it is met in the final run
             self._settle(site)
             return site
         record = self.lookup.look_up(label, (launch.name, launch.key_text), lambda: launch.code().digest, texts)

@@ -124,7 +124,7 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
         site = context.sites.met.get(label)
         if site is None:  # another rank's
             kernel, _, key = label.partition("[")
-            context.story.site(label, (kernel, f"[{key}"), context.entries[label].texts)
+            context.story.site(label, (kernel, f"[{key.rpartition(']')[0]}]"), context.entries[label].texts)
             continue
         if site.n_removed:  # a rule that is too strict costs speed, and no error
             n_all = len(site.configs) + site.n_removed
