@@ -281,7 +281,7 @@ def _body_of(code: CodeType, path: str, source: str | None) -> _Body:
             linecache.checkcache(path)
             source = "".join(inspect.getblock(linecache.getlines(path)[code.co_firstlineno - 1 :]))
         source = source or ""
-        (tree,) = ast.parse(f"if 1:\n{source}" if source[:1].isspace() else source).body
+        (tree,) = _parsed(f"if 1:\n{source}" if source[:1].isspace() else source).body
         if isinstance(tree, ast.If):
             (tree,) = tree.body
         if isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef) and tree.name == code.co_name:
@@ -289,6 +289,14 @@ def _body_of(code: CodeType, path: str, source: str | None) -> _Body:
             return _body_of_tree(tree, {*code.co_varnames, *code.co_cellvars})
     names = frozenset(name for each in _nested(code) for name in each.co_names)
     return _Body(ascii(_spelled(code)), names, names)
+
+
+def _parsed(source: str) -> ast.Module:
+    """The syntax tree. Tried again where Python 3.11 loses count, because a garbage collection let another thread parse meanwhile."""
+    for _ in range(9):
+        with suppress(SystemError):
+            return ast.parse(source)
+    return ast.parse(source)
 
 
 def _is_as_loaded(code: CodeType, path: str) -> bool:

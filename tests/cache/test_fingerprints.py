@@ -1,5 +1,6 @@
 """Fingerprints of code: equal wherever the code is the same, different wherever it does something else, and nothing is asked or run."""
 
+import ast
 import contextlib
 import dataclasses
 import enum
@@ -630,3 +631,26 @@ def test_many_callees_take_no_time():
     assert fingerprint(with_globals(everything, **many)) == fingerprint(with_globals(everything, **many | same))
     assert fingerprint(with_globals(chain + "x")) != fingerprint(with_globals(chain + "-x"))
     assert seconds(with_globals(everything, **many)) < 1
+
+
+def test_a_parser_that_loses_count_is_asked_again(monkeypatch: pytest.MonkeyPatch):
+    """As Python 3.11's does, where another thread parses during a garbage collection: the digest is the same."""
+    from dist_tune.cache import fingerprints
+
+    expected, own, n_failed = read_code(lasting), ast.parse, 0
+
+    def parse(source: str) -> ast.Module:
+        nonlocal n_failed
+        n_failed += 1
+        if n_failed < 4:
+            raise SystemError("AST constructor recursion depth mismatch")
+        return own(source)
+
+    fingerprints._body_of.cache_clear()
+    monkeypatch.setattr(ast, "parse", parse)
+    assert read_code(lasting) == expected
+    assert n_failed >= 4
+
+
+def lasting(x: int) -> int:
+    return x + 1
