@@ -251,9 +251,10 @@ def leave_own_runs() -> None:
 
 
 def replace(old: Listener, new: Listener) -> None:
-    """Put ``new`` in the place of ``old``, also for ``pop``; called from within a miss."""
+    """Put ``new`` in the place of ``old``, also for ``pop``; called from within a miss, which may be in a thread of autograd's."""
+    mine = get_ident()
     for ident, listener in list(listeners.items()):
-        if listener is old:
+        if listener is old and (ident == mine or mine not in listeners):  # not that of another thread in a call of the same closure
             listeners[ident] = new
     triton_patch().is_watched |= new.launching is not None
 

@@ -147,7 +147,7 @@ def none_left(label: str, texts: Sequence[str], failures: Mapping[int, Candidate
         first = machine[0] if machine[0].startswith("rank ") else f"{where.removeprefix('on ')}: {machine[0]}"
         return MachineError(
             f"site {label}: {len(machine)} of its {len(texts)} configs could not be tried, for no fault of theirs; {first}. "
-            f"Twice, the second time alone. Give that rank's machine what it lacks (disk space, memory, ulimit -n, ulimit -u) and start "
+            f"Give that rank's machine what it lacks (disk space, memory, ulimit -n, ulimit -u) and start "
             f"again; nothing of this is kept."
         )
     shown = [f'  {index}: "{texts[index]}": {reason}' for index, (_, reason) in sorted(failures.items())[:5]]

@@ -97,3 +97,28 @@ def test_a_thread_that_the_first_run_waits_for_goes_on(rank: int):
 
     step = tuned(kernel, closure, is_dist=False, cache=False)
     assert (step(torch.zeros(64)), inner) == (1.0, [1.0])
+
+
+@on_each_rank(1, is_dist=False)
+def test_a_miss_is_its_own_thread_s(rank: int):
+    """Another thread is inside the same closure meanwhile, in a call without a miss: its value is the call's, and it tunes nothing."""
+    kernel, is_inside, may_end = autotuned(blocks=(16, 32)), threading.Event(), threading.Event()
+
+    def closure(x: torch.Tensor) -> float:
+        if threading.current_thread() is threading.main_thread():
+            return launch(kernel, x)[0].item()
+        is_inside.set()
+        assert may_end.wait(20)
+        return 7.0
+
+    step = tuned(kernel, closure, is_dist=False, cache=False)
+    step(torch.zeros(64))
+    kernel.cache.clear()
+    found: list[Any] = []
+    other = threading.Thread(target=lambda: found.extend(in_threads(1, lambda _: step(torch.zeros(64)))))
+    other.start()
+    assert is_inside.wait(20)
+    assert step(torch.zeros(64)) == 1.0
+    may_end.set()
+    other.join(20)
+    assert (found, len(step.records), is_unpatched()) == ([7.0], 2, True)
