@@ -14,9 +14,9 @@ pytest := $(python) -m pytest
 on_newer := PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(pytest) -m "not gpu and not slow and not once"
 # Runs of like length, side by side: tests of several processes wait much and compute little.
 first := tests/ranks/test_[a-q]*.py
-second := tests/ranks/test_[r-z]*.py tests/examples tests/compiler tests/cli
-third := tests/faults tests/offline
-last := $(addprefix --ignore=,tests/ranks tests/examples tests/compiler tests/cli $(third))
+folders := tests/examples tests/compiler tests/cli tests/faults tests/offline
+second := tests/ranks/test_[r-z]*.py $(folders)
+last := $(addprefix --ignore=,tests/ranks $(folders))
 fast := not gpu and not slow and not processes
 half := benchmarks/tests tests/measure tests/offline tests/report tests/search
 
@@ -31,7 +31,7 @@ test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, with the insta
 	@logs=$$(mktemp -d); ids=; code=0; \
 	$(pytest) $(first) >$$logs/1 2>&1 & ids="$$ids $$!"; \
 	$(pytest) $(second) >$$logs/2 2>&1 & ids="$$ids $$!"; \
-	(code=0; $(on_newer) || code=1; $(pytest) $(third) || code=1; exit $$code) >$$logs/3 2>&1 & ids="$$ids $$!"; \
+	$(on_newer) >$$logs/3 2>&1 & ids="$$ids $$!"; \
 	$(pytest) $(last) || code=1; for id in $$ids; do wait $$id || code=1; done; cat $$logs/*; rm -rf $$logs; exit $$code
 
 test-fast: .venv/test.stamp  ## the tests that start no ranks, programs or compilers, with the installed triton: 40 s on two cores
