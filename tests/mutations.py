@@ -77,7 +77,7 @@ GUARDS = (
     Guard("suspects run last", "search/site_race.py", "return sorted((i for i in self._runnable() if i not in self.left), key=self.suspects.__contains__)", "return [i for i in self._runnable() if i not in self.left]", "tests/search tests/ranks/test_journals.py"),
     Guard("the budget ends the search", "search/race.py", "        return self._plan.budget_s is not None and self._elapsed_s >= self._plan.budget_s\n", "        return False\n", "tests/search"),
     Guard("a suspect has a meeting before it", "search/race.py", "replays[: max(1, next(doubtful, len(replays)))]", "replays", "tests/search"),
-    Guard("equals wait for the first of them", "compiler/pool.py", "waiting = {(each.label, each.turn.group) for each in running} - self._known", "waiting = set[tuple[str, str]]()", "tests/ranks/test_equal_kernels.py"),
+    Guard("equals wait for the first of them", "compiler/worker.py", "            except BlockingIOError:\n                on_wait()\n                fcntl.flock(file, fcntl.LOCK_EX)\n", "            except BlockingIOError:\n                pass\n", "tests/ranks/test_equal_kernels.py tests/compiler"),
     # Sites and records
     Guard("other candidates are an error", "sites/manifest.py", "            if texts != known:\n", "            if False:\n", "tests/sites tests/ranks/test_differing_calls.py"),
     Guard("a hit on all ranks or on none", "sites/manifest.py", "if all(each.is_open and (each.winner == first.winner or each.key == first.key) for each in found.values()):", "if True:", "tests/sites tests/ranks/test_cache_votes.py"),

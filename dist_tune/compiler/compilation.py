@@ -91,7 +91,9 @@ def _heard(*values: object, sep: str = " ", end: str = "\n") -> None:
 class Toolchain:
     """What the compilations of one tuning share: TTIR that was made, processes, the shared memory of the device."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_wait: Callable[[], None] = lambda: None) -> None:
+        self.on_wait = on_wait
+        """Called on a thread that begins to wait for an equal kernel's stages."""
         self.shared_limit_bytes: int | None = None
         """A kernel that needs more is not assembled, which would take longer than all stages before (logs/compile-cpu)."""
         self.uses_processes = False
@@ -157,8 +159,6 @@ class Turn(NamedTuple):
     cost: float
     """Estimated, negative: the longest first."""
     tiles: int
-    group: str
-    """Alike for candidates that differ in ``num_stages`` alone."""
 
 
 class Compilation:
@@ -167,7 +167,7 @@ class Compilation:
     def __init__(self, key: str, compile_: Callable[[], Any] | None, result: Any = None) -> None:
         self.key = key
         """Key in Triton's disk cache, in hex; empty if nothing is compiled."""
-        self.label, self.candidate, self.turn = "", 0, Turn(0, 0.0, 0, "")
+        self.label, self.candidate, self.turn = "", 0, Turn(0, 0.0, 0)
         """The first site and candidate that asked for it, with its turn there."""
         self.done = threading.Event()
         self.result = result
@@ -182,6 +182,8 @@ class Compilation:
         """Times that this was found."""
         self.is_given_up = False
         """Failed by ``give_up``; a thread may still be running it."""
+        self.is_waiting = False
+        """True while another process runs stages for both; its thread does not count as running."""
         self._worker: Worker | None = None
         self._made: Made | None = None
         self._tools: Toolchain
@@ -278,11 +280,16 @@ class Compilation:
         if self._made is None:
             request = source, target, options, self._tools.shared_limit_bytes, temporary_folder()
             with suppress(CannotStartError):
-                self._made = self._worker.ask(request) if self._worker is not None else None
-            self._made = self._made or compile_kernel(*request)
+                self._made = self._worker.ask(request, self._on_wait) if self._worker is not None else None
+            self._made = self._made or compile_kernel(self._on_wait, *request)
+            self.is_waiting = False
             metadata.update(self._made[1])
             self.seconds.update(self._made[2])
         return self._made[0][name]
+
+    def _on_wait(self) -> None:
+        self.is_waiting = True
+        self._tools.on_wait()
 
 
 def build_ahead(source: Any) -> None:

@@ -61,7 +61,7 @@ def turns(configs: Sequence[triton.Config], position: int, n_ranks: int) -> list
     parts: dict[str, int] = {}
     for i in sorted(range(len(configs)), key=costs.__getitem__):
         parts.setdefault(together[i], len(parts))
-    return [Turn((parts[together[i]] - position) % n_ranks, *costs[i], groups[i]) for i in range(len(configs))]
+    return [Turn((parts[together[i]] - position) % n_ranks, *costs[i]) for i in range(len(configs))]
 
 
 def _blocks(config: triton.Config) -> list[int]:
@@ -98,9 +98,7 @@ class Compiler:
         """Number, the lowest that was free -> the thread, and what it runs."""
         self._lock = threading.Lock()
         """Guards the queue and the threads."""
-        self._known: set[tuple[str, str]] = set()
-        """Groups of a site of which one candidate is compiled."""
-        self._tools = Toolchain()
+        self._tools = Toolchain(on_wait=self._start_threads)
         self._work: Counter[str] = Counter()
         self._patches = ExitStack()
         self._folder = ExitStack()
@@ -238,11 +236,11 @@ class Compiler:
     def _start_threads(self) -> None:
         """Start threads for the queue, also in place of stuck ones."""
         with self._lock:
-            for _ in range(min(self.n_threads - self._n_running(), len(self._ready()))):
+            for _ in range(min(self.n_threads - self._n_running(), len(self._queue))):
                 self._start_thread(None)
 
     def _n_running(self) -> int:
-        return sum(each is None or not each.is_given_up for _, each in self._threads.values())
+        return sum(each is None or not (each.is_given_up or each.is_waiting) for _, each in self._threads.values())
 
     def _start_thread(self, compilation: Compilation | None) -> None:
         number = min({*range(len(self._threads) + 1)}.difference(self._threads))
@@ -265,33 +263,24 @@ class Compiler:
             while True:
                 with self._lock:
                     self._threads[number] = thread, None  # it counts again if it was given up
-                    ready = self._ready()
-                    if not ready or self._n_running() > self.n_threads:
+                    if not self._queue or self._n_running() > self.n_threads:
                         del self._threads[number]
                         return
-                    each = min(ready, key=self._turn)
+                    each = min(self._queue, key=self._turn)
                     self._queue.remove(each)
                     self._threads[number] = thread, each
                 if not self._compile(each, number) and each.is_queued:
                     time.sleep(_LOOK_S if each.n_held > 1 else 0.0)
                     with self._lock:
                         self._queue += [each] if self._is_open else []
-                with suppress(RuntimeError):  # no more threads: this one goes on
-                    self._start_threads()
         finally:
             with self._lock:
                 if self._threads.get(number, (None, None))[0] is thread:
                     del self._threads[number]
 
-    def _ready(self) -> list[Compilation]:
-        """Those of the queue that may begin. Kernels of a group may be equal: the first one ends before others take over its stages."""
-        running = [each for _, each in self._threads.values() if each is not None and not each.is_given_up]
-        waiting = {(each.label, each.turn.group) for each in running} - self._known
-        return [each for each in self._queue if (each.label, each.turn.group) not in waiting]
-
     def _turn(self, each: Compilation) -> tuple[int, int, float, int, str, int]:
         """Sort key: what another process compiles last; this rank's part; the longest first, by what the site's latest one took."""
-        part, cost, tiles, _ = each.turn
+        part, cost, tiles = each.turn
         return each.n_held, part, -self._pace_s.get(each.label, 1.0) * sqrt(-cost), tiles, each.label, each.candidate
 
     def _compile(self, compilation: Compilation, number: int, *, is_urgent: bool = False) -> bool:
@@ -304,7 +293,6 @@ class Compiler:
             fate = "equal" if is_equal else "compiled" if stages else "on_disk"
             with self._lock:
                 self._work.update({**stages, "failed" if isinstance(result, Failure) else fate: 1})
-                self._known.add((compilation.label, compilation.turn.group))
                 if cost and fate == "compiled":
                     self._pace_s[compilation.label] = seconds / sqrt(-cost)
             facts = {"seconds": seconds, "worker": number, "is_cached": fate == "on_disk"}

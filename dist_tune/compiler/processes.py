@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -123,8 +123,8 @@ class Worker:
         """True if the process has not ended."""
         return self._process.poll() is None
 
-    def ask(self, request: tuple[Any, ...]) -> worker.Made:
-        """The kernel of one request (``worker.compile_kernel``).
+    def ask(self, request: tuple[Any, ...], on_wait: Callable[[], None]) -> worker.Made:
+        """The kernel of one request (``worker.compile_kernel``). ``on_wait``: called when it waits for another process.
 
         Raises:
             CannotStartError: it has another Triton, or none.
@@ -136,7 +136,8 @@ class Worker:
             if not self._is_greeted:
                 self._greet()
             self._connection.send(request)
-            reply = self._connection.recv()
+            while (reply := self._connection.recv()) is None:
+                on_wait()
         except (EOFError, OSError):
             with suppress(subprocess.TimeoutExpired):  # its own way to end, if it has one
                 self._process.wait(timeout=1.0)

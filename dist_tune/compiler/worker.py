@@ -6,7 +6,9 @@ Imports Triton's compiler and nothing of dist_tune, torch or the user's: as a sc
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -15,10 +17,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import IO, Any
 
 STAGES = ("ttir", "ttgir", "llir", "ptx", "cubin")
 IDLE_S = 20.0
@@ -50,11 +52,32 @@ def timed(seconds: dict[str, float], stage: str, step: Callable[..., Any], *args
         seconds[stage] = seconds.get(stage, 0.0) + clock() - began
 
 
-def compile_kernel(ttir: str, target: Any, options: Any, limit_bytes: int | None, folder: str | None) -> Made:
+@contextmanager
+def _held(path: str, on_wait: Callable[[], None]) -> Iterator[IO[bytes]]:
+    """A file, made if need be, that one process holds at a time; ``on_wait`` is called before waiting for another one.
+
+    In memory where the file system has no locks or no room: each works for itself.
+    """
+    with ExitStack() as stack:
+        file: IO[bytes]
+        try:
+            file = stack.enter_context(open(path, "a+b"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+        except OSError:
+            file = io.BytesIO()
+        yield file
+
+
+def compile_kernel(on_wait: Callable[[], None], ttir: str, target: Any, options: Any, limit_bytes: int | None, folder: str | None) -> Made:
     """Run the stages of one kernel. ``limit_bytes``: shared memory of the device, beyond which the kernel is not assembled, if known.
 
-    Kernels that differ in ``num_stages`` alone come to the same TTGIR where no loop is pipelined: what comes later is kept in a file of
-    ``folder``, for those that follow.
+    Kernels that differ in ``num_stages`` alone come to the same TTGIR where no loop is pipelined: the second one takes the later stages
+    of the first from a file in ``folder``, calls ``on_wait`` and waits if they are under way.
 
     Raises:
         Exception: of the compiler.
@@ -90,20 +113,20 @@ def compile_kernel(ttir: str, target: Any, options: Any, limit_bytes: int | None
     run(STAGES[:2])
     facts = sorted((name, value) for name, value in metadata.items() if name != "num_stages")
     digest = hashlib.sha256(repr((texts["ttgir"], facts)).encode()).hexdigest()
-    kept = os.path.join(folder or os.devnull, f"{digest}.stages")
-    with suppress(OSError), open(kept, "rb") as file:
-        later, written = pickle.load(file)
-        texts.update(later)
-        metadata.update(written)
-    if STAGES[-1] not in texts:
-        observed.read.clear()
-        run(STAGES[2:])
-        if folder and "num_stages" not in observed.read:
-            written = {name: value for name, value in metadata.items() if name != "num_stages"}
-            with suppress(OSError), tempfile.NamedTemporaryFile(dir=folder, delete=False) as new:  # no room: the next one runs them itself
-                pickle.dump(({name: texts[name] for name in STAGES[2:]}, written), new)
-                new.flush()
-                os.rename(new.name, kept)
+    observed.read.clear()
+    with _held(os.path.join(folder or os.devnull, f"{digest}.stages"), on_wait) as kept:
+        with suppress(EOFError, pickle.UnpicklingError):  # empty, or cut short
+            later, written = pickle.loads(kept.read())
+            texts.update(later)
+            metadata.update(written)
+        if STAGES[-1] not in texts:
+            run(STAGES[2:])
+            if "num_stages" not in observed.read:
+                with suppress(OSError):  # no room: the next one runs them itself
+                    kept.truncate(0)
+                    written = {name: value for name, value in metadata.items() if name != "num_stages"}
+                    kept.write(pickle.dumps(({name: texts[name] for name in STAGES[2:]}, written)))
+                    kept.flush()
     return texts, metadata, seconds
 
 
@@ -122,7 +145,7 @@ def main(descriptor: int, paths: list[str]) -> None:
         while connection.poll(IDLE_S):
             request = connection.recv()
             try:
-                reply: Any = compile_kernel(*request)
+                reply: Any = compile_kernel(lambda: connection.send(None), *request)
             except Exception as error:  # noqa: BLE001  # the rank raises it again, in the thread that waits for this kernel: it is a vote
                 reply = error
             try:

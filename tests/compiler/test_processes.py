@@ -62,9 +62,9 @@ def note_requests() -> list[Any]:
     asked: list[Any] = []
     ask = Worker.ask
 
-    def noting(self: Worker, request: Any) -> Any:
+    def noting(self: Worker, request: Any, on_wait: Any) -> Any:
         asked.append(request[2])
-        return ask(self, request)
+        return ask(self, request, on_wait)
 
     Worker.ask = noting  # type: ignore[method-assign]
     return asked
@@ -173,13 +173,13 @@ def crash(rank: int, how: signal.Signals) -> tuple[list[str | None], list[int]]:
     """Kill, abort or stop the process of one config while it compiles."""
     ask, pids = Worker.ask, list[int]()
 
-    def dying(self: Worker, request: Any) -> Any:
+    def dying(self: Worker, request: Any, on_wait: Any) -> Any:
         if request[2].num_warps == 8:
             pids.append(self._process.pid)
             if not self._is_greeted:  # one that dies before has not started
                 self._greet()
             os.kill(self._process.pid, how)
-        return ask(self, request)
+        return ask(self, request, on_wait)
 
     Worker.ask = dying  # type: ignore[method-assign]
     configs = [triton.Config({"BM": m, "BN": n}, num_warps=8 if (m, n) == CONFIGS[-1] else 4) for m, n in CONFIGS]
@@ -299,13 +299,13 @@ def test_a_process_ignores_ctrl_c_and_says_how_it_died() -> None:
     """An interrupt reaches the whole group of processes, and is the rank's to handle."""
     each = Worker()
     with pytest.raises(AttributeError):  # it serves
-        each.ask(("no module", None, None, None, None))
+        each.ask(("no module", None, None, None, None), lambda: None)
     each._process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     assert each.is_alive
     each._process.kill()
     with pytest.raises(MemoryError, match=r"exit code -9"):
-        each.ask(("", None, None, None, None))
+        each.ask(("", None, None, None, None), lambda: None)
 
 
 @pytest.mark.once
