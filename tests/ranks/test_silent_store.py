@@ -66,7 +66,7 @@ def _cut_off(rank: int, at_run: int) -> Any:
 
     def step(x: torch.Tensor) -> torch.Tensor:
         runs[0] += 1
-        time.sleep(1.0 if runs[0] == 1 else 0.02)  # both ranks are in their first run when the wire is cut there
+        time.sleep(2.0 if runs[0] == 1 else 0.02)  # the other rank has seen this one in its first run when the wire is cut there
         if wires and runs[0] == at_run:
             wires[0].is_cut = True
         return launch(kernel, x)
