@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dist_tune.distributed import is_secondary
 from dist_tune.errors import DistTuneError, free_frames
 from dist_tune.measure import RngState, Snapshot, StepState, difference, flat, sums_of
 from dist_tune.runtime import noting_tensors, noting_training
-from dist_tune.sites import is_fatal
+from dist_tune.sites import LEFT, is_fatal
 
 
 class FirstRun:
@@ -106,7 +107,8 @@ class FirstRun:
             if is_fatal(error) or isinstance(error, DistTuneError):
                 raise
             free_frames(error)
-            self.why_not = self.why_not or f"raises {type(error).__name__} when it runs again ({str(error).partition(chr(10))[0]})"
+            how = LEFT if is_secondary(error) else f"raises {type(error).__name__}"
+            self.why_not = self.why_not or f"{how} when it runs again ({str(error).partition(chr(10))[0]})"
         else:
             self.why_not = self.why_not or state.why_not(stepped) or self._another(value, first, sums) or state.compare()
         finally:

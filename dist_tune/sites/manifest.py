@@ -12,6 +12,9 @@ from dist_tune.cache import LookupResult, digest
 from dist_tune.errors import Failures
 from dist_tune.search import PriorTimes
 
+LEFT = "is left alone in a collective"
+"""How the reason of a rank begins that is the consequence of what another one did."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankManifest:
@@ -143,6 +146,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
     disputed = sorted(_disputed(manifests) - mixed.keys())
     is_asking = disputed or refused or any(label not in cached for label in sites)
     against = [(rank, mine.why_not) for rank, mine in manifests.items() if mine.why_not and is_asking]
+    against.sort(key=lambda each: each[1].startswith(LEFT))  # a consequence of another rank's reason
     namesakes = [
         f"launches {label}, which by the order of launches is another kernel on another rank ({mixed[label]}): not tuned; pass these "
         "values as arguments"

@@ -176,7 +176,7 @@ def test_a_step_that_must_not_be_repeated_is_not_tuned_on_any_rank(rank: int, ca
 
 @on_each_rank(is_alone=True)
 def test_an_error_of_the_second_run_on_one_rank_is_a_no_of_all(rank: int):
-    """Its peer waits in a collective until the deadline; the first run is the call's on both."""
+    """Its peer waits in a collective until the deadline; the first run is the call's on both, and the first cause is told."""
     os.environ["DIST_TUNE_DEADLINE_S"] = "1"
     kernel, runs = autotuned(blocks=(16, 32)), []
 
@@ -190,7 +190,7 @@ def test_an_error_of_the_second_run_on_one_rank_is_a_no_of_all(rank: int):
         return y[0].item()
 
     assert (step(torch.zeros(64)), len(step.records)) == (2.0, 0)
-    assert "when it runs again" in log()
+    assert "step raises IndexError when it runs again (past the end) on rank 1: not tuned" in log()
 
 
 @on_each_rank()
