@@ -6,7 +6,8 @@ Decides when to tune, and does little where there is nothing to tune.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, update_wrapper
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
@@ -19,7 +20,7 @@ from dist_tune.errors import NestedTuningError
 from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.measure import StepState, is_capturing, is_traced
 from dist_tune.replays import FirstRun
-from dist_tune.runtime import Listener, Tunable, interception, own_runs
+from dist_tune.runtime import Listener, Timings, Tunable, interception, own_runs
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.sites import Site, Turn, check_not_capturing
@@ -128,6 +129,33 @@ class Untuned:
         return None if is_due else site.configs[next(i for i in (site.stand_in, site.near, 0) if i is not None)]
 
 
+class MadeAnew:
+    """Kernels that a function decorates anew in each call, and their configs: from the third call on they cost no meeting.
+
+    All ranks use one config for a kernel, so each of them may go on with it by itself.
+    """
+
+    def __init__(self) -> None:
+        self._met = set[str]()
+        self._configs = defaultdict[str, list[tuple[Mapping[str, str], str]]](list)
+        """Name and key -> identities of kernels that were met with it in a second tuning, each with its config, described."""
+
+    def note(self, sites: Iterable[Site]) -> None:
+        """Note the sites of a tuning."""
+        for site in sites:
+            if site.winner is not None and (name := site.kernel + site.key) in self._met:
+                self._configs[name].append((site.identify(), site.texts[site.configs.index(site.winner)]))
+        self._met.update(site.kernel + site.key for site in sites)
+
+    def config(self, launch: Tunable) -> Any:
+        """The config for a launch without one, of a kernel that was met as another object; else None."""
+        for identity, text in self._configs.get(launch.name + launch.key_text, ()):
+            if identity == launch.identify():
+                configs, texts, _ = launch.candidates()
+                return dict(zip(texts, configs, strict=True)).get(text)
+        return None
+
+
 class Tuner:
     """What a decorated function keeps between calls. Base of both decorators'."""
 
@@ -172,6 +200,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         """Signatures that have had their first call; one set for ever, because calls look into it themselves."""
         self.is_waived = False
         """True once ranks were found to be called with different arguments, so that only a miss is worth a meeting."""
+        self.made_anew = MadeAnew()
         self.opened: dict[Listener, Tuning] = {}
         """By the listener that has taken this one's place: tunings begun by a miss in a call that expected none."""
         self.call: Callable[..., R] = function  # the function in the closure's place
@@ -270,6 +299,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), first, is_watched=is_watched))
         self.keep(tuning)
         self.is_waived |= tuning.is_alone
+        self.made_anew.note(() if tuning.is_alone else tuning.sites)
         return value
 
     def first_run(self, args: Any, kwargs: Any, *, is_watched: bool) -> FirstRun:
@@ -307,6 +337,9 @@ class _ClosureTuner(Tuner, Generic[P, R]):
             return launch.run(configs[0], None)
         if (config := self.untuned.config(launch)) is not None:
             return launch.run(config, None, is_trial=False)
+        if (config := self.made_anew.config(launch)) is not None:
+            launch.slot.fill(config, Timings())
+            return launch.run(config, None)
         tuning = self.open()
         self.opened[tuning.trials] = tuning
         interception.replace(self, tuning.trials)

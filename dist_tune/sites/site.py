@@ -67,6 +67,8 @@ class Site:
     """True for a function that is the whole closure."""
     prepare: Callable[[Any], None] | None = None
     """Called before a replay, with its config."""
+    identify: Callable[[], Mapping[str, str]] = dict
+    """Of its first launch, see ``Tunable``."""
     checker: Checker | None = None
     is_new: bool = True
     """True until it is reported to the others and loaded."""

@@ -80,6 +80,11 @@ class Tuning:
         """One for each site that has its config now."""
         return self._context.records
 
+    @property
+    def sites(self) -> list[Site]:
+        """All that this rank has met."""
+        return [*self._context.sites.met.values()]
+
     def meet(self, launch: Tunable) -> Site:
         """Enter the site of the launch that is the whole closure, before it is made; its arguments are kept for all runs."""
         self._context.replays.keep(launch)
