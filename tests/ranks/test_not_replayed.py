@@ -190,7 +190,7 @@ def test_an_error_of_the_second_run_on_one_rank_is_a_no_of_all(rank: int):
         return y[0].item()
 
     assert (step(torch.zeros(64)), len(step.records)) == (2.0, 0)
-    assert "step raises IndexError when it runs again (past the end) on rank 1: not tuned" in log()
+    assert "step raises IndexError when it runs again (past the end): not tuned; split it, or give reset= (on rank 1)" in log()
 
 
 @on_each_rank()
