@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, update_wrapper
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from torch.compiler import is_dynamo_compiling
 
@@ -139,6 +140,8 @@ class MadeAnew:
         self._met = set[str]()
         self._configs = defaultdict[str, list[tuple[Mapping[str, str], str]]](list)
         """Name and key -> identities of kernels that were met with it in a second tuning, each with its config, described."""
+        self._asked = WeakValueDictionary[tuple[int, str], Any]()
+        """Kernels that have asked, by identity and key: one that has lost its config since is to be tuned."""
 
     def note(self, sites: Iterable[Site]) -> None:
         """Note the sites of a tuning."""
@@ -149,6 +152,11 @@ class MadeAnew:
 
     def config(self, launch: Tunable) -> Any:
         """The config for a launch without one, of a kernel that was met as another object; else None."""
+        asking = id(launch.owner), launch.key_text
+        has_asked = asking in self._asked
+        self._asked[asking] = launch.owner
+        if has_asked:
+            return None
         for identity, text in self._configs.get(launch.name + launch.key_text, ()):
             if identity == launch.identify():
                 configs, texts, _ = launch.candidates()

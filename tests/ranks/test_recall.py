@@ -101,6 +101,17 @@ def test_a_kernel_made_anew_in_every_call_hits_in_every_call(rank: int):
     assert log().count("meeting='manifest'") - before == 2
 
 
+@on_each_rank()
+def test_a_kernel_whose_cache_is_cleared_is_tuned_each_time(rank: int):
+    """It is no kernel that is made anew."""
+    kernel = autotuned(blocks=(16, 32))
+    step = tuned(kernel, lambda x: launch(kernel, x), cache=False)
+    for n in range(1, 5):
+        step(torch.zeros(64))
+        assert len(step.records) == n
+        kernel.cache.clear()
+
+
 def _draw() -> tuple[float, ...]:
     return torch.rand(()).item(), random.random(), float(np.random.rand())
 
