@@ -71,6 +71,10 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(os.environ["DIST_TUNE_CACHE_DIR"], ignore_errors=True)
 
 
+def pytest_collection_finish() -> None:
+    os.environ.pop("TRITON_INTERPRET", None)  # tests that import kernels/ have set it, where there is no GPU
+
+
 @pytest.fixture(autouse=True)
 def _environment_stays() -> Generator[None]:
     yield
