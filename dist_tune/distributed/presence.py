@@ -36,7 +36,7 @@ _N_RUNS = 16
 """Latest runs whose numbers of collectives are compared."""
 _WAIT = timedelta(days=10)
 """Of one wait inside the store, which is repeated; torch counts its milliseconds in 32 bits."""
-_FAREWELL_S = 0.5
+_FAREWELL_S = 1.5
 """Seconds that rank 0, which may host the store, waits at its end for peers to leave it: torch warns of one that is cut off."""
 CARD = TypeAdapter(Card)
 
@@ -225,16 +225,15 @@ class Presence:
             return
         self._is_over = True
         with suppress(dist.DistError, TimeoutError):  # the store's host is gone, or silent
-            within(4 * _FAREWELL_S, self._say_farewell)
+            within(_FAREWELL_S, self._say_farewell)
 
     def _say_farewell(self) -> None:
         self._store.set(self._awaited(), "")
         self._thread.join(_FAREWELL_S)
-        others = self._activity.others if self._activity.rank == 0 else []
-        questions, until = Questions(self._store), time.monotonic() + _FAREWELL_S
+        others, questions = self._activity.others if self._activity.rank == 0 else [], Questions(self._store)
         if others:
             self._store.set("host over", "")
-        while others and time.monotonic() < until:
+        while others:
             others = [rank for rank, card in questions.ask(others).items() if card.question >= 0 and not card.is_over]
             time.sleep(0.005)
 

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from dist_tune.distributed.calls import Card, Place, State
-from dist_tune.distributed.presence import Activity, process_name, state_of
+from dist_tune.distributed.presence import CARD, Activity, Presence, process_name, state_of
 
 PLACE = Place("step", 1)
 
@@ -98,3 +100,15 @@ def test_a_process_runs_is_stopped_and_ends():
     assert state_of(name) == state_of(f"{here} {pid} {int(start) + 1}") == "gone"
     assert state_of(process_name()) == "runs"
     assert {state_of(each) for each in (f"other {pid} {start}", "", "x", f"{here} -1 {start}", f"{here} ../1 5")} == {""}
+
+
+@pytest.mark.once
+def test_the_host_of_the_store_waits_a_moment_for_peers_that_do_not_end():
+    """They may still read from it; but one that never says that it is over keeps no process."""
+    store: Any = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
+    host = Presence(store.clone(), store.clone(), Activity(0, [0, 1], lambda: 0, lambda: 0))
+    store.set("beat/1", "")
+    store.set("card/1", CARD.dump_json(Card(question=0)).decode())
+    began = time.monotonic()
+    host.stop()
+    assert 0.5 < time.monotonic() - began < 5.0
