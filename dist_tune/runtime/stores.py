@@ -1,4 +1,4 @@
-"""What a run does that must not be done twice: optimizers that step, and kernels that write to memory that was there before.
+"""What a run does that must not be done twice: training that steps, and kernels that write to memory that was there before.
 
 Knows Triton's launches and torch's optimizers; nothing of candidates or ranks.
 """
@@ -6,13 +6,16 @@ Knows Triton's launches and torch's optimizers; nothing of candidates or ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import wraps
 from threading import _DummyThread, current_thread, get_ident
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from dist_tune.compiler import SharedContext, replaced
 from dist_tune.distributed import is_symmetric
 from dist_tune.runtime.recording import around_launches
 
@@ -35,15 +38,45 @@ def noting_tensors(note: Callable[[str, torch.Tensor], object]) -> Iterator[None
 
 @contextmanager
 def noting_training() -> Iterator[list[Any]]:
-    """The optimizers that step meanwhile in this thread's tuned call, or in autograd's hooks."""
+    """The optimizers, LR schedulers and GradScalers that step meanwhile in this thread's tuned call, or in autograd's hooks."""
     stepped, thread = list[Any](), get_ident()
 
-    def note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def note(owner: Any) -> None:
         if get_ident() == thread or isinstance(current_thread(), _DummyThread):
-            stepped.append(optimizer)
+            stepped.append(owner)
 
-    hook = register_optimizer_step_pre_hook(note)
+    _notes.append(note)
     try:
-        yield stepped
+        with _training():
+            yield stepped
     finally:
-        hook.remove()
+        _notes.remove(note)
+
+
+_notes: list[Callable[[Any], None]] = []
+
+
+def _noted(run: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(run)
+    def step(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        for note in list(_notes):
+            note(owner)
+        return run(owner, *args, **kwargs)
+
+    return step
+
+
+@contextmanager
+def _heard_training() -> Iterator[None]:
+    """Schedulers and scalers by the methods of their classes: the probe compares those alone that the step leads to."""
+    with ExitStack() as stack:
+        stack.callback(register_optimizer_step_pre_hook(_noted(lambda optimizer, args, kwargs: None)).remove)
+        classes = [LRScheduler, torch.amp.GradScaler]
+        for cls in classes:
+            classes += cls.__subclasses__()
+            for name in {"step", "update"} & vars(cls).keys():
+                stack.enter_context(replaced(cls, name, _noted))
+        yield
+
+
+_training = SharedContext(_heard_training)  # a second thread that makes a first call would put back the first one's methods

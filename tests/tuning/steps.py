@@ -84,6 +84,7 @@ def _bytes(value: Any) -> Any:
 
 plain_accumulate = triton.jit(accumulate_kernel.fn)
 _hidden: list[torch.Tensor] = []
+_scheduled: list[Any] = []
 
 
 def ones(value: float = 1.0) -> torch.Tensor:
@@ -241,6 +242,12 @@ def hidden() -> Callable[[], torch.Tensor]:
     return lambda: globals()["_" + "hidden"][0].clone()
 
 
+def scheduled() -> Callable[[], torch.Tensor]:
+    """A scheduler that nothing leads to but its call."""
+    _scheduled[:] = [torch.optim.lr_scheduler.StepLR(sgd()[1], 1, gamma=0.5)]
+    return lambda: torch.tensor(globals()["_" + "scheduled"][0].get_last_lr())
+
+
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[torch.Tensor, Any], Any]]] = {
     "fused AdamW": (lambda: training(lambda each: torch.optim.AdamW(each, lr=0.01, fused=True)), train),
     "no optimizer of torch": (sgd, small_step),
@@ -248,6 +255,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[torch.Tensor, Any], Any]]]
     "LBFGS": (lambda: training(lambda each: torch.optim.LBFGS(each, max_iter=3)), lbfgs),
     "every fourth call": (lambda: (*sgd(), [0]), every_fourth_time),
     "scheduler alone": (lambda: torch.optim.lr_scheduler.StepLR(sgd()[1], 1, gamma=0.5), lambda y, its: its.step()),
+    "scheduler that nothing leads to": (scheduled, lambda y, its: globals()["_" + "scheduled"][0].step()),
     "moving average": (zeros, lambda y, its: its.data.mul_(0.9).add_(y) is None),
     "a kernel into a gradient": (weight, lambda y, its: add_to(its.grad, y)),
     "a kernel into hidden memory": (hidden, lambda y, its: globals()["_into_" + "hidden"](y)),
