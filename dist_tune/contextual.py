@@ -147,7 +147,7 @@ class MadeAnew:
         """Note the sites of a tuning."""
         for site in sites:
             if site.winner is not None and (name := site.kernel + site.key) in self._met:
-                self._configs[name].append((site.identify(), site.texts[site.configs.index(site.winner)]))
+                self._configs[name].insert(0, (site.identify(), site.texts[site.configs.index(site.winner)]))  # the latest first
         self._met.update(site.kernel + site.key for site in sites)
 
     def config(self, launch: Tunable) -> Any:
