@@ -1,7 +1,7 @@
 # ruff: noqa: E501  # a guard is one row, which holds a line of the code as it stands there
 """Breaks one guard of dist_tune after the other, and says which of them the tests notice.
 
-    python -m tests.mutations                       # all guards: an hour on one core
+    python -m tests.mutations                       # all guards: half an hour on two cores
     python -m tests.mutations --jobs 2 "MAX over ranks" "vote"
 
 Each guard is a line that could be wrong without an error: a vote that is not taken, a deadline that never ends, a lock that is left open. The
