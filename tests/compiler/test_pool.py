@@ -247,11 +247,11 @@ def test_where_there_are_no_locks_each_process_compiles(tmp_path: Path, monkeypa
 
 
 def _loads_before_the_meeting(rank: int) -> Any:
-    loads, met, begun = list[str](), list[int](), list[int]()
+    loads, met, begun = list[str](), list[int](), set[str]()
     load, compile_one = fake_gpu._Utils.load_binary, Compilation.run
 
     def compiling(self: Compilation, *args: Any, **options: Any) -> bool:
-        begun.append(1)
+        begun.add(self.key)  # one that another thread was found to compile begins twice
         until = time.monotonic() + 20.0
         while len(begun) == 6 and len(loads) < 4 and time.monotonic() < until:  # the last one takes as long as that
             time.sleep(0.01)
