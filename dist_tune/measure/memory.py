@@ -115,7 +115,7 @@ class Snapshot:
             self._room_bytes[device] = min(self._room_bytes.get(device, _room_bytes(device)), max(spare_bytes / 2, _SMALL_BYTES))
 
     def copy(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy tensors whatever room that takes, by region. The first copy of each counts; those of freed tensors go."""
+        """Copy tensors by region, without a limit of room. The first copy of each counts; those of freed tensors go."""
         self._kept = {key: each for key, each in self._kept.items() if not each[0].storage.expired()}
         for region in map(Region.of, tensors):
             if region is not None and region not in self._kept and (memory := region.tensor()) is not None:

@@ -98,7 +98,7 @@ def out_five(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tenso
 )
 @pytest.mark.parametrize("given", ["one", "new", "zeroed"])
 def test_only_a_candidate_that_writes_its_output_is_right(check: Function, before: torch.Tensor, candidates: list[Function], given: str):
-    """Whatever candidates were before it, and what stood there; also where each run is given memory of its own, or zeros."""
+    """After any candidates, over any values in that memory; also where each run is given memory of its own, or zeros."""
     out, checker = before.clone(), Checker(check, out_function)
     gives = {"one": lambda: out, "new": before.clone, "zeroed": out.zero_}[given]
     for each in candidates:
@@ -184,7 +184,7 @@ def picky(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 def is_whole(result: torch.Tensor, *args: Any) -> bool:
-    """A check that lets an output be read: whatever is finite, and not all of it zero."""
+    """A check that lets an output be read: any finite values pass that are not all zero."""
     return bool(result.isfinite().all() and result.abs().sum() > 0)
 
 

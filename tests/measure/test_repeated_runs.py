@@ -44,7 +44,7 @@ WRITES: dict[str, tuple[int, Callable[[torch.Tensor, torch.Tensor], object]]] = 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_is_not_written_is_found(dtype: torch.dtype):
-    """Although the right answer is there, and whatever the format; it says how much is left out. What is written in full is right."""
+    """Although the right answer is there, in every format; the reason says how much is left out. A result written in full is right."""
     for n_left, write in WRITES.values():
         out = right(dtype)
 

@@ -206,7 +206,7 @@ MEANS = {16: [1.0, 2.1, 9.0, 9.0], 64: [3.9, 2.1, 1.0, 9.0]}
         (BMS[:2], {16: [100.0, 200.0, 103.5]}, {"BM": 999}, 0.03, {"BM": 16}, 0.0, 0.035, True),
         (BMS[:2], {16: [100.0, 200.0, 90.0]}, {"BM": 999}, -0.5, {"BM": 999}, 0.0, 0.0, False),
         (BMS[:2], {16: [100.0, 200.0, -1.0]}, {"BM": 999}, 0.03, {"BM": 16}, 0.0, None, True),  # it does not run now
-        # One of the space is no other, with AMD's keys or without, in whatever order its keys stand.
+        # A config of the space equals no other, with AMD's keys or without, in any order of its keys.
         (AMD, {16: [2.0, 1.0]}, {"BN": 8, "BM": 32}, 0.0, AMD[2], 0.0, 0.0, False),
         (AMD, {16: [2.0, 1.0]}, {"BM": 32, "BN": 8, "waves_per_eu": 8}, 0.0, AMD[2], 0.0, 0.0, False),
     ],

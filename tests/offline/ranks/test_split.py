@@ -217,7 +217,7 @@ def test_a_problem_that_fails_leaves_the_others_alone(rank: int):
 
 @on_each_rank()
 def test_ranks_that_disagree_are_told(rank: int):
-    """Nobody gets another problem's winner."""
+    """Each problem gets its own winner."""
     problems = [problem("a", 1, shared_folder()), problem("b", 3, shared_folder())]
     with pytest.raises(RankMismatchError, match="ranks 0 and 1 have other problems, first at index 0"):
         tune_problems(problems[:: 1 - 2 * rank], num_iters=1)
