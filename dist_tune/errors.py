@@ -9,9 +9,12 @@ from __future__ import annotations
 import errno
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class FailureKind(StrEnum):
@@ -51,6 +54,14 @@ Failures = dict[str, dict[int, CandidateFailure]]
 def reasons(failures: Mapping[int, CandidateFailure]) -> dict[int, str]:
     """Candidate -> reason alone."""
     return {candidate: failure.reason for candidate, failure in failures.items()}
+
+
+def parsed(parse: Callable[[], T]) -> T:
+    """The syntax tree that ``parse`` makes; once more where Python 3.11 loses count, because a collection let another thread parse."""
+    for _ in range(9):
+        with suppress(SystemError):
+            return parse()
+    return parse()
 
 
 def free_frames(error: BaseException) -> None:

@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dist_tune.errors import parsed
+
 _MAX_STEPS, _STEPS_OF_CODE = 20_000, 10  # values read in one fingerprint; a function or class counts as ten
 _MAX_ELEMENTS, _MAX_DEPTH = 4_096, 32  # of one container; of containers in containers
 _SURELY_LOADED_S = 600.0  # age of a file at the start of the process from which on it was not changed since: clocks differ by less
@@ -281,7 +283,8 @@ def _body_of(code: CodeType, path: str, source: str | None) -> _Body:
             linecache.checkcache(path)
             source = "".join(inspect.getblock(linecache.getlines(path)[code.co_firstlineno - 1 :]))
         source = source or ""
-        (tree,) = _parsed(f"if 1:\n{source}" if source[:1].isspace() else source).body
+        text = f"if 1:\n{source}" if source[:1].isspace() else source
+        (tree,) = parsed(lambda: ast.parse(text)).body
         if isinstance(tree, ast.If):
             (tree,) = tree.body
         if isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef) and tree.name == code.co_name:
@@ -289,14 +292,6 @@ def _body_of(code: CodeType, path: str, source: str | None) -> _Body:
             return _body_of_tree(tree, {*code.co_varnames, *code.co_cellvars})
     names = frozenset(name for each in _nested(code) for name in each.co_names)
     return _Body(ascii(_spelled(code)), names, names)
-
-
-def _parsed(source: str) -> ast.Module:
-    """The syntax tree. Tried again where Python 3.11 loses count, because a garbage collection let another thread parse meanwhile."""
-    for _ in range(9):
-        with suppress(SystemError):
-            return ast.parse(source)
-    return ast.parse(source)
 
 
 def _is_as_loaded(code: CodeType, path: str) -> bool:

@@ -20,12 +20,13 @@ from typing import IO, Any, NamedTuple
 import triton
 from triton.compiler import code_generator
 from triton.compiler.compiler import ASTSource
+from triton.runtime.jit import JITFunction
 
 from dist_tune.compiler.patches import replaced
 from dist_tune.compiler.processes import CannotStartError, Worker, temporary_folder
 from dist_tune.compiler.triton_cache import claim
 from dist_tune.compiler.worker import STAGES, Made, Observed, compile_kernel, timed
-from dist_tune.errors import FailureKind, kind_of
+from dist_tune.errors import FailureKind, kind_of, parsed
 from dist_tune.files import to_terminal
 
 FRONT_END = "front_end"
@@ -345,6 +346,7 @@ def patched() -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(sys.setswitchinterval, interval_s)
         stack.enter_context(replaced(ASTSource, "make_ir", _make_ir))
+        stack.enter_context(replaced(JITFunction, "parse", lambda own: lambda kernel: parsed(lambda: own(kernel))))
         stack.enter_context(replaced(code_generator, "print", lambda own: _heard))
         for backend in triton.backends.backends.values():
             stack.enter_context(replaced(sys.modules[backend.compiler.__module__], "print", lambda own: _heard))
