@@ -18,6 +18,7 @@ from math import exp
 from benchmarks.meeting_costs import Cost, tuning
 from benchmarks.timing_tables import load_tables
 from dist_tune.search.guided import guide_of
+from dist_tune.search.pace import Pace
 from dist_tune.search.plan import Plan, Replay
 from dist_tune.search.race import Race
 from dist_tune.search.selection import RacingOptions
@@ -90,6 +91,10 @@ class Played:
     schedule: list[Replay]
     meetings: list[tuple[dict[int, Report], Report]]
     """One per rung or round."""
+    n_calls: int = 0
+    """Of the job until its winners, where it is tuned online."""
+    slowdown: float = 0.0
+    """Share of the time of these calls that trials have taken beyond what was in use, truly."""
 
 
 class _Rank:
@@ -128,8 +133,10 @@ class _Rank:
         return ms * exp(self._dice.gauss(0.0, self._world.noise)) if ms else 0.0
 
 
-def play(world: World, plan: Plan | None = None, options: RacingOptions | None = None, seed: int = 0) -> Played:
-    """Tune the closure as a session does, between the vote on what was compiled and the winners."""
+def play(
+    world: World, plan: Plan | None = None, options: RacingOptions | None = None, seed: int = 0, *, max_slowdown: float | None = None
+) -> Played:
+    """Tune the closure as a session does, between the vote on what was compiled and the winners; online with ``max_slowdown``."""
     plan = plan or Plan()
     search = Race(plan, options)
     for site, kernel in world.sites.items():
@@ -140,12 +147,23 @@ def play(world: World, plan: Plan | None = None, options: RacingOptions | None =
     schedule: list[Replay] = []
     meetings: list[tuple[dict[int, Report], Report]] = []
     replay_ms, in_finals = 0.0, False
+    pace, n_calls, beyond_ms, job_ms = Pace(max_slowdown or 1.0), 0, 0.0, 0.0
     while batch := _next_batch(world, search):
         if search.is_final and not in_finals:
             for rank in ranks:
                 rank.samples.restart()
         in_finals = search.is_final
         times_launches = not in_finals or plan.objective == "kernel"
+        n_taken, in_use = len(batch), {site: search[site].best or 0 for site in world.sites}
+        if max_slowdown is not None:
+            batch, n_taken = pace.plan(search, batch)
+            first = max(n_calls + 1, pace.due(search, batch))
+            pace.begin(first)
+            job_ms += (first - n_calls - 1 + len(batch)) * world.closure_ms(in_use)
+            beyond_ms += sum(
+                max(0.0, world.closure_ms({s: t.candidate for s, t in each.items()}) - world.closure_ms(in_use)) for each in batch
+            )
+            n_calls = first + len(batch) - 1
         for replay in batch:
             replay_ms += max(rank.run(len(schedule), replay, times_launches=times_launches) for rank in ranks)
             schedule.append(replay)
@@ -153,10 +171,15 @@ def play(world: World, plan: Plan | None = None, options: RacingOptions | None =
         reports = {r: rank.samples.report({}, batch, known_ms) for r, rank in enumerate(ranks)}
         told = replace(reduce_reports(reports), batch_s=len(batch) * world.host_ms / 1e3)
         meetings.append((reports, told))
-        search.tell(len(batch), told)
+        search.tell(n_taken, told)
+        if max_slowdown is not None:
+            pace.end(search, batch, n_calls)
     winners = {site: best for site in world.sites if (best := search[site].best) is not None}
     best_ms = world.closure_ms({site: kernel.best() for site, kernel in world.sites.items()})
-    return Played(winners, world.closure_ms(winners) / best_ms - 1, len(schedule), replay_ms, search, schedule, meetings)
+    return Played(
+        winners, world.closure_ms(winners) / best_ms - 1, len(schedule), replay_ms, search, schedule, meetings,
+        n_calls, beyond_ms / (job_ms + beyond_ms) if job_ms else 0.0,
+    )  # fmt: skip
 
 
 def _next_batch(world: World, search: Race) -> list[Replay]:

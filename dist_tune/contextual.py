@@ -25,8 +25,8 @@ from dist_tune.runtime import Listener, Timings, Tunable, interception, own_runs
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.sites import Site, Turn, check_not_capturing
-from dist_tune.tuning import TunedClosure, Tuning, TuningOptions, note_of_tracing
-from dist_tune.validation import check_function, check_ordinary
+from dist_tune.tuning import Online, TunedClosure, Tuning, TuningOptions, note_of_tracing
+from dist_tune.validation import check_function, check_online, check_ordinary
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -49,6 +49,7 @@ def contextual_autotune(
     search: SearchName | None = None,
     objective: Objective = "closure",
     budget_s: float | None = None,
+    max_slowdown: float = 0.05,
     cache: bool = True,
 ) -> Callable[[Callable[P, R]], TunedClosure[P, R]]:
     """Tune all ``triton.autotune`` kernels that a function launches by replaying the whole function.
@@ -57,8 +58,8 @@ def contextual_autotune(
     runs it once more and returns that value. Any other call is an ordinary call. With ``is_dist`` all ranks of ``group``
     must call the function; a config that fails on any rank is dropped on all, and the slowest rank's time decides.
 
-    A function is replayed only if that gives the same value and leaves the same state, or with ``reset``; any other one is not tuned, and
-    one line says why (docs/side-effects.md).
+    A function is replayed only if that gives the same value and leaves the same state, or with ``reset``. Any other one is tuned online:
+    its next calls run with other configs each, are timed, and count; nothing is repeated. One line says why (docs/side-effects.md).
 
     Args:
         is_dist: whether the ranks of ``group`` decide together. Needs an initialised process group at the first call.
@@ -72,17 +73,20 @@ def contextual_autotune(
             another stream, and functions, called by another thread. That config is dropped on all ranks. Without it the process ends.
         search: "racing" times every candidate once and goes on with the promising ones; "exhaustive" gives all the same number of
             replays; "guided" compiles and times a spread of the candidates, then those that resemble the good ones. None: guided at a
-            site with more than 64 candidates and more than ten for each compile thread, racing at others.
+            site with more than 64 candidates and more than ten for each compile thread, racing at others. "online": in the calls to
+            come, without a replay.
         objective: "closure" compares the last few candidates by the time of the whole function, "kernel" by the kernel's alone.
         budget_s: seconds after which the search ends with what it knows, on all ranks at once, when what is under way is finished.
             Candidates that were not measured by then are named in the log and the record.
+        max_slowdown: share of the job's time that tuning online may cost, from 0 to 1; with 0 nothing is tuned online.
         cache: whether winners are kept on disk, and taken from there when all ranks can use the same.
 
     Raises:
         TypeError: a number of replays is not an int, ``budget_s`` is no number, ``reset`` no function, ``group`` no process group, or what
             is decorated is not an ordinary function.
         ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, ``budget_s`` <= 0 or not finite, an unknown ``search`` or
-            ``objective``, a ``group`` without ``is_dist``; at a call: this rank is not in ``group``.
+            ``objective``, ``max_slowdown`` not from 0 to 1, ``reset`` or ``max_slowdown=0`` with ``search="online"``, a ``group`` without
+            ``is_dist``; at a call: this rank is not in ``group``.
         DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
     """
     if callable(is_dist):
@@ -94,13 +98,14 @@ def contextual_autotune(
         raise ValueError("group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group")
     check_group("group", group)
     plan = Plan(n_warmup, n_repeat, search, objective, budget_s)
+    check_online(search, max_slowdown, reset=reset)
     if restore is not False:
         told = "restore= has no effect any more, and the next release refuses it: a step that changes its state is not tuned"
         warnings.warn(told, FutureWarning, stacklevel=2)
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
         check_ordinary(function, "contextual_autotune")
-        options = TuningOptions(plan, reset, uses_cache=cache, release=release)
+        options = TuningOptions(plan, reset, uses_cache=cache, release=release, max_slowdown=max_slowdown)
         return _ClosureTuner(function, is_dist, group, options).tuned()
 
     return decorate
@@ -174,12 +179,18 @@ class Tuner:
         self.note_tracing = note_of_tracing(name)
         self.turn = Turn()
         """Threads that come to a first call together, or miss together, wait for what one of them finds."""
+        self.online: Online | None = None
+        """The tuning beside the calls, while there is one."""
 
     def keep(self, tuning: Tuning) -> None:
         """Keep what a tuning has found: the function's own record after those of kernels inside, none twice."""
         found = sorted(tuning.records, key=lambda each: each.kernel == self.name)
         self.records += [each for each in found if each not in self.records]  # a kernel made anew in each call has its own again
         self.untuned.note(tuning.untuned)
+
+    def begin_online(self, tuning: Tuning, calls: Calls) -> None:
+        """Tune in the calls to come what this ``tuning`` found that no call may be repeated for."""
+        self.online = Online(self.name, tuning, calls, self.keep)
 
     def check_nested(self, group: ProcessGroup | None) -> None:
         """Refuse a call inside a closure that does not ask all ranks of the group, and so cannot tune for them."""
@@ -204,6 +215,8 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         self.calls = Calls()
         self.why_not = ""
         """Why no run of the function may be repeated, if a first run has shown it."""
+        self.seen_online = set[object]()
+        """Signatures of calls that were tuned online: as long as that goes on, none is in ``seen``."""
         self.seen = set[object]()
         """Signatures that have had their first call; one set for ever, because calls look into it themselves."""
         self.is_waived = False
@@ -269,10 +282,17 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         if is_traced((args, kwargs)):
             self.note_tracing()
             return self.function(*args, **kwargs)
+        if self.online is not None:
+            self.seen_online.add(signature)
+            if self.online.goes_on():
+                return self.online.call(partial(self.function, *args, **kwargs))
+            self.online = None
+            self.seen.update(self.seen_online)
+            return self.call(*args, **kwargs)
         with self.turn.taken(read_settings().deadline_s):
             if signature not in self.seen:
                 value = self.first_call(args, kwargs)
-                self.seen.add(signature)
+                (self.seen if self.online is None else self.seen_online).add(signature)
                 return value
         return self.call(*args, **kwargs)
 
@@ -308,12 +328,24 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         self.keep(tuning)
         self.is_waived |= tuning.is_alone
         self.made_anew.note(() if tuning.is_alone else tuning.sites)
+        if tuning.goes_online and self.online is None:
+            self.seen_online |= self.seen
+            self.seen.clear()  # so that calls come to ``first_call_in_turn``
+            self.begin_online(tuning, self.calls)
         return value
+
+    def keep(self, tuning: Tuning) -> None:
+        """Keep what a tuning has found, and how kernels were told apart that are made anew in each call."""
+        super().keep(tuning)
+        if self.online is not None:
+            self.made_anew.note(tuning.sites)
 
     def first_run(self, args: Any, kwargs: Any, *, is_watched: bool) -> FirstRun:
         """The first run of a call, made or yet to make; with ``reset`` the user answers for what it changes."""
         if self.options.reset is not None:
             return FirstRun()
+        if self.options.plan.search == "online":
+            return FirstRun(why_not='has search="online"')
         # Of a run that was not heard from its beginning, what an earlier one has shown.
         return FirstRun(StepState(self.function, args, kwargs, is_watched=is_watched), "" if is_watched else self.why_not)
 

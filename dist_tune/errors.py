@@ -142,6 +142,10 @@ class StoreGoneError(PeerFailedError):
     """The c10d store cannot be reached: the process that hosts it has exited or is stopped, or the link to it was cut."""
 
 
+class JobEndedError(DistTuneError):
+    """The program has come to its end while a step was tuned online."""
+
+
 class AbsentRanksError(DistTuneError):
     """Ranks did not come to a meeting before the deadline.
 

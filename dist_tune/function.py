@@ -31,7 +31,7 @@ from dist_tune.search import Plan, SearchName
 from dist_tune.settings import Settings, read_settings
 from dist_tune.sites import check_not_capturing, one_at_a_time
 from dist_tune.tuning import TunedFunction, Tuning, TuningOptions, shown_signature
-from dist_tune.validation import check_function, check_ordinary, check_space
+from dist_tune.validation import check_function, check_online, check_ordinary, check_space
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -56,6 +56,7 @@ def autotune(
     n_repeat: int = 10,
     search: SearchName | None = None,
     budget_s: float | None = None,
+    max_slowdown: float = 0.05,
     cache: bool = True,
     bucket: Callable[[int], Hashable] | None = None,
     nearest: bool = False,
@@ -88,7 +89,9 @@ def autotune(
         n_warmup: untimed replays before the race.
         n_repeat: timed replays of each finalist in a round of finals; rungs of a race at most.
         search: "racing", "exhaustive", or "guided": a spread of the configs, then neighbours of the good ones; None: that, if over 64.
+            "online": in the calls to come, each of which is made once; chosen by itself where a call may not be repeated.
         budget_s: seconds after which the search ends with the best config it knows; a run under way is finished first.
+        max_slowdown: share of the job's time that tuning online may cost, from 0 to 1; with 0 nothing is tuned online.
         cache: whether winners are kept on disk.
         bucket: what becomes of each int in a key: ``power_of_two``, ``size_classes(...)``, a function.
         nearest: whether ``autotune=False`` uses the config of the nearest shape in the cache instead of the first one. The first such
@@ -115,6 +118,7 @@ def autotune(
     check_function("reset", reset, "reset()")
     check_function("bucket", bucket, "bucket(size), as power_of_two")
     plan = Plan(n_warmup, n_repeat, search, budget_s=budget_s)
+    check_online(search, max_slowdown, reset=reset, check=check)
 
     def decorate(function: Callable[P, R]) -> TunedFunction[P, R]:
         if hasattr(function, "run") and hasattr(function, "__getitem__"):
@@ -125,7 +129,8 @@ def autotune(
         chosen = frozenset(name for config in configs for name in config)
         key_of = named_key(key_given, function, chosen) if key_option == "key" else cast("Callable[..., Hashable] | None", key_given)
         tunable = TunableFunction(function, configs, texts, key_of, prune_fn, check, bucket)
-        return _FunctionTuner(tunable, TuningOptions(plan, reset, uses_cache=cache, release=release), uses_nearest=nearest).tuned()
+        options = TuningOptions(plan, reset, uses_cache=cache, release=release, max_slowdown=max_slowdown)
+        return _FunctionTuner(tunable, options, uses_nearest=nearest).tuned()
 
     return decorate
 
@@ -153,6 +158,8 @@ class _FunctionTuner(Tuner):
         """Signature of the arguments -> keys tuned for it, as long as no call between them found its config."""
         self.last_tuned = 0
         """Number of the call that tuned last."""
+        self.online_calls = Calls()
+        """The calls that are tuned online, while some are."""
 
     def tuned(self) -> TunedFunction[Any, Any]:
         """The function to put in its place; a plain function, so that it also works as a method."""
@@ -250,6 +257,10 @@ class _FunctionTuner(Tuner):
         ranks = ranks_of(group, settings.deadline_s)
         self.calls[group] = ranks.calls(launch.name)
         with self.turn.taken(settings.deadline_s):
+            if self.online is not None and self.online_calls is self.calls[group]:
+                if self.online.goes_on():
+                    return self.online.call(partial(_missed_here, launch))
+                self.online = None
             config = launch.slot.config or self.untuned.config(launch)
             if config is None:
                 return self.tune(launch, ranks, group, settings, is_verbose=is_verbose)
@@ -263,7 +274,10 @@ class _FunctionTuner(Tuner):
         is_free = options.reset is not None or self.tunable.check is not None  # to be called again: with fresh arguments for a check
         try:
             tuning.meet(launch)
-            first = FirstRun(None if is_free else StepState(self.tunable.function, *launch.given))
+            is_online, state = options.plan.search == "online", None
+            if not (is_free or is_online):
+                state = StepState(self.tunable.function, *launch.given)
+            first = FirstRun(state, 'has search="online"' * is_online)
         except BaseException as error:  # the user's prune_fn: the other ranks must know
             tuning.leave(error)
             raise
@@ -276,6 +290,9 @@ class _FunctionTuner(Tuner):
             tuning.refuse(f"has a key that never repeats: {told}; {remedy}")
         value = tuning.tune(partial(tuning.trials.missed, launch), first)
         self.keep(tuning)
+        if tuning.goes_online and self.online is None:
+            self.online_calls = self.calls[group]
+            self.begin_online(tuning, self.online_calls)
         if is_endless or not all(each.is_recalled for each in tuning.records):
             keys += [launch.key_text] * (not is_endless)
             self.last_tuned = n_calls
@@ -299,6 +316,13 @@ class _FunctionTuner(Tuner):
                 self.nearest[group, key] = nearest_config(launch, ranks_of(group, settings.deadline_s), settings)
             config = self.nearest.get((group, key), config) if known is None else known
         return self.tunable.function(*args, **{**config, **kwargs})
+
+
+def _missed_here(launch: FunctionLaunch) -> Any:
+    """A call that is tuned online: the launch of its listener, which knows the config."""
+    listener = interception.listener_here()
+    assert listener is not None
+    return listener.missed(launch)
 
 
 def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings) -> FunctionConfig:

@@ -56,6 +56,23 @@ def check_number(option: str, value: Any, least: float, kinds: Any = int) -> Non
         raise ValueError(f"need {option} >= {least}, got {value}")
 
 
+def check_online(search: object, max_slowdown: Any, **repeating: object) -> None:
+    """Refuse a share that is none, and options that have no meaning where no call is repeated (name -> value) with ``search="online"``.
+
+    Raises:
+        TypeError: the share is no number.
+        ValueError: it is not from 0 to 1, or these are given.
+    """
+    check_number("max_slowdown", max_slowdown, 0, (int, float))
+    if max_slowdown > 1:
+        raise ValueError(f"need max_slowdown <= 1, a share of the job's time, got {max_slowdown}")
+    if search == "online":
+        if given := [name for name, value in repeating.items() if value is not None]:
+            raise ValueError(f'{given[0]}= is given, and search="online" repeats no call and judges no result: leave one of them out')
+        if max_slowdown == 0:
+            raise ValueError('search="online" cannot try anything with max_slowdown=0')
+
+
 def check_space(option: str, value: object) -> list[Any]:
     """A config space as a list.
 

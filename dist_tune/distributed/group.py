@@ -38,7 +38,9 @@ _calls: dict[tuple[int, ...], dict[str, Calls]] = {}
 class Ranks(Meetings):
     """This process alone (``group`` None), or the ranks of a process group. One per group and process: see ``group_of``."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None, deadline_s: float = 0.0) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, deadline_s: float = 0.0, *, counts_collectives: bool = True) -> None:
+        """``counts_collectives``: false for a thread beside the step, whose collectives tell nothing of its meetings."""
+        self._counts_collectives = counts_collectives
         self._ref = None if group is None else ref(group)
         if group is None:
             # Its rank names its log, also where other processes tune beside it.
@@ -81,13 +83,19 @@ class Ranks(Meetings):
     @property
     def n_issued(self) -> int:
         """Collectives that this rank has issued on the group so far; 0 where its backend does not count."""
-        group = self._group
+        group = self._group if self._counts_collectives else None
         return _n_issued(group) if group is not None else 0
 
     @property
     def n_of_process(self) -> int:
         """Collectives that this process has issued on all groups."""
-        return n_collectives()
+        return n_collectives() if self._counts_collectives else 0
+
+    def beside(self) -> Ranks:
+        """The same ranks for meetings of another thread, which may last as long as the job. All ranks ask in the same call."""
+        ranks = Ranks(self._group, self.deadline_s, counts_collectives=False)
+        ranks.gather_s = self.gather_s
+        return ranks
 
     def work_queue(self, n_tasks: int) -> WorkQueue:
         """The queue of one call: every rank makes it. Raises ``StoreGoneError``."""

@@ -38,6 +38,8 @@ class Terminal:
         self.best_ms: dict[str, float] = {}
         """Site -> time of its best candidate so far."""
         self._is_shown = is_shown
+        self.shows_steps = True
+        """False beside a job that goes on: lines alone."""
         self._stream: Any = sys.stderr if is_shown else None
         # A stream of another class, as that of rich's Live, keeps rows of its own.
         self._is_live = isinstance(self._stream, io.TextIOWrapper) and _is_live(self._stream)
@@ -64,7 +66,7 @@ class Terminal:
     def step(self, n: int, total: int | None = None) -> None:
         """So many steps of the phase are done. Draws if it is time."""
         self._n, self._total = n, total if total is not None else self._total
-        if not self._is_shown or (now := time.monotonic()) - self._drawn < LIVE_EVERY_S:
+        if not (self._is_shown and self.shows_steps) or (now := time.monotonic()) - self._drawn < LIVE_EVERY_S:
             return
         if self._is_live and sys.stderr is self._stream:
             self._drawn, self._is_drawn = now, True

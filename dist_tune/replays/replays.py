@@ -18,7 +18,7 @@ from dist_tune.measure import Clock, Lead, RngState, Span, wait_for_device
 from dist_tune.replays.first_run import FirstRun
 from dist_tune.replays.trials import Trials
 from dist_tune.runtime import Tunable, interception
-from dist_tune.search import Plan, Replay
+from dist_tune.search import Plan, Race, Replay
 from dist_tune.sites import Sites, note_progress
 from dist_tune.watch import Kind, Watchdog
 
@@ -124,9 +124,7 @@ class Replayer:
 
     def why_not(self, *, is_asking: bool) -> str:
         """Why it may not, as found on this rank; ``is_asking``: this rank would replay it."""
-        if self.n_replays == 0:
-            return ""
-        if is_asking:
+        if is_asking and self.n_replays > 0:
             self._first_run.prepare()
         return self._first_run.why_not
 
@@ -170,6 +168,10 @@ class Replayer:
         self.undo()
         self.trials.inputs.put_back()
         self._first_run.go_back()
+
+    def paced(self, race: Race, batch: list[Replay]) -> tuple[list[Replay], int]:
+        """The runs to make next, and how many replays of the ``batch`` are among them: all."""
+        return batch, len(batch)
 
     def keep(self, launch: Tunable) -> None:
         """Copy the arguments of the checked function that all replays call, if the user has no ``reset``."""

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of
-from dist_tune.measure import Clock, Inputs, Snapshot, Span
+from dist_tune.measure import Clock, Inputs, Snapshot, Span, tensors_in
 from dist_tune.replays.variants import Variants
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Replay, Samples, Trial
@@ -63,6 +63,8 @@ class Trials:
         """In the first run of a function: names of what it has changed so far."""
         self.failed: Exception | None = None
         """The error of a function's run that gave no value, because its collectives were made."""
+        self.in_use: Callable[[Tunable], Any] | None = None
+        """Of calls that are the user's own, which nothing is undone in: the config that a launch would have otherwise."""
         self._closure = closure
         self._rank = ranks.rank
         self._sites = sites
@@ -127,6 +129,8 @@ class Trials:
 
     def launching(self, launch: Tunable) -> None:
         """Before any launch outside scheduled replays; in them before one that is to be undone though its config is known."""
+        if self.in_use is not None:
+            return
         if self.is_watching:
             self._sites.note_hit(launch)
         launch.keep(self._undo)
@@ -141,13 +145,16 @@ class Trials:
         check_not_capturing(launch, self._closure)
         site = self._sites.meet(launch)
         site.is_replayed |= bool(self._schedule)
+        if self.in_use is not None and site.stand_in is None:
+            text = launch.describe(self.in_use(launch))
+            site.stand_in = site.texts.index(text) if text in site.texts else 0
         for outer, candidate in self.functions:
             self.samples.nest(outer, candidate, site.label)
         if site.winner is not None:  # a kernel object made anew in every replay
             launch.slot.fill(site.winner, site.timings)
             return self._run_recalled(site, launch) if site.is_unchecked else self._run(launch, site.winner)
         # As in Triton, where the first launch tunes and the next ones add to what it leaves.
-        self._zeroes = bool(self._schedule) or site.label not in self._launched
+        self._zeroes = self.in_use is None and (bool(self._schedule) or site.label not in self._launched)
         self._launched.add(site.label)
         trial = self._schedule.get(site.label, Trial(site.first_guess, is_timed=False))
         if site.checker is not None and trial.is_checked and trial.candidate in site.failures:
@@ -174,6 +181,8 @@ class Trials:
             assert isinstance(launched, Failed)
             # Its collectives are done, at least in part, and the closure needs no result: another run of them would find no peer.
             if launched.n_collectives > 0:
+                if self.in_use is not None and site.last_error is not None:
+                    raise site.last_error
                 return self._suspect(site, index)
         return self._give_up(site)
 
@@ -200,22 +209,24 @@ class Trials:
         # Around all launches of a timed replay: events take time, and the replay shall not look faster where fewer are timed.
         span = self._clock.span() if is_turn and self._is_timed and self._times_launches else None
         warm_up = self._clock.span() if is_turn and trial.is_checked else None
-        is_checked = is_turn and (trial.is_checked or site.is_unchecked) and index not in site.failures
+        counts = self.in_use is not None
+        is_checked = is_turn and (trial.is_checked or site.is_unchecked) and index not in site.failures and not counts
         checker = site.checker if is_checked else None
         site.is_unchecked &= not is_checked
         inputs = self.inputs if launch.is_whole else Inputs()  # of a launch inside a closure only while it is judged
-        if not launch.is_whole and not trial.is_timed and site.record is None and (trial.is_checked or site.checker is not None):
+        if not (launch.is_whole or trial.is_timed or counts) and site.record is None and (trial.is_checked or site.checker is not None):
             inputs.keep(launch.owner.function, *launch.arguments)
         if checker is not None:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
         n_before = n_collectives() if launch.is_whole else 0  # the reference's among them
+        versions = _versions(launch) if counts and launch.is_whole else []
         is_refused = site.is_compiled and site.record is None and not may_compile
         noted = self._sites.launching(site.label, index, self._replay, is_scheduled=bool(self._schedule))
         try:
             with noted, refused() if is_refused else nullcontext() if site.is_compiled else self._running(site, index) as refusal:
                 if warm_up is not None:
                     warm_up.begin()
-                with self.watchdog.launching(site.label, index, is_known=site.record is not None):
+                with self.watchdog.launching(site.label, index, is_known=site.record is not None or counts):
                     value = self._run(launch, site.configs[index], span, is_trial=site.record is None and self._zeroes)
                 if warm_up is not None:
                     warm_up.end()
@@ -230,6 +241,9 @@ class Trials:
                     checker.restore()
             if is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
                 raise
+            if counts and launch.is_whole and versions != _versions(launch):
+                error.add_note(f"{site.label} has changed its arguments before, so that the call cannot be made with another config")
+                raise
             if launch.is_whole and self.changed is not None and (names := self.changed()):
                 error.add_note(f"{site.label} has changed {names} before, so that no other config can be tried")
                 raise
@@ -240,7 +254,7 @@ class Trials:
             return Failed(n_collectives() - n_before if launch.is_whole else 0)
         if checker is not None and not self._is_right(site, index, value, launch, inputs):
             return Returned(value)
-        if checker is None and site.checker is not None and not launch.is_whole:  # the run of a stand-in
+        if checker is None and site.checker is not None and not launch.is_whole and not counts:  # the run of a stand-in
             self._undo.take(inputs.values, inputs.changed())
         site.stand_in = index
         if is_turn and trial.is_timed:
@@ -253,15 +267,15 @@ class Trials:
 
     def _run(self, launch: Tunable, config: Any, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Launch; once more if the machine failed."""
-        n_before = 0 if launch.is_compiled else n_collectives()
+        n_before, undo = 0 if launch.is_compiled else n_collectives(), self._undo if self.in_use is None else None
         try:
-            return launch.run(config, self._undo, span, is_trial=is_trial)
+            return launch.run(config, undo, span, is_trial=is_trial)
         except Exception as error:
             if not is_machine_failure(error) or not (launch.is_compiled or n_collectives() == n_before):
                 raise
             self.inputs.put_back()
             self.samples.lose(self._replay)
-        return launch.run(config, self._undo, span, is_trial=is_trial)
+        return launch.run(config, undo, span, is_trial=is_trial)
 
     def _run_recalled(self, site: Site, launch: Tunable) -> Any:
         """Launch a config from the cache, and judge its result once."""
@@ -298,3 +312,8 @@ class Trials:
             yield
         finally:
             self.functions.pop()
+
+
+def _versions(launch: Tunable) -> list[int | None]:
+    """Torch's counts of writes to the arguments of a launch."""
+    return [None if each.is_inference() else each._version for each in tensors_in(launch.arguments).values()]

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 from dist_tune.validation import check_number, spelled
 
 Objective = Literal["closure", "kernel"]
-SearchName = Literal["racing", "exhaustive", "guided"]
+SearchName = Literal["racing", "exhaustive", "guided", "online"]
 NOT_TRIED = "not tried: the search did not come to it"
 """The reason why a candidate was neither compiled nor timed."""
 

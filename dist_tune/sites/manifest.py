@@ -48,7 +48,9 @@ class RankManifest:
     n_threads: int = 1
     """That compile on this rank's host."""
     why_not: str = ""
-    """Why nothing may be tuned, as this rank has found, and what to do: replays, or endless arguments or keys."""
+    """Why nothing may be replayed, as this rank has found, and what follows: replays, or endless arguments or keys."""
+    may_go_online: bool = False
+    """True if the call may be tuned online for that reason."""
     deaths: dict[str, dict[int, int]] = field(default_factory=dict)
     """Site -> candidate -> earlier processes of this rank that died while it was under way."""
     barred: Failures = field(default_factory=dict)
@@ -103,6 +105,8 @@ class SiteManifest:
     """That compile on the host with the most."""
     why_not: str = ""
     """Reason why the call is not tuned, and what to do: of the first rank that has one; empty if nothing asks for a replay."""
+    goes_online: bool = False
+    """True if ``why_not`` is no reason against tuning online, on any rank."""
     deaths: dict[str, dict[int, int]] = field(default_factory=dict)
     """On the rank with the most."""
     barred: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -146,13 +150,15 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
     disputed = sorted(_disputed(manifests) - mixed.keys())
     is_asking = disputed or refused or any(label not in cached for label in sites)
     against = [(rank, mine.why_not) for rank, mine in manifests.items() if mine.why_not and is_asking]
-    against.sort(key=lambda each: each[1].startswith(LEFT))  # a consequence of another rank's reason
+    # First what rules all out; last a consequence of another rank's reason.
+    against.sort(key=lambda each: (manifests[each[0]].may_go_online, each[1].startswith(LEFT)))
     namesakes = [
         f"launches {label}, which by the order of launches is another kernel on another rank ({mixed[label]}): not tuned; pass these "
         "values as arguments"
         for label in sites
         if label in mixed and label not in cached
     ]
+    goes_online = bool(against) and all(manifests[rank].may_go_online for rank, _ in against)
     untuned = [why + f" (on rank {rank})" * (len(manifests) > 1) for rank, why in against]
     is_equal = bool(sites) and all(len(mine.sites) == len(sites) and not mine.is_watched for mine in everyone)
     return SiteManifest(
@@ -173,7 +179,8 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         run_s=max((mine.run_s for mine in everyone), default=0.0),
         wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
         differing=_differing_settings(manifests),
-        why_not=next(iter([*untuned, *namesakes]), ""),
+        why_not=next(iter([*namesakes, *untuned] if goes_online else [*untuned, *namesakes]), ""),
+        goes_online=goes_online and not namesakes,
         n_threads=max((mine.n_threads for mine in everyone), default=1),
     )
 

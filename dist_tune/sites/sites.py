@@ -36,6 +36,8 @@ class Sites:
         self.met: dict[str, Site] = {}
         self.hits: dict[str, str] = {}
         """Label -> config, for launches that Triton had a config for."""
+        self.fills_at_once = True
+        """False where the step goes on meanwhile: a config comes into use at a call that ranks agree on."""
         self.lookup = lookup
         self.journal = journal
         self.story = story
@@ -181,8 +183,9 @@ class Sites:
         if site is None or site.is_given_up:
             return
         self._settle(site)
-        for slot in site.slots.values():
-            slot.fill(site.winner, site.timings)
+        if self.fills_at_once:
+            for slot in site.slots.values():
+                slot.fill(site.winner, site.timings)
 
     def tell(self, labels: Iterable[str]) -> None:
         """Tell of the configs that were tuned here, as vanilla Triton does, each once.

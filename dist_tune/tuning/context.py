@@ -45,6 +45,8 @@ class TuningOptions:
     """Told of the decorated object so far."""
     release: Releases = ()
     """Ends what waits for ever in a replay."""
+    max_slowdown: float = 0.0
+    """Share of its time that a job may take longer for being tuned online; 0: it is not."""
 
     def __post_init__(self) -> None:
         check_release(self.release)
@@ -120,6 +122,7 @@ class TuningContext:
     replays: Replayer
     settings: Settings
     notices: Notices
+    max_slowdown: float = 0.0
     expenses: Expenses = field(default_factory=Expenses)
     entries: dict[str, Entry] = field(default_factory=dict)
     """Sites in the race, by label; the same on all ranks."""

@@ -156,6 +156,9 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
     sites = {label: met[label] for label in {*context.sites.new, *(spelled & met.keys())}}
     is_first, endless = context.ranks.is_first, context.replays.trials.variants.endless
     why_not = context.replays.why_not(is_asking=bool(context.sites.new))
+    may_go_online = bool(why_not and not endless and context.max_slowdown)
+    slower = f"tuned in the calls to come, which take at most {context.max_slowdown:.0%} longer"
+    then = slower if may_go_online else "not tuned; split it, or give reset="
     return RankManifest(
         sites={label: digest(site.texts) for label, site in sites.items()},
         lists={label: site.texts for label, site in sites.items() if label in spelled},
@@ -177,7 +180,8 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
         warm_ups={label: 1 if site.checker is None else site.checker.n_runs for label, site in sites.items() if not site.is_compiled},
         run_s=round(context.replays.run_s, 4),
         settings=shared_settings(context.settings),
-        why_not=f"{endless}: not tuned" if endless else why_not and f"{why_not}: not tuned; split it, or give reset=",
+        why_not=f"{endless}: not tuned" if endless else why_not and f"{why_not}: {then}",
+        may_go_online=may_go_online,
         deaths={label: dict(found) for label in sites if (found := context.sites.journal.attempts_at(label).deaths)},
         barred={label: barred for label in sites if (barred := context.sites.journal.attempts_at(label).failures)},
     )

@@ -40,10 +40,11 @@ def run_race(context: TuningContext, closure: Closure) -> None:
             trials.samples.restart()
         context.story.phase("finals" if race.is_final else "race", race.bound)
         context.story.terminal.expect(race.n_queued)
-        reduced = _run(context, closure, batch, conditions)
+        runs, n_taken = context.replays.paced(race, batch)
+        reduced = _run(context, closure, runs, conditions)
         if trials.variants.endless:
             return
-        race.tell(len(batch), reduced)
+        race.tell(n_taken, reduced)
         context.expenses.end_phase(conditions.phase)
         if reduced.has_new_sites:
             enter_met(context, closure)

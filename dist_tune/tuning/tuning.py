@@ -10,17 +10,17 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, n_compile_threads
-from dist_tune.distributed import Ranks
+from dist_tune.distributed import Calls, Ranks
 from dist_tune.measure import RngState, device_clock, no_full_collections, peak_bytes
 from dist_tune.output import Story, events
-from dist_tune.replays import FirstRun, Replayer, Trials, Variants
+from dist_tune.replays import FirstRun, OnlineRuns, Replayer, Trials, Variants
 from dist_tune.runtime import Tunable
-from dist_tune.search import Race
+from dist_tune.search import Pace, Race
 from dist_tune.settings import Settings
 from dist_tune.sites import Site, Sites, TuningJournal, one_at_a_time
 from dist_tune.tuning.applying import apply_winners
@@ -35,23 +35,32 @@ from dist_tune.watch import Kind, Watchdog, prepare_release
 class Tuning:
     """The tuning of one call of a closure, made between replays or at the first miss."""
 
-    def __init__(self, name: str, ranks: Ranks, options: TuningOptions, settings: Settings) -> None:
+    def __init__(self, name: str, ranks: Ranks, options: TuningOptions, settings: Settings, calls: Calls | None = None) -> None:
+        """``calls``: of a tuning beside them, on a thread of its own (``tune_beside``), whose runs they are."""
         self.is_alone = False
         """True if other ranks have passed this call without a meeting: their arguments differ from this rank's."""
-        self._settings = settings
-        self._has_started = False
+        self.goes_online = False
+        """True if calls may not be repeated, and are to be tuned while they are made: the same on all ranks."""
+        self.options, self.settings = options, settings
+        if options.plan.search == "online" or calls is not None:  # no candidate warms up in a call of its own
+            plan = options.plan
+            options = replace(options, plan=replace(plan, search=None if plan.search == "online" else plan.search, n_warmup=0))
+        self._is_beside, self._has_started = calls is not None, False
         self._before = RngState()
         self._exit = ExitStack()
-        self._place = self._exit.enter_context(ranks.calling(name))
+        self._place = self._exit.enter_context(ranks.calling(f"{name} online" if calls is not None else name))
         begun = events.TuningBegun(
             at=time.time(), rank=ranks.rank, tuning=self._place.text, closure=name, world_size=len(ranks.members),
             options=asdict(options.plan),
         )  # fmt: skip
         story = Story(settings, ranks.rank, begun, is_first=ranks.writes_progress, is_verbose=options.is_verbose)
         self._exit.callback(story.close)
+        story.terminal.shows_steps = calls is None
         position, n_ranks = ranks.neighbours
         # Ranks of the job that take no part in the tuning compile beside this one.
-        compiler = Compiler(n_compile_threads(max(n_ranks, ranks.n_local)), settings.deadline_s, position, n_ranks)
+        n_threads = n_compile_threads(max(n_ranks, ranks.n_local))
+        # Beside a job that goes on half of them.
+        compiler = Compiler(n_threads if calls is None else max(1, n_threads // 2), settings.deadline_s, position, n_ranks)
         self._exit.callback(compiler.end)
         world = {"world_size": len(ranks.members), "ranks_per_host": n_ranks}
         lookup = CacheLookup(settings, story, is_used=options.uses_cache, **world)
@@ -61,18 +70,24 @@ class Tuning:
         sites = Sites(story, compiler, lookup, journal=journal, search=options.plan.search)
         self._watchdog = Watchdog(ranks, sites, settings, story, prepare_release(options.release))
         self._exit.callback(self._watchdog.stop)
-        if len(ranks.members) > 1:
+        if len(ranks.members) > 1 and calls is None:
             self._watchdog.mind()
         weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
         trials = Trials(name, ranks, sites, Variants(sites, compiler, story), clock, watchdog=self._watchdog)
         ranks.activity.troubles = trials.suspects
-        replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites, start=self._start)
+        race, replays = (
+            Race(options.plan),
+            Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites, start=self._start),
+        )
+        if calls is not None:
+            replays = OnlineRuns(ranks, trials, clock, settings.deadline_s, sites, race, Pace(options.max_slowdown), calls)
+        self.replays: Replayer = replays
         self.trials = trials
         """The ``Listener`` of its runs, the first one among them."""
         self._context = TuningContext(
             name, ranks, options.plan, story,
-            race=Race(options.plan), sites=sites, compiler=compiler, lookup=lookup, replays=replays,
-            settings=settings, notices=options.notices,
+            race=race, sites=sites, compiler=compiler, lookup=lookup, replays=replays,
+            settings=settings, notices=options.notices, max_slowdown=options.max_slowdown,
         )  # fmt: skip
 
     @property
@@ -134,13 +149,41 @@ class Tuning:
                 return self._finish(closure)
             return self._counted()
 
+    def tune_beside(self) -> None:
+        """Tune the sites of the calls to come, on a thread of its own beside them. Collective; an error ends it on all ranks."""
+        with self._exit:
+            try:
+                self._begin()
+                self.replays.begin(FirstRun(), self._before, is_made=True)
+                self.replays.again(_no_run)
+                if self._discovered(_no_run, is_watched=True):
+                    self._finish(_no_run)
+                else:
+                    self.replays.last_run(_no_run)
+            except BaseException as error:
+                self._end(error)
+                raise
+
+    def beside(self) -> Ranks:
+        """The ranks, for a tuning on another thread. All ask in the same call."""
+        return self._context.ranks.beside()
+
+    @property
+    def n_missing(self) -> int:
+        """Runs at most until the race is over."""
+        return self._context.race.bound
+
+    def tell(self, text: str) -> None:
+        """A line to the log and to the first rank's terminal."""
+        self._context.story.warning(text, shown=True)
+
     def leave(self, error: BaseException) -> None:
         """The first run of the closure raised: post that to the others, or learn that another rank raised first.
 
         Raises:
             DistTuneError: another rank is the cause.
         """
-        with self._exit, one_at_a_time(self._context.name, self._settings.deadline_s):
+        with self._exit, one_at_a_time(self._context.name, self.settings.deadline_s):
             self._begin(has_raised=True)
             self._end(error)
 
@@ -149,8 +192,10 @@ class Tuning:
     def _discovered(self, closure: Closure, *, is_watched: bool) -> bool:
         """True if there is something to tune on some rank; it is in the race then."""
         context = self._context
-        manifest = discover(context, closure, is_watched=is_watched, is_under_way=bool(context.entries))
+        is_under_way = self._is_beside or bool(context.entries)
+        manifest = discover(context, closure, is_watched=is_watched, is_under_way=is_under_way)
         self.is_alone = manifest is None
+        self.goes_online |= manifest is not None and manifest.goes_online
         context.expenses.end_phase("discover")
         if manifest is not None:
             if manifest.to_tune and not manifest.why_not:
@@ -161,7 +206,7 @@ class Tuning:
 
     def _start(self) -> None:
         """Before the first replay: until here a rank may be late for reasons of its own."""
-        if not self._has_started:
+        if not self._has_started and not self._is_beside:
             self._has_started = True
             self._exit.enter_context(self._context.ranks.short_timeouts())
             self._exit.enter_context(no_full_collections())
@@ -178,7 +223,7 @@ class Tuning:
     def _counted(self) -> Any:
         """The first run counts: there was nothing to tune, or no other may follow."""
         context = self._context
-        context.sites.journal.close(delete=True)
+        context.sites.journal.close(delete=not self.goes_online)
         context.sites.leave_given_up()
         context.story.debug(f"closure={context.name} nothing to tune in {len(context.sites.hits)} autotuned launches with known configs")
         return context.replays.refuse_first()
@@ -188,7 +233,7 @@ class Tuning:
     @contextmanager
     def _under_way(self) -> Iterator[None]:
         """One tuning at a time; an error ends it on all ranks."""
-        with self._exit, one_at_a_time(self._context.name, self._settings.deadline_s):
+        with self._exit, one_at_a_time(self._context.name, self.settings.deadline_s):
             try:
                 self._begin()
                 yield
@@ -214,3 +259,7 @@ class Tuning:
         finally:
             with suppress(RuntimeError):  # of a device that is lost
                 context.replays.give_up()
+
+
+def _no_run() -> None:
+    """In the place of a closure whose runs are the user's."""

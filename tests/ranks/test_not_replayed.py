@@ -166,10 +166,10 @@ def test_a_layer_with_its_backward_pass_is_tuned_in_its_first_call(rank: int, ca
 
 
 @on_each_rank(cases=list(NOT_TUNED))
-def test_a_step_that_must_not_be_repeated_is_not_tuned_on_any_rank(rank: int, case: str):
+def test_a_step_that_must_not_be_repeated_is_not_replayed_on_any_rank(rank: int, case: str):
     """Values, parameters and gradients are those of plain calls, to the bit; one line says why, with the rank."""
     assert beside_plain(lambda new: case_of(new, *NOT_TUNED[case])) == [(True, False)] * 2
-    lines = [line for line in log().splitlines() if ": not tuned; split it, or give reset=" in line]
+    lines = [line for line in log().splitlines() if ": tuned in the calls to come, which take at most 5% longer" in line]
     assert len(lines) >= 2
     assert all(("on rank 1" if "alone" in case else "on rank 0") in line for line in lines)
 
@@ -190,7 +190,10 @@ def test_an_error_of_the_second_run_on_one_rank_is_a_no_of_all(rank: int):
         return y[0].item()
 
     assert (step(torch.zeros(64)), len(step.records)) == (2.0, 0)
-    assert "step raises IndexError when it runs again (past the end): not tuned; split it, or give reset= (on rank 1)" in log()
+    assert (
+        "step raises IndexError when it runs again (past the end): tuned in the calls to come, which take at most 5% longer (on rank 1)"
+        in log()
+    )
 
 
 @on_each_rank()

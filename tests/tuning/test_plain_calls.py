@@ -29,21 +29,21 @@ def test_a_step_that_may_be_repeated_is_tuned(rank: int, case: Any):
 
 
 @on_each_rank(1, cases=list(steps.CHANGES), is_dist=False)
-def test_a_step_that_must_not_be_repeated_is_not_tuned(rank: int, case: str):
+def test_a_step_that_must_not_be_repeated_is_not_replayed(rank: int, case: str):
     """It gives or leaves something else when it is made again; one line of the log says so, and what."""
     assert steps.beside_plain(partial(steps.changing, name=case)) == [(True, False)] * 2
-    assert log().count(": not tuned; split it, or give reset=") >= 2
+    assert log().count(": tuned in the calls to come, which take at most 5% longer") >= 2
     if case == "grown list":  # not told as a change of a tensor in place
         assert "returns another value when it runs again (returned a list of length 2, expected a list of length 1)" in log()
 
 
 @on_each_rank(1, is_dist=False)
 def test_memory_that_cannot_be_copied_may_be_changed(rank: int):
-    """What leads to no other name than a kernel's argument is looked at by its copy: without room for one the step is not tuned."""
+    """What leads to no other name than a kernel's argument is looked at by its copy: without room for one the step is not replayed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "_MAX_HOST_BYTES", 4 * 64 * 2)
         assert steps.beside_plain(steps.crowded) == [(True, False)] * 2
-    assert log().count("may change y_ptr of accumulate_kernel, of which no copy can be made: not tuned") == 2
+    assert log().count("may change y_ptr of accumulate_kernel, of which no copy can be made: tuned in the calls to come") == 2
 
 
 @on_each_rank(1, cases=["rt", "srsr", "tsrtr"], is_dist=False)

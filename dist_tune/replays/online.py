@@ -1,0 +1,357 @@
+"""Runs of a step that are the user's own calls: each gives every site a candidate, is timed, and counts. Nothing is undone or repeated.
+
+A thread beside the step does what the tuner of a replayed step does between replays: it compiles, talks to other ranks, reads times.
+The step's thread finds the schedule of a batch in memory, from the call on that all ranks have agreed to begin it at; before and after it
+runs what is in use. Both threads touch sites and samples in turn: the step's in the calls of a batch, the other one outside of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import ceil
+from threading import Condition
+from typing import Any, NamedTuple, TypeVar
+
+from dist_tune.compiler import noted
+from dist_tune.distributed import Calls, Ranks, Reduction
+from dist_tune.errors import JobEndedError
+from dist_tune.measure import Clock, Span
+from dist_tune.replays.replays import WARM_UP, Conditions, Replayer
+from dist_tune.replays.trials import Trials
+from dist_tune.runtime import Slot, Timings, Tunable, interception
+from dist_tune.search import Pace, Race, Replay
+from dist_tune.sites import Sites
+
+R = TypeVar("R")
+_LOOK_S = 0.05
+"""Between two looks at calls that go on."""
+_MARGIN = 4.0
+"""Exchanges that fit between the agreement on a batch and its first call."""
+
+
+@dataclass(eq=False)
+class Batch:
+    """Calls that all ranks make alike, or none does."""
+
+    first: int
+    """Number of the first call."""
+    runs: list[Replay]
+    conditions: Conditions
+    n_before: int
+    """Runs before it."""
+    is_in_force: bool | None = None
+    """None until all ranks have said whether they have heard of it in time."""
+    wholes: list[tuple[int, Replay, Span]] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """The number after the last one."""
+        return self.first + len(self.runs)
+
+
+class InUse(NamedTuple):
+    """The config that launches of one kernel or function have at one key meanwhile."""
+
+    slot: Slot
+    config: Any
+    fills: bool
+    """True if the slot holds it between calls: a function's is empty, so that each of its calls comes here."""
+
+    def fill(self) -> None:
+        """Let ordinary launches use it."""
+        if self.fills:
+            self.slot.fill(self.config, Timings())
+
+
+@Reduction
+def _latest(parts: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
+    """Number of the latest call on any rank, and the widest margin."""
+    return max(call for call, _ in parts.values()), max(margin for _, margin in parts.values())
+
+
+@Reduction
+def _all(parts: Mapping[int, bool]) -> bool:
+    return all(parts.values())
+
+
+class OnlineRuns(Replayer):
+    """The runs of one online tuning. A ``Listener`` of calls that run what is in use."""
+
+    launching = None
+    is_watching = False
+
+    def __init__(
+        self, ranks: Ranks, trials: Trials, clock: Clock, deadline_s: float, sites: Sites, race: Race, pace: Pace, calls: Calls
+    ) -> None:
+        super().__init__(ranks, trials, clock, None, deadline_s, sites=sites, start=lambda: None)
+        self.members = trials.members
+        self.ended_at: int | None = None
+        """The first call after the tuning, with its winners."""
+        self.n_waits = 0
+        """Calls that have waited for word of their batch."""
+        self._race, self._pace, self._calls, self._deadline_s = race, pace, calls, deadline_s
+        self._known: dict[tuple[int, str], InUse] = {}
+        """(Identity of the decorated object, key) -> what is in use there."""
+        self._by_name: dict[str, str] = {}
+        """Name and key -> that config, described: for kernels that are made anew in each call."""
+        self._batch: Batch | None = None
+        self._is_inside = self._is_over = False
+        self._changed = Condition()
+        """Of the fields above, between the two threads."""
+        self._margin, self._due = (0 if ranks.is_alone else 2), 0
+        self._latest_runs: list[Replay] = []
+        self._began = calls.n_calls, time.monotonic()
+        trials.in_use = self.config_of
+        sites.fills_at_once = False
+
+    # -- what is in use: the step's thread -------------------------------------------------------------------------
+
+    def use(self, launch_key: tuple[int, str], name: str, text: str, each: InUse) -> None:
+        """Use a config from now on."""
+        self._known[launch_key], self._by_name[name] = each, text
+
+    def config_of(self, launch: Tunable) -> Any:
+        """The config in use for a launch; of one that is new the nearest one, or the first."""
+        if (known := self._known.get((id(launch.owner), launch.key_text))) is not None:
+            return known.config
+        configs, texts, _ = launch.candidates()
+        text = self._by_name.get(launch.name + launch.key_text)
+        if text in texts:
+            return configs[texts.index(text)]
+        near = launch.slot.nearest()
+        config = near if any(each is near for each in configs) else configs[0]
+        mine = InUse(launch.slot, config, fills=not launch.is_whole)
+        self.use((id(launch.owner), launch.key_text), launch.name + launch.key_text, launch.describe(config), mine)
+        return config
+
+    def missed(self, launch: Tunable) -> Any:
+        """A launch without a config, in a call that times nothing: with the one in use; of a new one with the first that runs."""
+        config = self.config_of(launch)
+        try:
+            value = launch.run(config, None, is_trial=False)
+        except Exception as error:
+            if launch.is_whole or (id(launch.owner), launch.key_text) not in self._known:
+                raise
+            return self._run_other(launch, config, error)
+        if (known := self._known.get((id(launch.owner), launch.key_text))) is not None:
+            known.fill()
+        return value
+
+    def _run_other(self, launch: Tunable, config: Any, error: Exception) -> Any:
+        configs, texts, _ = launch.candidates()
+        for each, text in zip(configs, texts, strict=True):
+            with suppress(Exception):
+                if each is not config:
+                    value = launch.run(each, None, is_trial=False)
+                    known = InUse(launch.slot, each, fills=not launch.is_whole)
+                    self.use((id(launch.owner), launch.key_text), launch.name + launch.key_text, text, known)
+                    known.fill()
+                    return value
+        raise error
+
+    # -- a call: the step's thread ---------------------------------------------------------------------------------
+
+    def goes_on(self) -> bool:
+        """True unless the call to come is the first one after the tuning. Waits for word of a batch that would begin with it."""
+        number = self._calls.n_calls + 1
+        with self._changed:
+            batch = self._batch
+            if batch is not None and number >= batch.first and batch.is_in_force is None:
+                self.n_waits += 1
+                self._changed.wait_for(lambda: batch.is_in_force is not None or self._is_over, self._deadline_s)
+                batch.is_in_force = bool(batch.is_in_force)
+            if batch is not None and batch.is_in_force and number >= batch.first and not batch.runs:
+                self._settle()
+                return False
+            return not self._is_over
+
+    def call(self, function: Callable[[], R]) -> R:
+        """One call of the user's."""
+        number, batch = self._calls.n_calls + 1, self._batch
+        with self._changed:
+            self._is_inside = True
+        try:
+            if batch is not None and batch.is_in_force and batch.first <= number < batch.end:
+                return self._trial(function, batch, number - batch.first)
+            interception.push(self)
+            try:
+                return function()
+            finally:
+                interception.pop()
+        finally:
+            with self._changed:
+                self._calls.n_calls += 1
+                self._is_inside = False
+                self._changed.notify_all()
+
+    def _trial(self, function: Callable[[], R], batch: Batch, k: int) -> R:
+        number, schedule, trials = batch.n_before + k, batch.runs[k], self.trials
+        if k == 0:
+            self._follow_race()
+        whole = self._clock.span()
+        for each in self._known.values():
+            each.slot.clear()
+        self._journal.begin(number, schedule)
+        trials.begin_replay(number, schedule, times_launches=batch.conditions.times_launches)
+        interception.push(trials)
+        try:
+            with noted(trials.note_compilation):
+                whole.begin()
+                value = function()
+                whole.end()
+            batch.wholes.append((number, schedule, whole))
+            return value
+        finally:
+            interception.pop()
+            self._journal.end(number, schedule)
+            self._follow_sites()
+            for each in self._known.values():
+                each.fill()
+
+    def _follow_sites(self) -> None:
+        """Use the stand-in of sites that were met for the first time."""
+        for site in self._sites.met.values():
+            for owner, slot in site.slots.items():
+                if (owner, site.key) not in self._known and site.stand_in is not None and site.winner is None:
+                    config = site.configs[site.stand_in]
+                    self.use((owner, site.key), site.kernel + site.key, site.texts[site.stand_in], InUse(slot, config, not site.is_whole))
+
+    def _follow_race(self) -> None:
+        """Use the best candidates so far, at the first call of a batch: the same on all ranks."""
+        for label, site in self._sites.met.items():
+            best = self._race[label].best if label in self._race else None
+            if site.winner is None and best is not None and best not in site.failures:
+                site.stand_in = best
+                self._put(site, site.configs[best], is_last=False)
+
+    def _put(self, site: Any, config: Any, *, is_last: bool) -> None:
+        for owner, slot in site.slots.items():
+            each = InUse(slot, config, fills=is_last or not site.is_whole)
+            self.use((owner, site.key), site.kernel + site.key, site.texts[site.configs.index(config)], each)
+            each.fill()
+
+    def _settle(self) -> None:
+        """The winners come into use; what was met too late to be tuned is a miss again."""
+        if self.ended_at is None:
+            self.ended_at = self._calls.n_calls + 1
+            entered = {(owner, site.key) for site in self._sites.met.values() for owner in site.slots}
+            for key, each in self._known.items():
+                if key not in entered:
+                    each.slot.clear()
+            for site in self._sites.met.values():
+                if site.winner is not None:
+                    for slot in site.slots.values():
+                        slot.fill(site.winner, site.timings)
+            self._changed.notify_all()
+
+    def leave(self) -> None:
+        """After an error, from either thread: what is in use stays so."""
+        with self._changed:
+            self._is_over = True
+            for each in self._known.values():
+                each._replace(fills=True).fill()
+            self._changed.notify_all()
+
+    # -- batches: the thread beside the step -----------------------------------------------------------------------
+
+    def paced(self, race: Race, batch: list[Replay]) -> tuple[list[Replay], int]:
+        """The next calls of a batch that the budget has room for, with calls of what is in use between them."""
+        if self._latest_runs:
+            self._pace.end(race, self._latest_runs, self._calls.n_calls if self._batch is None else self._batch.end)
+        runs, n_taken = self._pace.plan(race, batch)
+        self._due, self._latest_runs = self._pace.due(race, runs), runs
+        return runs, n_taken
+
+    def run_batch(
+        self, closure: Callable[[], Any], batch: list[Replay], conditions: Conditions, note: Callable[[], object] = lambda: None
+    ) -> None:
+        """Let calls of the user's run a batch, and add their times to the samples when the device is through.
+
+        Raises:
+            JobEndedError: the program ends.
+            DistTuneError: another rank ended the tuning.
+        """
+        agreed = self._agree(batch, conditions)
+        self._pace.begin(agreed.first)
+        began = time.monotonic()
+        self._wait_for(lambda: self._calls.n_calls >= agreed.end - 1 and not self._is_inside, f"calls {agreed.first} to {agreed.end - 1}")
+        self._wait_for(lambda: all(span.is_done() for _, _, span in agreed.wholes), "the device")
+        self.batch_s = time.monotonic() - began
+        self.n_replays = agreed.n_before + len(batch)
+        for number, schedule, whole in agreed.wholes:
+            self.trials.samples.add_replay(number, whole.ms(), schedule)
+            self._sites.story.replayed(number, whole.ms() / 1e3, {label: trial.candidate for label, trial in schedule.items()})
+        self._journal.end_batch()
+        self.trials.read_spans()
+        self._sites.story.end_batch(self.trials.samples.why_discarded)
+        note()
+
+    def again(self, closure: Callable[[], Any]) -> None:
+        """One call in which all launches are heard, with what is in use."""
+        self.run_batch(closure, [{}], WARM_UP)
+
+    def last_run(self, closure: Callable[[], Any]) -> None:
+        """Bring the winners into use with one call on all ranks."""
+        self._due = 0
+        self._agree([], WARM_UP)
+        self._wait_for(lambda: self.ended_at is not None, "the call from which on the winners are used")
+
+    def undo(self) -> None:
+        """Nothing is undone."""
+        self.trials.take_undo()
+
+    def restart(self, *, compares: bool = True) -> None:
+        """Nothing is put back."""
+
+    def give_up(self) -> None:
+        """After an error."""
+        self.leave()
+
+    def close(self) -> None:
+        """The program ends: so does what waits for its calls."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def _agree(self, runs: list[Replay], conditions: Conditions) -> Batch:
+        """Agree with the other ranks on the first call of a batch, in time for all of them."""
+        while True:
+            began = time.monotonic()
+            latest, margin = self._ranks.reduce("calls", (self._calls.n_calls + 1, self._margin), _latest)
+            batch = Batch(max(latest + 1 + margin, self._due), runs, conditions, self.n_replays)
+            with self._changed:
+                is_in_time = self._calls.n_calls + 1 < batch.first and not self._is_over
+                self._batch = batch
+            is_in_force = False
+            try:
+                is_in_force = self._ranks.reduce("in force", is_in_time, _all)
+            finally:
+                with self._changed:  # a call that has waited too long has gone on without it
+                    batch.is_in_force = is_in_force if batch.is_in_force is None else batch.is_in_force
+                    self._changed.notify_all()
+            if self._is_over:
+                raise JobEndedError("the program ends")
+            self._margin = self._wanted_margin(time.monotonic() - began, is_late=not is_in_force)
+            if is_in_force:
+                return batch
+
+    def _wanted_margin(self, exchange_s: float, *, is_late: bool) -> int:
+        """Calls that this rank makes in some exchanges as long as the last one."""
+        if self._ranks.is_alone:
+            return 0
+        n, began = self._began
+        call_s = (time.monotonic() - began) / max(1, self._calls.n_calls - n)
+        return min(1000, max(2, ceil(_MARGIN * exchange_s / call_s), 2 * self._margin if is_late else 0))
+
+    def _wait_for(self, is_done: Callable[[], bool], what: str) -> None:
+        while True:
+            with self._changed:
+                if is_done():
+                    return
+                if self._is_over:
+                    raise JobEndedError("the program ends")
+                self._changed.wait(_LOOK_S)
+            self._ranks.beat(f"waiting for {what}", may_last=True)

@@ -1,0 +1,79 @@
+"""The online tuning of one decorated function: a thread beside its calls, from a call that may not be repeated to the winners."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable
+from threading import Thread
+from typing import TypeVar
+
+import torch
+
+from dist_tune.distributed import Calls
+from dist_tune.errors import JobEndedError, StoreGoneError
+from dist_tune.replays import InUse, OnlineRuns
+from dist_tune.tuning.tuning import Tuning
+
+R = TypeVar("R")
+_EXIT_S = 2.0
+"""Longest wait for the thread at the end of the program."""
+
+
+class Online:
+    """Begun on all ranks in the same call, after its tuning has found that it may not be repeated."""
+
+    def __init__(self, name: str, first: Tuning, calls: Calls, keep: Callable[[Tuning], None]) -> None:
+        """``first``: that tuning, whose sites have a config each. ``calls``: of the function. ``keep``: called at the end, before it is."""
+        self._tuning = Tuning(name, first.beside(), first.options, first.settings, calls)
+        runs = self._tuning.replays
+        assert isinstance(runs, OnlineRuns)
+        self._name, self._runs, self._keep, self._pid = name, runs, keep, os.getpid()
+        for site in first.sites:
+            if site.winner is not None:
+                for owner, slot in site.slots.items():
+                    if site.is_whole:
+                        slot.clear()
+                    text = site.texts[site.configs.index(site.winner)]
+                    runs.use((owner, site.key), site.kernel + site.key, text, InUse(slot, site.winner, fills=not site.is_whole))
+        self._device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+        self._thread = Thread(target=self._run, name="dist_tune online", daemon=True)
+        atexit.register(self._close)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no more threads: the job goes on as it is
+            self._end(error)
+
+    def goes_on(self) -> bool:
+        """True if the next call is one of it; from the first call on for which this is false all is as without it."""
+        return self._runs.goes_on()
+
+    def call(self, function: Callable[[], R]) -> R:
+        """One call, which counts itself."""
+        return self._runs.call(function)
+
+    def _run(self) -> None:
+        try:
+            if self._device is not None:
+                torch.cuda.set_device(self._device)  # each thread has its own
+            self._tuning.tune_beside()
+        except BaseException as error:  # noqa: BLE001  # the job has nothing to do with it, and goes on
+            self._end(error)
+        else:
+            self._keep(self._tuning)
+            atexit.unregister(self._close)
+
+    def _end(self, error: BaseException) -> None:
+        self._runs.leave()
+        if isinstance(error, JobEndedError | StoreGoneError):
+            n_missing = self._tuning.n_missing
+            why = f"the program ended first, at most {n_missing} calls too early; what was measured is kept for the next start"
+        else:
+            why = f"{type(error).__name__}: {error}"
+        self._tuning.tell(f"{self._name} is not tuned any further: {why}")
+
+    def _close(self) -> None:
+        """The program ends, or a fork of it."""
+        if self._pid == os.getpid() and self._thread.is_alive():
+            self._runs.close()
+            self._thread.join(_EXIT_S)
