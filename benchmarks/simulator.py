@@ -18,7 +18,7 @@ from math import exp
 from benchmarks.meeting_costs import Cost, tuning
 from benchmarks.timing_tables import load_tables
 from dist_tune.search.guided import guide_of
-from dist_tune.search.pace import Pace
+from dist_tune.search.pace import ONLINE, Pace
 from dist_tune.search.plan import Plan, Replay
 from dist_tune.search.race import Race
 from dist_tune.search.selection import RacingOptions
@@ -138,7 +138,7 @@ def play(
 ) -> Played:
     """Tune the closure as a session does, between the vote on what was compiled and the winners; online with ``max_slowdown``."""
     plan = plan or Plan()
-    search = Race(plan, options)
+    search = Race(plan, options or (ONLINE if max_slowdown is not None else None))
     for site, kernel in world.sites.items():
         guide = guide_of(plan.search, kernel.texts)
         untried = guide.untried if guide is not None else ()

@@ -44,6 +44,7 @@ class Batch:
     """Runs before it."""
     is_in_force: bool | None = None
     """None until all ranks have said whether they have heard of it in time."""
+    has_begun: bool = False
     wholes: list[tuple[int, Replay, Span]] = field(default_factory=list)
 
     @property
@@ -98,7 +99,7 @@ class OnlineRuns(Replayer):
         self._by_name: dict[str, str] = {}
         """Name and key -> that config, described: for kernels that are made anew in each call."""
         self._batch: Batch | None = None
-        self._is_inside = self._is_over = False
+        self._is_trying = self._is_over = False
         self._changed = Condition()
         """Of the fields above, between the two threads."""
         self._margin, self._due = (0 if ranks.is_alone else 2), 0
@@ -171,10 +172,13 @@ class OnlineRuns(Replayer):
     def call(self, function: Callable[[], R]) -> R:
         """One call of the user's."""
         number, batch = self._calls.n_calls + 1, self._batch
-        with self._changed:
-            self._is_inside = True
+        with self._changed:  # beside a trial of another thread with what is in use
+            is_in_batch = batch is not None and bool(batch.is_in_force) and batch.first <= number < batch.end
+            is_trial = is_in_batch and not self._is_trying
+            self._is_trying |= is_trial
         try:
-            if batch is not None and batch.is_in_force and batch.first <= number < batch.end:
+            if is_trial:
+                assert batch is not None
                 return self._trial(function, batch, number - batch.first)
             interception.push(self)
             try:
@@ -184,12 +188,13 @@ class OnlineRuns(Replayer):
         finally:
             with self._changed:
                 self._calls.n_calls += 1
-                self._is_inside = False
+                self._is_trying &= not is_trial
                 self._changed.notify_all()
 
     def _trial(self, function: Callable[[], R], batch: Batch, k: int) -> R:
         number, schedule, trials = batch.n_before + k, batch.runs[k], self.trials
-        if k == 0:
+        if not batch.has_begun:
+            batch.has_begun = True
             self._follow_race()
         whole = self._clock.span()
         for each in self._known.values():
@@ -277,7 +282,7 @@ class OnlineRuns(Replayer):
         agreed = self._agree(batch, conditions)
         self._pace.begin(agreed.first)
         began = time.monotonic()
-        self._wait_for(lambda: self._calls.n_calls >= agreed.end - 1 and not self._is_inside, f"calls {agreed.first} to {agreed.end - 1}")
+        self._wait_for(lambda: self._calls.n_calls >= agreed.end - 1 and not self._is_trying, f"calls {agreed.first} to {agreed.end - 1}")
         self._wait_for(lambda: all(span.is_done() for _, _, span in agreed.wholes), "the device")
         self.batch_s = time.monotonic() - began
         self.n_replays = agreed.n_before + len(batch)
@@ -298,6 +303,9 @@ class OnlineRuns(Replayer):
         self._due = 0
         self._agree([], WARM_UP)
         self._wait_for(lambda: self.ended_at is not None, "the call from which on the winners are used")
+        n, n_timed, waited = self._calls.n_calls - self._began[0], self.n_replays - 1, f", {self.n_waits} calls waited" * bool(self.n_waits)
+        told = f"took {self._pace.slowdown:.1%} of the job's time (at most {self._pace.max_slowdown:.0%})"
+        self._sites.story.info(f"tuned in {n} calls, {n_timed} of them with other configs or timed, which {told}{waited}", shown=True)
 
     def undo(self) -> None:
         """Nothing is undone."""

@@ -256,7 +256,8 @@ class Trials:
             return Returned(value)
         if checker is None and site.checker is not None and not launch.is_whole and not counts:  # the run of a stand-in
             self._undo.take(inputs.values, inputs.changed())
-        site.stand_in = index
+        if not counts or site.stand_in is None or site.stand_in in site.failures:  # else what is in use
+            site.stand_in = index
         if is_turn and trial.is_timed:
             self.samples.add_run(site.label, index, self._replay)
         if warm_up is not None:

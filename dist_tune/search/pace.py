@@ -6,14 +6,18 @@ of a step. Every third call runs what is in use, timed: the step's time follows 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import ceil
 
 from dist_tune.search.plan import Replay, Trial
 from dist_tune.search.race import Race
+from dist_tune.search.selection import RacingOptions
 
 N_FIRST = 3
 """Calls that time what is in use, before anything else is tried."""
+ONLINE = RacingOptions(insured_ms=0.0)
+"""A candidate that looks hopeless has had its one call: a second one would cost the job more than a hiccup costs the search."""
 _EVERY = 2
 """Trials between two calls of what is in use."""
 _MOST = 48
@@ -32,6 +36,10 @@ class Pace:
         self.spent_ms = 0.0
         self._began: int | None = None
         self._now = 0
+        self._n_measured: dict[tuple[str, int], int] = {}
+        """(Site, candidate) -> calls that have timed it, as of the latest report."""
+        self._met = 1.0
+        """Share of the trials of the latest calls that were met there: where shapes take turns each call has some of the sites."""
 
     def plan(self, race: Race, batch: Sequence[Replay]) -> tuple[list[Replay], int]:
         """The next calls, and how many replays of a batch are among them."""
@@ -40,7 +48,7 @@ class Pace:
         left_ms, runs = max(self._earned_ms(self._now) - self.spent_ms, 0.0), list[Replay]()
         n_taken = 0
         for replay in batch[:_MOST]:
-            left_ms -= self._cost_ms(race, replay)
+            left_ms -= self._expected_ms(race, replay)
             if n_taken and left_ms < 0:
                 break
             if n_taken % _EVERY == 0:
@@ -53,7 +61,7 @@ class Pace:
         """The first call at which the budget has room for these."""
         if self._began is None or not self.step_ms:
             return 0
-        cost_ms = self.spent_ms + sum(self._cost_ms(race, each) for each in runs)
+        cost_ms = self.spent_ms + sum(self._expected_ms(race, each) for each in runs)
         return self._began + ceil(cost_ms / (self.max_slowdown * self.step_ms)) if cost_ms > 0 else 0
 
     def begin(self, call: int) -> None:
@@ -66,7 +74,16 @@ class Pace:
         sites = [race[label] for label in dict.fromkeys(label for each in runs for label in each)]
         steps_ms = [each.times[each.best].closure_ms for each in sites if each.best in each.times]
         self.step_ms = max(steps_ms, default=self.step_ms)
-        self.spent_ms += sum(self._cost_ms(race, each) for each in runs)
+        n_asked = Counter((label, trial.candidate) for each in runs for label, trial in each.items() if trial.is_timed)
+        n_met = 0
+        for (label, i), n in n_asked.items():
+            total = race[label].times[i].n_replays if i in race[label].times else 0
+            known = self._n_measured.get((label, i), 0)
+            n_new = min(n, total if total < known else total - known)  # fewer: under other conditions it is counted anew
+            self._n_measured[label, i] = total
+            self.spent_ms += n_new * self._cost_ms(race, label, i)
+            n_met += n_new
+        self._met = max(n_met / n_asked.total(), 0.1) if n_asked else 1.0
 
     @property
     def slowdown(self) -> float:
@@ -77,19 +94,20 @@ class Pace:
     def _earned_ms(self, call: int) -> float:
         return self.max_slowdown * self.step_ms * (call - self._began) if self._began is not None else 0.0
 
-    def _cost_ms(self, race: Race, replay: Replay) -> float:
-        """What a call takes beyond what is in use: as far as it is known, or as candidates of the site took so far."""
-        cost_ms = 0.0
-        for label, trial in replay.items():
-            site = race[label]
-            known = {i: each.launches_ms for i, each in site.times.items()}
-            if site.best not in known or trial.candidate == site.best:
-                continue
-            own_ms = known[site.best]
-            beyond = sorted(max(0.0, ms / own_ms - 1.0) for i, ms in known.items() if i != site.best)
-            guess = beyond[(3 * len(beyond)) // 4] if len(beyond) >= 3 else _GUESS
-            cost_ms += max(0.0, known[trial.candidate] - own_ms) if trial.candidate in known else guess * own_ms
-        return cost_ms
+    def _expected_ms(self, race: Race, replay: Replay) -> float:
+        """What a call is expected to take beyond what is in use."""
+        return self._met * sum(self._cost_ms(race, label, trial.candidate) for label, trial in replay.items())
+
+    def _cost_ms(self, race: Race, label: str, candidate: int) -> float:
+        """What a trial takes beyond what is in use: as far as it is known, or as candidates of the site took so far."""
+        site = race[label]
+        known = {i: each.launches_ms for i, each in site.times.items()}
+        if site.best not in known or candidate == site.best:
+            return 0.0
+        own_ms = known[site.best]
+        beyond = sorted(max(0.0, ms / own_ms - 1.0) for i, ms in known.items() if i != site.best)
+        guess = beyond[(3 * len(beyond)) // 4] if len(beyond) >= 3 else _GUESS
+        return max(0.0, known[candidate] - own_ms) if candidate in known else guess * own_ms
 
 
 def _in_use(race: Race, batch: Sequence[Replay]) -> Replay:

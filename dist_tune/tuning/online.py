@@ -25,7 +25,8 @@ class Online:
 
     def __init__(self, name: str, first: Tuning, calls: Calls, keep: Callable[[Tuning], None]) -> None:
         """``first``: that tuning, whose sites have a config each. ``calls``: of the function. ``keep``: called at the end, before it is."""
-        self._tuning = Tuning(name, first.beside(), first.options, first.settings, calls)
+        self._ranks = first.beside()
+        self._tuning = Tuning(name, self._ranks, first.options, first.settings, calls)
         runs = self._tuning.replays
         assert isinstance(runs, OnlineRuns)
         self._name, self._runs, self._keep, self._pid = name, runs, keep, os.getpid()
@@ -61,7 +62,9 @@ class Online:
             self._end(error)
         else:
             self._keep(self._tuning)
+        finally:
             atexit.unregister(self._close)
+            self._ranks.close()
 
     def _end(self, error: BaseException) -> None:
         self._runs.leave()
@@ -73,7 +76,7 @@ class Online:
         self._tuning.tell(f"{self._name} is not tuned any further: {why}")
 
     def _close(self) -> None:
-        """The program ends, or a fork of it."""
+        """The program ends; a fork of it has no such thread."""
         if self._pid == os.getpid() and self._thread.is_alive():
             self._runs.close()
             self._thread.join(_EXIT_S)

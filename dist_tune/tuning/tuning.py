@@ -20,7 +20,7 @@ from dist_tune.measure import RngState, device_clock, no_full_collections, peak_
 from dist_tune.output import Story, events
 from dist_tune.replays import FirstRun, OnlineRuns, Replayer, Trials, Variants
 from dist_tune.runtime import Tunable
-from dist_tune.search import Pace, Race
+from dist_tune.search import ONLINE, Pace, Race
 from dist_tune.settings import Settings
 from dist_tune.sites import Site, Sites, TuningJournal, one_at_a_time
 from dist_tune.tuning.applying import apply_winners
@@ -75,10 +75,8 @@ class Tuning:
         weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
         trials = Trials(name, ranks, sites, Variants(sites, compiler, story), clock, watchdog=self._watchdog)
         ranks.activity.troubles = trials.suspects
-        race, replays = (
-            Race(options.plan),
-            Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites, start=self._start),
-        )
+        race = Race(options.plan, ONLINE if calls is not None else None)
+        replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites, start=self._start)
         if calls is not None:
             replays = OnlineRuns(ranks, trials, clock, settings.deadline_s, sites, race, Pace(options.max_slowdown), calls)
         self.replays: Replayer = replays
