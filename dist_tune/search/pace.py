@@ -16,8 +16,9 @@ from dist_tune.search.selection import RacingOptions
 
 N_FIRST = 3
 """Calls that time what is in use, before anything else is tried."""
-ONLINE = RacingOptions(insured_ms=0.0)
-"""A candidate that looks hopeless has had its one call: a second one would cost the job more than a hiccup costs the search."""
+ONLINE = RacingOptions(insured_ms=0.0, max_asked=50)
+"""A candidate that looks hopeless has had its one call: a second one would cost the job more than a hiccup costs the search. A shape may
+come in one of many calls."""
 _EVERY = 2
 """Trials between two calls of what is in use."""
 _MOST = 48

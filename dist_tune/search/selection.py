@@ -45,6 +45,9 @@ class RacingOptions:
     enough_ms: float = 1000.0
     """Milliseconds of samples that are enough for a candidate in the race, and in a round of finals: long samples have little noise."""
 
+    max_asked: int = 5
+    """Times that trials are asked for again in which the site was not met."""
+
     def margin(self, rung: int) -> float:
         """The margin after this rung, counted from 0."""
         return self.margins[min(rung, len(self.margins) - 1)]

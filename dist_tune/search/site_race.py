@@ -20,8 +20,6 @@ from dist_tune.search.selection import (
     select,
 )
 
-MAX_ASKED = 5
-"""Times that trials are asked for again in which the site was not met."""
 WARM_UP_MS = 1000.0
 """Untimed replays before a race last about this long at most, where that is known."""
 NOT_MET = "was not met in time to be measured"
@@ -268,7 +266,7 @@ class SiteRace:
         n_missed = {i: n - (times[i].n_replays if i in times else 0) for i, n in self._wanted.items() if i in alive}
         if len(alive) < 2 and self._guide is None:
             self._choose()
-        elif times and self._n_asked < MAX_ASKED and max(n_missed.values(), default=0) > 0:
+        elif times and self._n_asked < self._options.max_asked and max(n_missed.values(), default=0) > 0:
             self._n_asked += 1
             self.queue = [Trial(i, is_timed=True) for k in range(max(n_missed.values())) for i in alive if k < n_missed.get(i, 0)]
         elif self.stage == "race":

@@ -96,7 +96,8 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
     chosen: dict[str, int] = {}
     for label in manifest.to_tune:
         prior, site = manifest.prior.get(label, PriorTimes()), context.sites.met.get(label)
-        chosen[label] = next(i for i in (prior.winner, prior.near, 0) if i is not None)
+        fastest = min(prior.times, key=lambda i: (prior.times[i].kernel_ms, i), default=None)
+        chosen[label] = next(i for i in (prior.winner, fastest, prior.near, 0) if i is not None)
         if site is not None and site.is_compiled and site.is_new:
             context.sites.load(site, chosen[label])
     failed = context.vote("not tuned", context.sites.take_failures())
@@ -106,7 +107,8 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
         if used is not None:
             config = _texts(context, manifest, label)[used]
             context.sites.apply(label, config)
-            context.story.info(f'site={label} is not tuned: config="{config}"')
+            so_far = "is tuned in later calls, and uses until then" if manifest.goes_online else "is not tuned:"
+            context.story.info(f'site={label} {so_far} config="{config}"')
 
 
 # -- warm-ups ----------------------------------------------------------------------------------------------------------

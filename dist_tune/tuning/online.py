@@ -11,7 +11,6 @@ from typing import TypeVar
 import torch
 
 from dist_tune.distributed import Calls
-from dist_tune.errors import JobEndedError, StoreGoneError
 from dist_tune.replays import InUse, OnlineRuns
 from dist_tune.tuning.tuning import Tuning
 
@@ -42,8 +41,8 @@ class Online:
         atexit.register(self._close)
         try:
             self._thread.start()
-        except RuntimeError as error:  # no more threads: the job goes on as it is
-            self._end(error)
+        except RuntimeError:  # no more threads: the job goes on as it is
+            runs.leave()
 
     def goes_on(self) -> bool:
         """True if the next call is one of it; from the first call on for which this is false all is as without it."""
@@ -58,22 +57,13 @@ class Online:
             if self._device is not None:
                 torch.cuda.set_device(self._device)  # each thread has its own
             self._tuning.tune_beside()
-        except BaseException as error:  # noqa: BLE001  # the job has nothing to do with it, and goes on
-            self._end(error)
+        except BaseException:  # noqa: BLE001  # told; the job has nothing to do with it, and goes on
+            self._runs.leave()
         else:
             self._keep(self._tuning)
         finally:
             atexit.unregister(self._close)
             self._ranks.close()
-
-    def _end(self, error: BaseException) -> None:
-        self._runs.leave()
-        if isinstance(error, JobEndedError | StoreGoneError):
-            n_missing = self._tuning.n_missing
-            why = f"the program ended first, at most {n_missing} calls too early; what was measured is kept for the next start"
-        else:
-            why = f"{type(error).__name__}: {error}"
-        self._tuning.tell(f"{self._name} is not tuned any further: {why}")
 
     def _close(self) -> None:
         """The program ends; a fork of it has no such thread."""

@@ -16,8 +16,9 @@ from typing import Any
 from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, n_compile_threads
 from dist_tune.distributed import Calls, Ranks
+from dist_tune.errors import JobEndedError, StoreGoneError
 from dist_tune.measure import RngState, device_clock, no_full_collections, peak_bytes
-from dist_tune.output import Story, events
+from dist_tune.output import Story, closure_name, events
 from dist_tune.replays import FirstRun, OnlineRuns, Replayer, Trials, Variants
 from dist_tune.runtime import Tunable
 from dist_tune.search import ONLINE, Pace, Race
@@ -159,21 +160,20 @@ class Tuning:
                 else:
                     self.replays.last_run(_no_run)
             except BaseException as error:
+                why = f"{type(error).__name__}: {error}"
+                if isinstance(error, JobEndedError | StoreGoneError):
+                    n_missing = max(1, self._context.race.bound - self._context.race.n_replays)
+                    why = (
+                        f"the program ended first, at most {n_missing} timed calls too early; the next start goes on from there"
+                    )
+                told = f"{closure_name(self._context.name)} is not tuned any further: {why}"
+                self._context.story.warning(told, shown=True)
                 self._end(error)
                 raise
 
     def beside(self) -> Ranks:
         """The ranks, for a tuning on another thread. All ask in the same call."""
         return self._context.ranks.beside()
-
-    @property
-    def n_missing(self) -> int:
-        """Runs at most until the race is over."""
-        return self._context.race.bound
-
-    def tell(self, text: str) -> None:
-        """A line to the log and to the first rank's terminal."""
-        self._context.story.warning(text, shown=True)
 
     def leave(self, error: BaseException) -> None:
         """The first run of the closure raised: post that to the others, or learn that another rank raised first.
