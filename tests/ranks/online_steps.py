@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
-from typing import Any
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 import triton
 
 from dist_tune import contextual_autotune
+from dist_tune.measure import clocks
 from dist_tune.testing import FakeH200
 from tests.ranks.kernels import autotuned, launch
 
@@ -54,3 +62,92 @@ def job(rank: int, n_calls: int, is_dist: bool, late: int = -1, options: dict[st
             ended = k
         time.sleep(0.002)
     return {"values": values, "used": used, "ended": ended, "records": [r.best.config for r in step.records], "weight": float(weight)}
+
+
+# -- what ranks launch, call by call -----------------------------------------------------------------------------------
+
+
+class Launches:
+    """What this rank's fake device launches in each call, and how long that takes."""
+
+    def __init__(self, ms: Callable[[int], float], name: str = "BLOCK") -> None:
+        """``ms``: of a launch, by the value of the constant ``name``."""
+        self.by_call: list[list[int]] = []
+        self._ms, self._name = ms, name
+        FakeH200.launch_ms = staticmethod(self._launched)
+
+    def _launched(self, source: Any, metadata: Any) -> float:
+        value = named(source)[self._name]
+        if self.by_call:
+            self.by_call[-1].append(value)
+        return self._ms(value)
+
+
+def online_threads() -> list[threading.Thread]:
+    """The threads of tunings beside this process's calls."""
+    return [each for each in threading.enumerate() if each.name == "dist_tune online"]
+
+
+def run_job(
+    step: Callable[[int], Any], launches: Launches | None = None, *, is_dist: bool = True, n_more: int = 5, n_most: int = 4000
+) -> list[Any]:
+    """The values of ``step(k)``, called until its tuning is over on all ranks and ``n_more`` times after that."""
+    values, n_left = [], n_more
+    while n_left and len(values) < n_most:
+        if launches is not None:
+            launches.by_call.append([])
+        values.append(step(len(values)))
+        is_over = torch.tensor(float(len(values) > 1 and not online_threads()))
+        if is_dist:
+            dist.all_reduce(is_over, dist.ReduceOp.MIN)
+        n_left -= int(is_over)
+        time.sleep(1e-3)
+    assert not n_left, f"not over after {len(values)} calls"
+    return values
+
+
+class Talk(NamedTuple):
+    """What a step's thread must not do."""
+
+    what: str
+    call: int
+
+
+@contextmanager
+def silent_steps(launches: Launches, n_late: int = 3) -> Iterator[list[Talk]]:
+    """From the second call on, note what this thread does that waits or talks. A span is done ``n_late`` calls after its end."""
+    found, mine = list[Talk](), threading.get_ident()
+
+    def noting(what: str, method: Any) -> Any:
+        @wraps(method)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == mine and len(launches.by_call) > 1:
+                found.append(Talk(f"{what}\n{''.join(traceback.format_stack(limit=8))}", len(launches.by_call)))
+            return method(*args, **kwargs)
+
+        return noted
+
+    def record(event: Any) -> None:
+        own_record(event)
+        event.at_call = len(launches.by_call)
+
+    own_record = clocks._HostEvent.record
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (dist.Store, dist.PrefixStore, dist.FileStore, dist.TCPStore, dist.HashStore):
+            for name in STORE_METHODS:
+                if name in vars(kind):
+                    patch.setattr(kind, name, noting(f"{kind.__name__}.{name}", getattr(kind, name)))
+        for module in [each for name, each in sys.modules.items() if name.startswith("dist_tune.") and hasattr(each, "wait_for_device")]:
+            patch.setattr(module, "wait_for_device", noting("wait_for_device", module.wait_for_device))
+        patch.setattr(torch.cuda, "synchronize", noting("synchronize", torch.cuda.synchronize))
+        for name in ("is_done", "has_begun", "ms"):
+            patch.setattr(clocks.Span, name, noting(f"Span.{name}", getattr(clocks.Span, name)))
+        patch.setattr(clocks._HostEvent, "record", record)
+        patch.setattr(clocks._HostEvent, "query", lambda event: len(launches.by_call) >= event.at_call + n_late)
+        yield found
+
+
+STORE_METHODS = (
+    "set", "get", "add", "check", "wait", "compare_set", "multi_get", "multi_set", "delete_key", "num_keys", "append", "set_timeout",
+    "queue_push", "queue_pop", "queue_len", "has_extended_api", "clone",
+)  # fmt: skip

@@ -1,0 +1,284 @@
+"""Steps that may not be repeated, tuned in their own calls on one, two and four ranks: what is launched, what it costs, how it ends."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dist_tune import autotune, contextual_autotune
+from dist_tune.testing import ExactTime, FakeH200
+from tests.ranks.kernels import autotuned, best, configs, is_unpatched, launch
+from tests.ranks.online_steps import Launches, online_threads, run_job, silent_steps
+from tests.ranks.world import gathered
+from tests.shared_worlds import log, on_each_rank
+
+FAKE: Any = {"modes": ("fake",)}
+BLOCKS = (16, 32, 64, 128)
+MS = {16: 1.0, 32: 0.5, 64: 0.25, 128: 0.8}
+
+
+def launched_alike(launches: Launches) -> list[list[int]]:
+    """What all ranks have launched in each call: the same, or this fails with the first call in which it was not."""
+    ranks = gathered(launches.by_call)
+    differing = [(k, calls) for k, calls in enumerate(zip(*ranks, strict=True)) if len({*map(tuple, calls)}) > 1]
+    assert not differing, f"call {differing[0][0]} of {len(launches.by_call)}: {differing[0][1]}"
+    return launches.by_call
+
+
+def busy(rank: int, *, is_dist: bool, late: int = -1, **options: Any) -> Any:
+    """A noisy job: times of launches vary, ranks sleep at random, and the fastest config is slow on the rank ``late``."""
+    noise = random.Random(rank)
+    ms = {**MS, 64: 0.75} if rank == late else MS
+    launches = Launches(lambda block: ms[block] * (1 + 0.03 * noise.random()) * (4 if noise.random() < 0.02 else 1))
+    kernel, x, weight = autotuned(blocks=BLOCKS), torch.zeros(256), torch.zeros(1)
+
+    @contextual_autotune(is_dist=is_dist, max_slowdown=0.2, **options)
+    def step(k: int) -> float:
+        launch(kernel, x)
+        ExactTime.pass_ms(1.0)
+        if noise.random() < 0.1:
+            time.sleep(noise.random() * 5e-3)
+        weight.add_(1.0)
+        if is_dist:
+            total = weight.clone()
+            dist.all_reduce(total)
+            return float(total)
+        return float(weight)
+
+    return step, launches, kernel, weight
+
+
+def slowest_decides(rank: int, n: int) -> None:
+    step, launches, kernel, weight = busy(rank, is_dist=n > 1, late=n - 1 if n > 1 else -1)
+    values = run_job(step, launches, is_dist=n > 1)
+    calls = launched_alike(launches) if n > 1 else launches.by_call
+    assert all(len(call) == 1 for call in calls)
+    assert {block for (block,) in calls} == set(BLOCKS)
+    winner = 32 if n > 1 else 64
+    assert (best(kernel), [call[0] for call in calls[-5:]]) == ([winner], [winner] * 5)
+    assert values == [n * (k + 1.0) for k in range(len(values))]
+    assert float(weight) == len(values)
+
+
+@on_each_rank(2, **FAKE)
+def test_the_slowest_of_two_ranks_decides(rank: int):
+    """Config 64 is the fastest on rank 0 alone; each call launches one config on both ranks, once, and the values are the untuned ones."""
+    slowest_decides(rank, 2)
+
+
+@on_each_rank(4, **FAKE)
+def test_the_slowest_of_four_ranks_decides(rank: int):
+    """Config 64 is slow on rank 3."""
+    slowest_decides(rank, 4)
+
+
+@on_each_rank(1, is_dist=False, **FAKE)
+def test_a_rank_alone_finds_its_winner(rank: int):
+    """No collective, and no other rank."""
+    slowest_decides(rank, 1)
+
+
+@on_each_rank(2, **FAKE)
+def test_a_step_neither_talks_nor_waits(rank: int):
+    """From the second call on its thread asks no store, no event and no device, also where these are done calls later."""
+    step, launches, kernel, _ = busy(rank, is_dist=True)
+    with silent_steps(launches) as found:
+        run_job(step, launches)
+    assert not found, f"{len(found)} times, first in call {found[0].call}: {found[0].what}"
+    launched_alike(launches)
+    assert best(kernel) == [64]
+
+
+@on_each_rank(1, is_dist=False, **FAKE)
+def test_a_step_of_one_rank_neither_talks_nor_waits(rank: int):
+    """As on two."""
+    step, launches, kernel, _ = busy(rank, is_dist=False)
+    with silent_steps(launches) as found:
+        run_job(step, launches, is_dist=False)
+    assert not found, f"{len(found)} times, first in call {found[0].call}: {found[0].what}"
+    assert best(kernel) == [64]
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+
+
+@on_each_rank(2, cases=[0.05, 0.2], **FAKE)
+def test_what_trials_take_stays_within_the_share(rank: int, share: float):
+    """One config takes 30 times as long, and is launched once. Beyond that one launch the whole job takes at most this share longer."""
+    ms = {16: 1.0, 32: 0.9, 64: 30.0, 128: 1.1}
+    launches, kernel, x, weight = Launches(ms.__getitem__), autotuned(blocks=BLOCKS), torch.zeros(256), torch.zeros(1)
+
+    @contextual_autotune(is_dist=True, max_slowdown=share)
+    def step(k: int) -> float:
+        launch(kernel, x)
+        ExactTime.pass_ms(4.0)
+        weight.add_(1.0)
+        return float(weight)
+
+    run_job(step, launches, n_more=1)
+    calls = [call[-1] for call in launched_alike(launches)]  # the first is made twice, to see whether it may be
+    assert (calls.count(64), best(kernel)) == (1, [32])
+    job_ms, spent_ms, in_use = 0.0, 0.0, calls[0]
+    worst = 0.0
+    for block in calls:
+        job_ms += 4.0 + ms[block]
+        spent_ms += max(0.0, ms[block] - ms[in_use]) if block != 64 else 0.0
+        in_use = min(in_use, block, key=ms.__getitem__)
+        worst = max(worst, spent_ms / job_ms)
+    assert spent_ms + 29.0 <= share * job_ms + 1.0, (spent_ms, job_ms)
+
+
+@on_each_rank(1, is_dist=False, cases=[0, 0.0])
+def test_without_a_share_nothing_is_tuned_online(rank: int, share: float):
+    """The step goes on with its first config, and a line says that it is not tuned."""
+    kernel, x, weight = autotuned(), torch.zeros(64), torch.zeros(1)
+
+    @contextual_autotune(max_slowdown=share)
+    def step() -> float:
+        launch(kernel, x)
+        weight.add_(1.0)
+        return float(weight)
+
+    assert ([step() for _ in range(5)], step.records, online_threads()) == ([1.0, 2.0, 3.0, 4.0, 5.0], [], [])
+    assert "not tuned; split it, or give reset=" in log()
+
+
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"max_slowdown": -0.1}, ValueError, "need max_slowdown >= 0, got -0.1"),
+    ({"max_slowdown": 1.5}, ValueError, "need max_slowdown <= 1, a share of the job's time, got 1.5"),
+    ({"max_slowdown": float("nan")}, ValueError, "max_slowdown"),
+    ({"max_slowdown": "5%"}, TypeError, "max_slowdown"),
+    ({"max_slowdown": True}, TypeError, "max_slowdown"),
+    ({"max_slowdown": None}, TypeError, "max_slowdown"),
+    ({"search": "online", "max_slowdown": 0}, ValueError, "max_slowdown=0"),
+    ({"search": "online", "reset": print}, ValueError, "reset= is given"),
+    ({"search": "on-line"}, ValueError, "online"),
+]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("form", ["closure", "function"])
+@pytest.mark.parametrize(("options", "kind", "words"), REFUSED)
+def test_bad_options_are_refused(form: str, options: dict[str, Any], kind: type[Exception], words: str):
+    """When the decorator is made, in one line."""
+    with pytest.raises(kind, match=words) as caught:
+        contextual_autotune(**options) if form == "closure" else autotune([{"a": 1}, {"a": 2}], key=["x"], **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.once
+def test_a_check_is_refused_where_no_call_is_repeated():
+    """A function's result cannot be judged without another run."""
+    with pytest.raises(ValueError, match="check= is given"):
+        autotune([{"a": 1}, {"a": 2}], key=["x"], search="online", check=torch.equal)
+
+
+# -- what fails --------------------------------------------------------------------------------------------------------
+
+
+@on_each_rank(2, cases=["on one rank", "on all ranks"], **FAKE)
+def test_a_launch_that_fails_is_made_again_in_its_call(rank: int, case: str):
+    """The fastest config raises in its launch: the call's value is right, the config is out on all ranks, and the others have raced."""
+    failed = list[int]()
+
+    def ms(block: int) -> float:
+        if block == 64 and (rank == 1 or case == "on all ranks"):
+            failed.append(len(launches.by_call))
+            raise RuntimeError("this config does not run here")
+        return MS[block]
+
+    launches, kernel, x, weight = Launches(ms), autotuned(blocks=BLOCKS), torch.zeros(256), torch.zeros(1)
+
+    @contextual_autotune(is_dist=True, max_slowdown=0.5)
+    def step(k: int) -> float:
+        launch(kernel, x)
+        weight.add_(1.0)
+        total = weight.clone()
+        dist.all_reduce(total)
+        return float(total)
+
+    values = run_job(step, launches)
+    assert values == [2 * (k + 1.0) for k in range(len(values))]
+    assert (best(kernel), len(failed)) == ([32], int(rank == 1 or case == "on all ranks"))
+    assert {each for call in launches.by_call for each in call} == set(BLOCKS)
+    assert {call[-1] for call in launches.by_call if len(call) > 1} <= set(BLOCKS) - {64}
+    (record,) = step.records
+    assert [bool(each.failure) for each in record.candidates] == [False, False, True, False]
+    assert "this config does not run here" in str(record.candidates[2].failure)
+
+
+@on_each_rank(2, **FAKE)
+def test_a_config_that_does_not_compile_never_runs(rank: int):
+    """A block that is no power of two."""
+    launches, x, weight = Launches({**MS, 48: 0.1}.__getitem__), torch.zeros(256), torch.zeros(1)
+    kernel = autotuned(blocks=(*BLOCKS, 48))
+
+    @contextual_autotune(is_dist=True, max_slowdown=0.5)
+    def step(k: int) -> float:
+        launch(kernel, x)
+        weight.add_(1.0)
+        return float(weight)
+
+    run_job(step, launches)
+    assert {each for call in launched_alike(launches) for each in call} == set(BLOCKS)
+    assert best(kernel) == [64]
+
+
+@on_each_rank(2, cases=["on all ranks", "on rank 1 alone", "before the launch"], **FAKE)
+def test_an_error_of_the_users_costs_a_call_and_no_more(rank: int, case: str):
+    """Every seventh call raises, after its launch or before it, on all ranks or on one in a step without collectives."""
+    launches, kernel, x, weight = Launches(MS.__getitem__), autotuned(blocks=BLOCKS), torch.zeros(256), torch.zeros(1)
+
+    @contextual_autotune(is_dist=True, max_slowdown=0.5)
+    def step(k: int) -> float:
+        raises = k % 7 == 6 and (rank == 1 or "alone" not in case)
+        if raises and "before" in case:
+            raise StopIteration
+        launch(kernel, x)
+        weight.add_(1.0)
+        if raises:
+            raise ValueError("no more")
+        return float(weight)
+
+    def caught(k: int) -> float:
+        try:
+            return step(k)
+        except (ValueError, StopIteration):
+            return -1.0
+
+    values = run_job(caught, launches)
+    calls = launched_alike(launches)
+    assert (is_unpatched(), online_threads()) == (True, [])
+    assert values.count(-1.0) == (len(values) // 7 if rank == 1 or "alone" not in case else 0)
+    assert best(kernel) == [64], log()
+    assert {each for call in calls for each in call} == set(BLOCKS)
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+@on_each_rank(2, cases=["in turn", "late", "on one rank"], **FAKE)
+def test_each_shape_gets_its_winner(rank: int, case: str):
+    """Two shapes in turn; one that begins after 40 calls; and one that rank 1 alone has, in addition to the one that all have."""
+    launches, kernel, weight = Launches(MS.__getitem__), autotuned(blocks=BLOCKS), torch.zeros(1)
+    xs = [torch.zeros(256), torch.zeros(512)]
+
+    @contextual_autotune(is_dist=True, max_slowdown=0.5)
+    def step(k: int) -> float:
+        is_second = {"in turn": k % 2 == 1, "late": k >= 40 and k % 2 == 1, "on one rank": False}[case]
+        launch(kernel, xs[is_second])
+        if case == "on one rank" and rank == 1:
+            launch(kernel, xs[1])
+        weight.add_(1.0)
+        return float(weight)
+
+    values = run_job(step, launches)
+    assert values == [k + 1.0 for k in range(len(values))]
+    if case != "on one rank":
+        launched_alike(launches)
+    assert best(kernel) == [64] * (2 if case != "on one rank" or rank == 1 else 1)
