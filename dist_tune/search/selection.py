@@ -47,6 +47,8 @@ class RacingOptions:
 
     max_asked: int = 5
     """Times that trials are asked for again in which the site was not met."""
+    has_even_steps: bool = True
+    """True if one long replay tells of its candidate; a job's steps wait for loaders, checkpoints and late ranks as well."""
 
     def margin(self, rung: int) -> float:
         """The margin after this rung, counted from 0."""
@@ -85,7 +87,7 @@ def hopeless(
 
     After the first rung (``is_first``) a median is one sample, and one that is short may be a hiccup; so may one of a single rank, or of a
     candidate that did better in its warm-up (``warm_ups``). By the closure's time, too, which sees hooks and the like; one sample of it
-    tells only where the site ``is_alone``, because another site's candidate may have been the slow one.
+    tells only where the site ``is_alone``, because another site's candidate may have been the slow one, and only of even steps.
     """
     if not times:
         return set()
@@ -97,7 +99,7 @@ def hopeless(
         slow = {i for i in slow if times[i].closure_ms > closure_ms + options.margin(0) * best_ms}  # else the rest is faster for it
     if is_first:
         slow = {i for i in slow if typical_ms[i] > HOPELESS * min(typical_ms.values())}
-    if objective == "closure" and closure_ms > 0 and (is_alone or not is_first):
+    if objective == "closure" and closure_ms > 0 and (not is_first or (is_alone and options.has_even_steps)):
         limit_ms = max(HOPELESS * closure_ms, closure_ms + options.insured_ms)
         slow |= {i for i, each in times.items() if each.closure_ms - is_first * (each.launches_ms - typical_ms[i]) > limit_ms}
     return slow - {i for i, each in warm_ups.items() if is_first and each.launches_ms <= HOPELESS * best_ms}

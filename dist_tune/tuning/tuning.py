@@ -163,9 +163,7 @@ class Tuning:
                 why = f"{type(error).__name__}: {error}"
                 if isinstance(error, JobEndedError | StoreGoneError):
                     n_missing = max(1, self._context.race.bound - self._context.race.n_replays)
-                    why = (
-                        f"the program ended first, at most {n_missing} timed calls too early; the next start goes on from there"
-                    )
+                    why = f"the program ended first, at most {n_missing} timed calls too early; the next start goes on from there"
                 told = f"{closure_name(self._context.name)} is not tuned any further: {why}"
                 self._context.story.warning(told, shown=True)
                 self._end(error)

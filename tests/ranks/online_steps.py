@@ -92,7 +92,7 @@ def run_job(
     step: Callable[[int], Any], launches: Launches | None = None, *, is_dist: bool = True, n_more: int = 5, n_most: int = 4000
 ) -> list[Any]:
     """The values of ``step(k)``, called until its tuning is over on all ranks and ``n_more`` times after that."""
-    values, n_left = [], n_more
+    values, n_left = list[Any](), n_more
     while n_left and len(values) < n_most:
         if launches is not None:
             launches.by_call.append([])
