@@ -17,7 +17,8 @@ from torch.compiler import is_dynamo_compiling
 
 from dist_tune.cache import TuningRecord
 from dist_tune.distributed import Calls, Ranks, check_group, group_of, member_ranks
-from dist_tune.errors import NestedTuningError
+from dist_tune.errors import DistTuneError, NestedTuningError
+from dist_tune.files import warn_once
 from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.measure import StepState, is_capturing, is_traced
 from dist_tune.replays import FirstRun
@@ -190,7 +191,10 @@ class Tuner:
 
     def begin_online(self, tuning: Tuning, calls: Calls) -> None:
         """Tune in the calls to come what this ``tuning`` found that no call may be repeated for."""
-        self.online = Online(self.name, tuning, calls, self.keep)
+        try:
+            self.online = Online(self.name, tuning, calls, self.keep)
+        except (DistTuneError, RuntimeError, OSError) as error:  # a store that is gone, no descriptor: the job goes on as it is
+            warn_once(f"{self.name} is not tuned in the calls to come: {error}")
 
     def check_nested(self, group: ProcessGroup | None) -> None:
         """Refuse a call inside a closure that does not ask all ranks of the group, and so cannot tune for them."""
@@ -282,10 +286,10 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         if is_traced((args, kwargs)):
             self.note_tracing()
             return self.function(*args, **kwargs)
-        if self.online is not None:
+        if (online := self.online) is not None:
             self.seen_online.add(signature)
-            if self.online.goes_on():
-                return self.online.call(partial(self.function, *args, **kwargs))
+            if online.goes_on():
+                return online.call(partial(self.function, *args, **kwargs))
             self.online = None
             self.seen.update(self.seen_online)
             return self.call(*args, **kwargs)
@@ -329,9 +333,10 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         self.is_waived |= tuning.is_alone
         self.made_anew.note(() if tuning.is_alone else tuning.sites)
         if tuning.goes_online and self.online is None:
-            self.seen_online |= self.seen
-            self.seen.clear()  # so that calls come to ``first_call_in_turn``
             self.begin_online(tuning, self.calls)
+            if self.online is not None:
+                self.seen_online |= self.seen
+                self.seen.clear()  # so that calls come to ``first_call_in_turn``
         return value
 
     def keep(self, tuning: Tuning) -> None:

@@ -257,9 +257,9 @@ class _FunctionTuner(Tuner):
         ranks = ranks_of(group, settings.deadline_s)
         self.calls[group] = ranks.calls(launch.name)
         with self.turn.taken(settings.deadline_s):
-            if self.online is not None and self.online_calls is self.calls[group]:
-                if self.online.goes_on():
-                    return self.online.call(partial(_missed_here, launch))
+            if (online := self.online) is not None and self.online_calls is self.calls[group]:
+                if online.goes_on():
+                    return online.call(partial(_missed_here, launch))
                 self.online = None
             config = launch.slot.config or self.untuned.config(launch)
             if config is None:

@@ -197,12 +197,12 @@ class OnlineRuns(Replayer):
             batch.has_begun = True
             self._follow_race()
         whole = self._clock.span()
-        for each in self._known.values():
-            each.slot.clear()
         self._journal.begin(number, schedule)
         trials.begin_replay(number, schedule, times_launches=batch.conditions.times_launches)
         interception.push(trials)
         try:
+            for each in self._known.values():
+                each.slot.clear()
             with noted(trials.note_compilation):
                 whole.begin()
                 value = function()
@@ -256,7 +256,7 @@ class OnlineRuns(Replayer):
         """After an error, from either thread: what is in use stays so."""
         with self._changed:
             self._is_over = True
-            for each in self._known.values():
+            for each in list(self._known.values()):
                 each._replace(fills=True).fill()
             self._changed.notify_all()
 
