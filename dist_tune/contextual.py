@@ -189,12 +189,13 @@ class Tuner:
         self.records += [each for each in found if each not in self.records]  # a kernel made anew in each call has its own again
         self.untuned.note(tuning.untuned)
 
-    def begin_online(self, tuning: Tuning, calls: Calls) -> None:
-        """Tune in the calls to come what this ``tuning`` found that no call may be repeated for."""
+    def begin_online(self, tuning: Tuning, calls: Calls) -> bool:
+        """Tune in the calls to come what this ``tuning`` found that no call may be repeated for; false if that cannot begin."""
         try:
             self.online = Online(self.name, tuning, calls, self.keep)
         except (DistTuneError, RuntimeError, OSError) as error:  # a store that is gone, no descriptor: the job goes on as it is
             warn_once(f"{self.name} is not tuned in the calls to come: {error}")
+        return self.online is not None
 
     def check_nested(self, group: ProcessGroup | None) -> None:
         """Refuse a call inside a closure that does not ask all ranks of the group, and so cannot tune for them."""
@@ -333,8 +334,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         self.is_waived |= tuning.is_alone
         self.made_anew.note(() if tuning.is_alone else tuning.sites)
         if tuning.goes_online and self.online is None:
-            self.begin_online(tuning, self.calls)
-            if self.online is not None:
+            if self.begin_online(tuning, self.calls):
                 self.seen_online |= self.seen
                 self.seen.clear()  # so that calls come to ``first_call_in_turn``
         return value
