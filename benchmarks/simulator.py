@@ -4,6 +4,7 @@ Knows true times and makes noise around them: hiccups, errors of clocks, and cos
 does not see. Figures for policies and for the cost of agreement:
 
     python -m benchmarks.simulator
+    python -m benchmarks.simulator --online
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from benchmarks.meeting_costs import Cost, tuning
 from benchmarks.timing_tables import load_tables
 from dist_tune.search.guided import guide_of
 from dist_tune.search.pace import ONLINE, Pace
-from dist_tune.search.plan import Plan, Replay
+from dist_tune.search.plan import Plan, Replay, SearchName
 from dist_tune.search.race import Race
 from dist_tune.search.selection import RacingOptions
 from dist_tune.search.times import Report, Samples, reduce_reports
@@ -222,6 +223,18 @@ class Quota(RacingOptions):
         return max(self.max_finalists, n_candidates // (self.first << rung))
 
 
+def online_summary(world: World, search: SearchName, n_runs: int, max_slowdown: float = 0.05) -> str:
+    """Calls until the winners, regret and slowdown of a job that is tuned online, whose calls have no untimed run (``n_warmup=0``)."""
+    runs = [play(world, Plan(search=search, n_warmup=0), seed=seed, max_slowdown=max_slowdown) for seed in range(n_runs)]
+    regrets, n_calls, slowdowns = [run.regret for run in runs], [run.n_calls for run in runs], [run.slowdown for run in runs]
+    within = sum(regret <= 0.01 for regret in regrets) / n_runs
+    return (
+        f"calls median={statistics.median(n_calls):5.0f} most={max(n_calls):5} "
+        f"regret median={statistics.median(regrets):6.2%} worst={max(regrets):6.2%} within_1%={within:4.0%} "
+        f"slowdown median={statistics.median(slowdowns):5.1%} worst={max(slowdowns):5.1%}"
+    )
+
+
 OPTIONS: dict[str, RacingOptions] = {
     "default": RacingOptions(),
     "margins 0.3 0.15 0.1 0.05": RacingOptions(margins=(0.3, 0.15, 0.1, 0.05)),
@@ -263,6 +276,24 @@ def main(n_runs: int = 200) -> None:
             )
 
 
+def main_online(n_runs: int = 20) -> None:
+    """Print the table of jobs that are tuned online."""
+    from benchmarks.worlds import kernel_of, many
+
+    worlds = {f"3 random sites of 64, {other_ms:.0f} ms beside them": many(3, 64, other_ms=other_ms) for other_ms in (0.0, 1.0, 4.0)}
+    recorded = {name: World({name: kernel_of(table)}) for name, table in load_tables().items() if name.startswith("contextual")}
+    print(f"max_slowdown=0.05, {n_runs} runs each, 4 ranks, noise 1.0%, hiccups 0.3%")
+    for name, world in {**worlds, **recorded}.items():
+        step_ms = world.closure_ms({site: kernel.best() for site, kernel in world.sites.items()})
+        for search in SEARCHES if name in recorded else SEARCHES[:1]:  # a guided search needs configs that are described
+            print(f"{name:36} best step_ms={step_ms:.3f} {search:7} {online_summary(world, search, n_runs)}")
+
+
+SEARCHES: tuple[SearchName, ...] = ("racing", "guided")
+
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
-    main()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--online", action="store_true", help="jobs that are tuned in their own calls: calls until the winners, and their cost"
+    )
+    main_online() if parser.parse_args().online else main()

@@ -101,7 +101,7 @@ def contextual_autotune(
     plan = Plan(n_warmup, n_repeat, search, objective, budget_s)
     check_online(search, max_slowdown, reset=reset)
     if restore is not False:
-        told = "restore= has no effect any more, and the next release refuses it: a step that changes its state is not tuned"
+        told = "restore= has no effect any more, and the next release refuses it: a step that changes its state is tuned online"
         warnings.warn(told, FutureWarning, stacklevel=2)
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:

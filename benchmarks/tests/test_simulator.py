@@ -7,11 +7,12 @@ import statistics
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.meeting_costs import Cost, latency_ms, tuning
-from benchmarks.simulator import Kernel, World, play
+from benchmarks.simulator import Kernel, World, main_online, play
 from benchmarks.timing_tables import load_tables, read_events
 from benchmarks.worlds import kernel_of, many, small, step_of_148
 from dist_tune.output.events import Told, Won
@@ -70,6 +71,35 @@ def test_twenty_sites_need_no_more_replays_than_one_and_its_finals():
     one, twenty = (play(many(n, 8)) for n in (1, 20))
     assert twenty.n_replays <= one.n_replays + 2 * 4 * Plan().n_repeat
     assert twenty.regret <= 0.03
+
+
+@pytest.mark.parametrize("search", ["racing", "guided"])
+@pytest.mark.parametrize("name", [name for name in TABLES if name.startswith("contextual")])
+def test_recorded_sites_are_tuned_well_online(name: str, search: Any):
+    """A job that spends a twentieth of its time has its winner within 800 calls, at most 1 % slower than the best in 4 of 5 runs."""
+    plan = Plan(search=search, n_warmup=0)
+    runs = [play(World({name: kernel_of(TABLES[name])}), plan, seed=seed, max_slowdown=0.05) for seed in range(5)]
+    assert max(run.slowdown for run in runs) <= 0.05
+    assert max(run.n_calls for run in runs) <= 800
+    assert sum(run.regret <= 0.01 for run in runs) >= 4
+
+
+def test_three_sites_of_64_candidates_are_tuned_within_400_calls_online():
+    """Where the step holds 1 ms beside them; where it holds nothing else, trials are so much of it that they take more calls."""
+    plan = Plan(search="racing", n_warmup=0)
+    beside, bare = (play(many(3, 64, other_ms=other_ms), plan, max_slowdown=0.05) for other_ms in (1.0, 0.0))
+    assert max(beside.regret, bare.regret) <= 0.01
+    assert max(beside.slowdown, bare.slowdown) <= 0.05
+    assert beside.n_calls <= 400 < bare.n_calls
+
+
+def test_the_table_of_jobs_tuned_online_has_a_line_for_each(capsys: pytest.CaptureFixture[str]):
+    """Three of random sites, and each recorded one with either search."""
+    main_online(1)
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert "max_slowdown=0.05, 1 runs each" in head
+    assert len(lines) == 3 + 2 * 2
+    assert all("calls median=" in line and "slowdown median=" in line for line in lines)
 
 
 def test_latencies_are_those_measured():
