@@ -333,10 +333,9 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         self.keep(tuning)
         self.is_waived |= tuning.is_alone
         self.made_anew.note(() if tuning.is_alone else tuning.sites)
-        if tuning.goes_online and self.online is None:
-            if self.begin_online(tuning, self.calls):
-                self.seen_online |= self.seen
-                self.seen.clear()  # so that calls come to ``first_call_in_turn``
+        if tuning.goes_online and self.online is None and self.begin_online(tuning, self.calls):
+            self.seen_online |= self.seen
+            self.seen.clear()  # so that calls come to ``first_call_in_turn``
         return value
 
     def keep(self, tuning: Tuning) -> None:
