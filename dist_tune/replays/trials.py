@@ -75,7 +75,7 @@ class Trials:
         self._repeated: set[str] = set()
         """Sites that do the same as in the replay before."""
         self._times_launches, self._is_timed, self._replay = False, False, 0
-        self._launched: set[str] = set()
+        self.launched: set[str] = set()
         """Sites launched in this run."""
         self._zeroes = True
         self._undo = Snapshot()
@@ -99,7 +99,7 @@ class Trials:
         # Launches that hit matter where no schedule asks for speed: in discovery, in warm-ups of functions and in the final run.
         self.is_watching = not schedule or any(trial.is_checked for trial in schedule.values())
         self._is_timed = any(trial.is_timed for trial in schedule.values())
-        self._launched.clear()
+        self.launched.clear()
 
     def take_undo(self) -> Snapshot:
         """The tensors that the last run changed; it is put back or forgotten by the caller."""
@@ -154,8 +154,8 @@ class Trials:
             launch.slot.fill(site.winner, site.timings)
             return self._run_recalled(site, launch) if site.is_unchecked else self._run(launch, site.winner)
         # As in Triton, where the first launch tunes and the next ones add to what it leaves.
-        self._zeroes = self.in_use is None and (bool(self._schedule) or site.label not in self._launched)
-        self._launched.add(site.label)
+        self._zeroes = self.in_use is None and (bool(self._schedule) or site.label not in self.launched)
+        self.launched.add(site.label)
         trial = self._schedule.get(site.label, Trial(site.first_guess, is_timed=False))
         if site.checker is not None and trial.is_checked and trial.candidate in site.failures:
             # A reference may be collective: it is asked as often as on the ranks where this candidate runs.

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+import re
+import threading
 import time
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import triton
 
 from dist_tune import autotune, contextual_autotune
+from dist_tune.runtime import interception
 from dist_tune.testing import ExactTime
-from tests.ranks.kernels import autotuned, best, is_unpatched, launch
+from tests.ranks.kernels import accumulate_kernel, autotuned, best, is_unpatched, launch
 from tests.ranks.online_steps import Launches, online_threads, run_job, silent_steps
 from tests.ranks.world import gathered
 from tests.shared_worlds import log, on_each_rank
@@ -285,3 +289,129 @@ def test_each_shape_gets_its_winner(rank: int, case: str):
     if case != "on one rank":
         launched_alike(launches)
     assert best(kernel) == [64] * (2 if case != "on one rank" or rank == 1 else 1)
+
+
+# -- functions ---------------------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """A function that counts its calls in what it has captured, and may not be repeated."""
+
+    def __init__(self, rank: int, n_keys: int = 1, **options: Any) -> None:
+        self.launches, self.n_calls = Launches(MS.__getitem__), [0]
+        n_calls, by_call, xs = self.n_calls, self.launches.by_call, [torch.zeros(8 << k) for k in range(n_keys)]
+
+        @autotune([{"block": block} for block in BLOCKS], key_fn=lambda x: tuple(x.shape), max_slowdown=0.5, **options)
+        def counted(x: torch.Tensor, block: int) -> float:
+            n_calls[0] += 1
+            by_call[-1].append(block)
+            late = rank == 1 and block == 64
+            ExactTime.pass_ms(3 * MS[block] if late else MS[block])
+            return x.numel() * n_calls[0]
+
+        self.function, self.step = counted, lambda k: counted(xs[k % n_keys], **({"autotune_pg": dist.group.WORLD} if self.n > 1 else {}))
+        self.n = dist.get_world_size() if dist.is_initialized() else 1
+
+
+FORMS: Any = [{"search": "online"}, {}]
+
+
+@on_each_rank(2, cases=FORMS)
+def test_a_function_that_counts_is_tuned_in_its_calls_on_two_ranks(rank: int, case: Any):
+    """Each call is made once, with one config on both ranks, chosen or by itself."""
+    counted_once(Counted(rank, **case), 32)
+
+
+@on_each_rank(1, is_dist=False, cases=FORMS)
+def test_a_function_that_counts_is_tuned_in_its_calls(rank: int, case: Any):
+    """On one rank."""
+    counted_once(Counted(rank, **case), 64)
+
+
+@on_each_rank(2, cases=[2, 3])
+def test_the_keys_of_a_function_take_turns(rank: int, n_keys: int):
+    """Each has its winner, and each call its own key's value."""
+    counted_once(Counted(rank, n_keys, search="online"), 32)
+
+
+def counted_once(job: Counted, winner: int) -> None:
+    values = run_job(job.step, job.launches, is_dist=job.n > 1)
+    calls = launched_alike(job.launches) if job.n > 1 else job.launches.by_call
+    assert [len(call) for call in calls[1:]] == [1] * (len(calls) - 1)
+    n_keys = len({value / (k + 1) for k, value in enumerate(values)})
+    assert values == [(8 << k % n_keys) * (k + 1.0) for k in range(len(values))]
+    assert {record.best.config for record in job.function.records} == {f"block={winner}"}
+    assert (len(job.function.records), {block for call in calls for block in call}) == (n_keys, set(BLOCKS))
+    assert [call[-1] for call in calls[-5:]] == [winner] * 5
+
+
+# -- after it ----------------------------------------------------------------------------------------------------------
+
+
+@on_each_rank(2, **FAKE)
+def test_a_steady_call_is_what_it_was(rank: int):
+    """After the tuning calls have the listener of a closure that was replayed, no thread of it is left, and Triton is as it was."""
+    launches, kernel, x, weight, heard = Launches(MS.__getitem__), autotuned(blocks=BLOCKS), torch.zeros(256), torch.zeros(1), list[str]()
+    replayed = list[str]()
+
+    @contextual_autotune(is_dist=True, max_slowdown=0.5)
+    def step(k: int) -> float:
+        heard.append(type(interception.listener_here()).__name__)
+        launch(kernel, x)
+        weight.add_(1.0)
+        return float(weight)
+
+    @contextual_autotune(is_dist=True)
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        replayed.append(type(interception.listener_here()).__name__)
+        return launch(kernel, x)
+
+    run_job(step, launches)
+    layer(x)
+    layer(x)
+    assert heard[-5:] == [replayed[-1]] * 5
+    assert {*heard} - {replayed[-1]} == {"Trials", "OnlineRuns"}
+    ours = [each.name for each in threading.enumerate() if "dist_tune" in each.name]
+    assert (is_unpatched(), {*ours} - {"dist_tune presence"}) == (True, set())
+    waited = re.findall(r", (\d+) calls waited", log())
+    assert int((waited or ["0"])[0]) <= len(launches.by_call) // 10
+
+
+@on_each_rank(2, **FAKE)
+def test_kernels_that_are_made_in_each_call_are_tuned(rank: int):
+    """Two of them with one key and other configs: neither gets a config of the other's, though Python uses their places in memory again."""
+    launches, x, weight = Launches(MS.__getitem__), torch.zeros(256), torch.zeros(1)
+
+    @contextual_autotune(is_dist=True, max_slowdown=0.5)
+    def step(k: int) -> float:
+        launch(autotuned(blocks=(16, 64)), x)
+        launch(autotuned(accumulate_kernel, blocks=(32, 128)), x)
+        weight.add_(1.0)
+        return float(weight)
+
+    run_job(step, launches)
+    calls = launched_alike(launches)
+    assert {tuple(call[-2:]) for call in calls} <= {(a, b) for a in (16, 64) for b in (32, 128)}
+    assert calls[-5:] == [[64, 32]] * 5
+
+
+@on_each_rank(2, cases=["reset_to_zero", "restore_value", "both"])
+def test_real_calls_zero_and_restore_nothing(rank: int, case: str):
+    """A kernel adds to its output: after k calls that is k times its input, as with a config that Triton knows; hooks as often as launches."""
+    hooked, own = list[int](), list[bool]()
+    names = {"reset_to_zero": ["y_ptr"], "restore_value": ["y_ptr"]}
+    listed = [
+        triton.Config({"BLOCK": block}, pre_hook=lambda nargs: hooked.append(nargs["BLOCK"]))  # as Triton calls it: all arguments
+        for block in (16, 32, 64)
+    ]
+    options = {name: value for name, value in names.items() if case in (name, "both")}
+    kernel, x, y = autotuned(accumulate_kernel, configs=listed, **options), torch.ones(64), torch.zeros(64)
+
+    @contextual_autotune(is_dist=True, search="online", max_slowdown=0.5)
+    def step(k: int) -> float:
+        launch(kernel, x, y)
+        return float(y.sum())
+
+    values = run_job(step)
+    assert values == [64 * (k + 1.0) for k in range(len(values))]
+    assert (len(hooked), own, best(kernel)) == (len(values), [], [64])
