@@ -73,8 +73,9 @@ class Pace:
         """They are over, with this call as the last one, and the race knows their times."""
         self._now = last
         sites = [race[label] for label in dict.fromkeys(label for each in runs for label in each)]
-        steps_ms = [each.times[each.best].closure_ms for each in sites if each.best in each.times]
-        self.step_ms = max(steps_ms, default=self.step_ms)
+        in_use = [each.times[each.best] for each in sites if each.best in each.times]
+        if in_use:  # the mean: where shapes take turns, a long and rare step earns no more than its calls
+            self.step_ms = sum(each.closure_ms * each.n_replays for each in in_use) / sum(each.n_replays for each in in_use)
         n_asked = Counter((label, trial.candidate) for each in runs for label, trial in each.items() if trial.is_timed)
         n_met = 0
         for (label, i), n in n_asked.items():

@@ -397,7 +397,7 @@ def test_kernels_that_are_made_in_each_call_are_tuned(rank: int):
 
 @on_each_rank(2, cases=["reset_to_zero", "restore_value", "both"])
 def test_real_calls_zero_and_restore_nothing(rank: int, case: str):
-    """A kernel adds to its output: after k calls that is k times its input, as with a config that Triton knows; hooks as often as launches."""
+    """A kernel adds to its output: after k calls k times its input, as with a config that Triton knows; hooks as often as launches."""
     hooked, own = list[int](), list[bool]()
     names = {"reset_to_zero": ["y_ptr"], "restore_value": ["y_ptr"]}
     listed = [

@@ -43,6 +43,16 @@ def test_a_trial_waits_until_the_job_has_earned_it():
         assert pace.due(race, runs) == pytest.approx(100 + cost / (share * 11.0), abs=1), share
 
 
+def test_a_long_step_of_a_rare_shape_earns_what_its_calls_do():
+    """Nine calls of 10 ms with one shape, and one of 1010 ms with another: a call is 110 ms on average."""
+    race, pace = Race(PLAN), Pace(0.05)
+    race.add("often", 2, {})
+    race.add("rare", 2, {})
+    race.tell(0, Report({"often": {0: Times(1.0, 10.0, n_replays=9)}, "rare": {0: Times(1.0, 1010.0)}}))
+    pace.end(race, [{label: Trial(0, is_timed=True) for label in ("often", "rare")}], 10)
+    assert pace.step_ms == pytest.approx(110.0)
+
+
 @given(st.integers(0, 1000), st.sampled_from([0.02, 0.05, 0.2]), st.sampled_from([0.0, 1.0]))
 def test_the_budget_is_kept_by_true_times(seed: int, share: float, other_ms: float):
     """Noise, hiccups and candidates up to six times slower; all ranks say the same, as one function of what they agreed on."""
