@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -151,3 +155,57 @@ STORE_METHODS = (
     "set", "get", "add", "check", "wait", "compare_set", "multi_get", "multi_set", "delete_key", "num_keys", "append", "set_timeout",
     "queue_push", "queue_pop", "queue_len", "has_extended_api", "clone",
 )  # fmt: skip
+
+
+# -- jobs that end in the middle ---------------------------------------------------------------------------------------
+
+
+def has_agreed(n: int) -> bool:
+    """True once this job's ranks have agreed on times ``n`` times, as a journal says."""
+    for path in Path(os.environ["DIST_TUNE_CACHE_DIR"]).glob("journals/*.jsonl"):
+        with suppress(FileNotFoundError):  # deleted at the end of the tuning, by another rank too
+            if path.read_bytes().count(b'"kind":"agreed"') >= n:
+                return True
+    return False
+
+
+def cut_off(rank: int, n_agreed: int, kills: int = -1, talks: bool = False, n_after: int = 0) -> dict[str, Any]:
+    """A job that ends once ranks have agreed on times ``n_agreed`` times, or with its tuning; the rank ``kills`` ends by SIGKILL.
+
+    Without ``talks`` its step has no collective. The others go on for ``n_after`` calls, and end as programs do.
+    """
+    launches, kernel, x, weight = Launches(SPEEDS.__getitem__), autotuned(blocks=tuple(SPEEDS)), torch.zeros(256), torch.zeros(1)
+
+    @contextual_autotune(is_dist=dist.is_initialized(), max_slowdown=0.3)
+    def step() -> float:
+        launch(kernel, x)
+        weight.add_(1.0)
+        if talks:
+            dist.all_reduce(weight.clone())
+        return float(weight)
+
+    values, error, n_over, n_left = list[float](), "", 0, n_after
+    while n_over < 3 and n_left >= 0:
+        launches.by_call.append([])
+        if has_agreed(n_agreed):
+            if kills == rank:
+                os.kill(os.getpid(), signal.SIGKILL)
+            n_left -= 1
+        try:
+            values.append(step())
+        except RuntimeError as raised:  # of a collective
+            error = f"{type(raised).__name__}: {raised}"
+            break
+        time.sleep(1e-3)
+        n_over += len(values) > 1 and not online_threads()
+        assert len(values) < 10_000
+    n_alive = len(online_threads())
+    atexit._run_exitfuncs()
+    best = [config.kwargs["BLOCK"] for config in kernel.cache.values()]
+    return {
+        "values": values, "error": error, "launches": launches.by_call, "best": best,
+        "n_records": len(step.records), "n_alive": n_alive, "n_left": len(online_threads()),
+    }  # fmt: skip
+
+
+SPEEDS = {16: 1.0, 32: 0.5, 64: 0.25, 128: 0.8, 256: 0.7, 512: 0.6}

@@ -6,6 +6,7 @@ import random
 import re
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ import triton
 
 from dist_tune import autotune, contextual_autotune
 from dist_tune.runtime import interception
-from dist_tune.testing import ExactTime
+from dist_tune.testing import ExactTime, Outcome, values
+from tests.ranks import online_steps
 from tests.ranks.kernels import accumulate_kernel, autotuned, best, is_unpatched, launch
 from tests.ranks.online_steps import Launches, online_threads, run_job, silent_steps
 from tests.ranks.world import gathered
+from tests.ranks.worlds import on_fake
 from tests.shared_worlds import log, on_each_rank
 
 FAKE: Any = {"modes": ("fake",)}
@@ -298,7 +301,7 @@ class Counted:
     """A function that counts its calls in what it has captured, and may not be repeated."""
 
     def __init__(self, rank: int, n_keys: int = 1, **options: Any) -> None:
-        self.launches, self.n_calls = Launches(MS.__getitem__), [0]
+        self.launches, self.n_calls, self.n = Launches(MS.__getitem__), [0], dist.get_world_size() if dist.is_initialized() else 1
         n_calls, by_call, xs = self.n_calls, self.launches.by_call, [torch.zeros(8 << k) for k in range(n_keys)]
 
         @autotune([{"block": block} for block in BLOCKS], key_fn=lambda x: tuple(x.shape), max_slowdown=0.5, **options)
@@ -309,8 +312,8 @@ class Counted:
             ExactTime.pass_ms(3 * MS[block] if late else MS[block])
             return x.numel() * n_calls[0]
 
-        self.function, self.step = counted, lambda k: counted(xs[k % n_keys], **({"autotune_pg": dist.group.WORLD} if self.n > 1 else {}))
-        self.n = dist.get_world_size() if dist.is_initialized() else 1
+        group: Any = {"autotune_pg": dist.group.WORLD} if self.n > 1 else {}
+        self.function, self.step = counted, lambda k: counted(xs[k % n_keys], **group)
 
 
 FORMS: Any = [{"search": "online"}, {}]
@@ -404,7 +407,7 @@ def test_real_calls_zero_and_restore_nothing(rank: int, case: str):
         triton.Config({"BLOCK": block}, pre_hook=lambda nargs: hooked.append(nargs["BLOCK"]))  # as Triton calls it: all arguments
         for block in (16, 32, 64)
     ]
-    options = {name: value for name, value in names.items() if case in (name, "both")}
+    options: Any = {name: value for name, value in names.items() if case in (name, "both")}
     kernel, x, y = autotuned(accumulate_kernel, configs=listed, **options), torch.ones(64), torch.zeros(64)
 
     @contextual_autotune(is_dist=True, search="online", max_slowdown=0.5)
@@ -415,3 +418,43 @@ def test_real_calls_zero_and_restore_nothing(rank: int, case: str):
     values = run_job(step)
     assert values == [64 * (k + 1.0) for k in range(len(values))]
     assert (len(hooked), own, best(kernel)) == (len(values), [], [64])
+
+
+# -- jobs that end in the middle ---------------------------------------------------------------------------------------
+
+
+def start(folder: Path, n: int, *options: Any) -> list[Outcome]:
+    """One start of a job (see ``cut_off``), with the caches of the ones before."""
+    cache = {"DIST_TUNE_CACHE_DIR": str(folder / "cache"), "TRITON_CACHE_DIR": str(folder / "triton")}
+    return on_fake(n, online_steps.cut_off, *options, is_dist=n > 1, **cache)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("talks", [False, True])
+def test_a_job_goes_on_untuned_where_a_rank_dies(tmp_path: Path, talks: bool):
+    """Rank 1 is killed between trials. Steps without a collective go on, and one line says so; with one its error is the user's."""
+    first, second = start(tmp_path, 2, 2, 1, talks, 3000)
+    assert second.error == "Died"
+    assert not first.error, first.notes
+    found = first.value
+    assert (found["n_alive"] == 0 or talks, found["n_left"], bool(found["error"])) == (True, 0, talks)
+    assert found["values"] == [k + 1.0 for k in range(len(found["values"]))]
+    assert first.log.count("is not tuned any further") == 1
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("n", "kills"), [(1, -1), (2, -1), (2, 1)])
+def test_a_job_that_ends_first_goes_on_in_its_next_start(tmp_path: Path, n: int, kills: int):
+    """Ended or killed between trials: its journal is kept, and the next start takes its times from there."""
+    outcomes = start(tmp_path, n, 2, kills, False, 0 if kills < 0 else 3000)
+    assert [outcome.error for outcome in outcomes] == ["", "Died" * (kills >= 0)][:n]
+    assert list((tmp_path / "cache" / "journals").glob("*.jsonl"))
+    ends = [line for each in outcomes for line in each.log.splitlines() if "is not tuned any further" in line]
+    assert len(ends) == (n if kills < 0 else 1)
+    if kills < 0:
+        assert all("the program ended first, at most" in line for line in ends), ends
+    again = start(tmp_path, n, 4000)
+    assert "candidates are taken from an earlier attempt's journal" in again[0].log
+    for found in values(again):
+        assert (found["best"], found["n_records"]) == ([64], 1)
+    assert not list((tmp_path / "cache" / "journals").glob("*.jsonl"))
