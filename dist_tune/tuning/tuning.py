@@ -16,7 +16,7 @@ from typing import Any
 from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, n_compile_threads
 from dist_tune.distributed import Calls, Ranks
-from dist_tune.errors import JobEndedError, StoreGoneError
+from dist_tune.errors import JobEndedError, PeerFailedError, StoreGoneError
 from dist_tune.measure import RngState, device_clock, no_full_collections, peak_bytes
 from dist_tune.output import Story, closure_name, events
 from dist_tune.replays import FirstRun, OnlineRuns, Replayer, Trials, Variants
@@ -161,7 +161,8 @@ class Tuning:
                     self.replays.last_run(_no_run)
             except BaseException as error:
                 why = f"{type(error).__name__}: {error}"
-                if isinstance(error, JobEndedError | StoreGoneError):
+                is_peers_end = isinstance(error, PeerFailedError) and error.error.startswith(JobEndedError.__name__)
+                if is_peers_end or isinstance(error, JobEndedError | StoreGoneError):
                     n_missing = max(1, self._context.race.bound - self._context.race.n_replays)
                     why = f"the program ended first, at most {n_missing} timed calls too early; the next start goes on from there"
                 told = f"{closure_name(self._context.name)} is not tuned any further: {why}"

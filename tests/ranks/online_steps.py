@@ -169,8 +169,8 @@ def has_agreed(n: int) -> bool:
     return False
 
 
-def cut_off(rank: int, n_agreed: int, kills: int = -1, talks: bool = False, n_after: int = 0) -> dict[str, Any]:
-    """A job that ends once ranks have agreed on times ``n_agreed`` times, or with its tuning; the rank ``kills`` ends by SIGKILL.
+def cut_off(rank: int, n_agreed: int, ends: int = -1, how: str = "", talks: bool = False, n_after: int = 0) -> dict[str, Any]:
+    """A job that ends once ranks have agreed on times ``n_agreed`` times, or with its tuning; the rank ``ends`` by SIGKILL, or leaves.
 
     Without ``talks`` its step has no collective. The others go on for ``n_after`` calls, and end as programs do.
     """
@@ -188,9 +188,9 @@ def cut_off(rank: int, n_agreed: int, kills: int = -1, talks: bool = False, n_af
     while n_over < 3 and n_left >= 0:
         launches.by_call.append([])
         if has_agreed(n_agreed):
-            if kills == rank:
+            if ends == rank and how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            n_left -= 1
+            n_left -= 1 if ends != rank else n_after + 1
         try:
             values.append(step())
         except RuntimeError as raised:  # of a collective

@@ -420,6 +420,47 @@ def test_real_calls_zero_and_restore_nothing(rank: int, case: str):
     assert (len(hooked), own, best(kernel)) == (len(values), [], [64])
 
 
+@on_each_rank(2, **FAKE)
+def test_two_steps_that_share_a_kernel_are_tuned_beside_one_another(rank: int):
+    """As a training and an evaluation step: each has its own calls and trials, and both end with the winner."""
+    launches, kernel, x, weight = Launches(MS.__getitem__), autotuned(blocks=BLOCKS), torch.zeros(256), torch.zeros(1)
+
+    def made(name: str) -> Any:
+        def step() -> float:
+            launch(kernel, x)
+            weight.add_(1.0)
+            return float(weight)
+
+        step.__qualname__ = name
+        return contextual_autotune(is_dist=True, max_slowdown=0.5)(step)
+
+    train, evaluate = made("train"), made("evaluate")
+    values = run_job(lambda k: train() if k % 3 else evaluate(), launches)
+    assert values == [k + 1.0 for k in range(len(values))]
+    assert ([call[0] for call in launched_alike(launches)[-3:]], best(kernel)) == ([64] * 3, [64])
+    assert "is not tuned any further" not in log()
+
+
+@on_each_rank(2, is_alone=True, **FAKE)
+def test_a_step_that_is_decorated_anew_gives_its_values(rank: int):
+    """Every 30 calls, in the middle of a tuning of the object before, whose calls do not come any more."""
+    launches, kernel, x, weight = Launches(MS.__getitem__), autotuned(blocks=BLOCKS), torch.zeros(256), torch.zeros(1)
+
+    def step() -> float:
+        launch(kernel, x)
+        weight.add_(1.0)
+        return float(weight)
+
+    values, tuned = list[float](), None
+    for k in range(200):
+        launches.by_call.append([])
+        tuned = tuned if k % 30 and tuned else contextual_autotune(is_dist=True, max_slowdown=0.5)(step)
+        values.append(tuned())
+        time.sleep(1e-3)
+    assert values == [k + 1.0 for k in range(200)]
+    assert len(launched_alike(launches)) == 200
+
+
 # -- jobs that end in the middle ---------------------------------------------------------------------------------------
 
 
@@ -433,7 +474,7 @@ def start(folder: Path, n: int, *options: Any) -> list[Outcome]:
 @pytest.mark.parametrize("talks", [False, True])
 def test_a_job_goes_on_untuned_where_a_rank_dies(tmp_path: Path, talks: bool):
     """Rank 1 is killed between trials. Steps without a collective go on, and one line says so; with one its error is the user's."""
-    first, second = start(tmp_path, 2, 2, 1, talks, 3000)
+    first, second = start(tmp_path, 2, 2, 1, "killed", talks, 3000)
     assert second.error == "Died"
     assert not first.error, first.notes
     found = first.value
@@ -443,15 +484,15 @@ def test_a_job_goes_on_untuned_where_a_rank_dies(tmp_path: Path, talks: bool):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("n", "kills"), [(1, -1), (2, -1), (2, 1)])
-def test_a_job_that_ends_first_goes_on_in_its_next_start(tmp_path: Path, n: int, kills: int):
-    """Ended or killed between trials: its journal is kept, and the next start takes its times from there."""
-    outcomes = start(tmp_path, n, 2, kills, False, 0 if kills < 0 else 3000)
-    assert [outcome.error for outcome in outcomes] == ["", "Died" * (kills >= 0)][:n]
+@pytest.mark.parametrize(("n", "how"), [(1, ""), (2, ""), (2, "killed"), (2, "leaves")])
+def test_a_job_that_ends_first_goes_on_in_its_next_start(tmp_path: Path, n: int, how: str):
+    """Ended on all ranks or on one, or killed between trials: its journal is kept, and the next start takes its times from there."""
+    outcomes = start(tmp_path, n, 2, *((1, how, False, 3000) if how else ()))
+    assert [outcome.error for outcome in outcomes] == ["", "Died" * (how == "killed")][:n]
     assert list((tmp_path / "cache" / "journals").glob("*.jsonl"))
     ends = [line for each in outcomes for line in each.log.splitlines() if "is not tuned any further" in line]
-    assert len(ends) == (n if kills < 0 else 1)
-    if kills < 0:
+    assert len(ends) == n - (how == "killed")
+    if how != "killed":
         assert all("the program ended first, at most" in line for line in ends), ends
     again = start(tmp_path, n, 4000)
     assert "candidates are taken from an earlier attempt's journal" in again[0].log
