@@ -250,7 +250,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
                 is_new = signature not in seen and (signature := lasting_signature(signature, args, kwargs)) not in seen
             except TypeError:  # a shape that cannot be hashed
                 signature, is_new = type(args), type(args) not in seen
-            if is_new and not self.is_waived and not is_capturing():
+            if is_new and (not self.is_waived or self.online is not None) and not is_capturing():
                 return self.first_call_in_turn(signature, args, kwargs)
             # From here to the return nothing waits, logs or talks unless a kernel misses: push and pop written out, for two calls less.
             ident = get_ident()

@@ -499,3 +499,22 @@ def test_a_job_that_ends_first_goes_on_in_its_next_start(tmp_path: Path, n: int,
     for found in values(again):
         assert (found["best"], found["n_records"]) == ([64], 1)
     assert not list((tmp_path / "cache" / "journals").glob("*.jsonl"))
+
+
+@on_each_rank(2, **FAKE)
+def test_a_rank_that_was_alone_is_tuned_online_again(rank: int):
+    """Rank 1 has met a shape without rank 0, so that shapes cost it no meeting any more; a later shape of both ranks gets its winner."""
+    launches, kernel, weight = Launches(MS.__getitem__), autotuned(blocks=BLOCKS), torch.zeros(1)
+    xs = [torch.zeros(n) for n in (256, 512, 1024)]
+
+    @contextual_autotune(is_dist=True, max_slowdown=0.5)
+    def step(x: torch.Tensor) -> float:
+        launch(kernel, x)
+        weight.add_(1.0)
+        return float(weight)
+
+    run_job(lambda k: step(xs[0]), launches)
+    step(xs[rank])
+    dist.barrier()
+    run_job(lambda k: step(xs[2]), launches)
+    assert [config.kwargs["BLOCK"] for key, config in kernel.cache.items() if key[0] == 1024] == [64]
