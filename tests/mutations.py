@@ -111,7 +111,7 @@ GUARDS = (
     Guard("arguments of a checked function are put back", "measure/inputs.py", "        self.put_back(self._known)\n", "        pass\n", "tests/measure tests/tuning/test_function_inputs.py"),
     # Around the step
     Guard("Triton is restored", "runtime/interception.py", "        if not listeners:\n            self.function.__code__ = self.own_code\n", "        if False:\n            self.function.__code__ = self.own_code\n", "tests/ranks/test_failed_calls.py tests/runtime tests/ranks/test_contextual.py"),
-    Guard("nothing is tuned under capture", "contextual.py", "if is_new and not self.is_waived and not is_capturing():", "if is_new and not self.is_waived:", "tests/ranks/test_calls.py tests/ranks/test_contextual.py tests/tuning"),
+    Guard("nothing is tuned under capture", "contextual.py", "if is_new and (not self.is_waived or self.online is not None) and not is_capturing():", "if is_new and (not self.is_waived or self.online is not None):", "tests/ranks/test_calls.py tests/ranks/test_contextual.py tests/tuning"),
     Guard("a hang ends the process", "watch.py", "            elif late_s >= limit_s + self._deadline_s", "            elif late_s >= 1e9 + self._deadline_s", "tests/test_watch.py tests/ranks/test_watchdog.py"),
     Guard("a released config is out", "watch.py", "                self._sites.fail(site, i, CandidateFailure(FailureKind.STUCK, reason))\n", "                pass\n", "tests/test_watch.py tests/ranks/test_watchdog.py"),
     Guard("a held interpreter ends the process", "watch.py", "faulthandler.dump_traceback_later(_HELD * self._deadline_s, exit=True, file=self.log.log_file)", "pass", "tests/faults"),
