@@ -28,6 +28,8 @@ from dist_tune.sites import Sites
 R = TypeVar("R")
 _LOOK_S = 0.05
 """Between two looks at calls that go on."""
+_PATIENCE = 3.0
+"""Deadlines that a call waits at most: a meeting is over sooner, so that no rank goes on without word that another one has."""
 _MARGIN = 4.0
 """Exchanges that fit between the agreement on a batch and its first call."""
 
@@ -162,7 +164,7 @@ class OnlineRuns(Replayer):
             batch = self._batch
             if batch is not None and number >= batch.first and batch.is_in_force is None:
                 self.n_waits += 1
-                self._changed.wait_for(lambda: batch.is_in_force is not None or self._is_over, self._deadline_s)
+                self._changed.wait_for(lambda: batch.is_in_force is not None or self._is_over, _PATIENCE * self._deadline_s)
                 batch.is_in_force = bool(batch.is_in_force)
             if batch is not None and batch.is_in_force and number >= batch.first and not batch.runs:
                 self._settle()
