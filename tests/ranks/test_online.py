@@ -93,6 +93,33 @@ def test_a_rank_alone_finds_its_winner(rank: int):
     slowest_decides(rank, 1)
 
 
+@on_each_rank(2, is_alone=True, **FAKE)
+def test_ranks_that_drift_apart_launch_the_same_in_each_call(rank: int):
+    """No collective holds them together: the winner is in force at the same number of a call, and none waits long."""
+    launches, kernel, x, weight = Launches(MS.__getitem__), autotuned(blocks=BLOCKS), torch.zeros(256), torch.zeros(1)
+
+    @contextual_autotune(is_dist=True, max_slowdown=0.5)
+    def step() -> float:
+        launch(kernel, x)
+        weight.add_(1.0)
+        return float(weight)
+
+    values, n_left, longest_s = list[float](), 5, 0.0
+    while n_left and len(values) < 20_000:
+        launches.by_call.append([])
+        began = time.monotonic()
+        values.append(step())
+        longest_s = max(longest_s, time.monotonic() - began) if len(values) > 1 else 0.0
+        n_left -= len(values) > 1 and not online_threads()
+        time.sleep(1e-3)
+    ranks = gathered(launches.by_call)
+    n_calls = min(map(len, ranks))
+    assert ranks[0][:n_calls] == ranks[1][:n_calls], [k for k in range(n_calls) if ranks[0][k] != ranks[1][k]][:5]
+    assert (values, best(kernel)) == ([k + 1.0 for k in range(len(values))], [64])
+    assert {block for call in ranks[0] for block in call} == set(BLOCKS)
+    assert longest_s < 2.0
+
+
 @on_each_rank(2, **FAKE)
 def test_a_step_neither_talks_nor_waits(rank: int):
     """From the second call on its thread asks no store, no event and no device, also where these are done calls later."""
@@ -319,18 +346,21 @@ class Counted:
 FORMS: Any = [{"search": "online"}, {}]
 
 
+@pytest.mark.once
 @on_each_rank(2, cases=FORMS)
 def test_a_function_that_counts_is_tuned_in_its_calls_on_two_ranks(rank: int, case: Any):
     """Each call is made once, with one config on both ranks, chosen or by itself."""
     counted_once(Counted(rank, **case), 32)
 
 
+@pytest.mark.once
 @on_each_rank(1, is_dist=False, cases=FORMS)
 def test_a_function_that_counts_is_tuned_in_its_calls(rank: int, case: Any):
     """On one rank."""
     counted_once(Counted(rank, **case), 64)
 
 
+@pytest.mark.once
 @on_each_rank(2, cases=[2, 3])
 def test_the_keys_of_a_function_take_turns(rank: int, n_keys: int):
     """Each has its winner, and each call its own key's value."""
@@ -470,6 +500,7 @@ def start(folder: Path, n: int, *options: Any) -> list[Outcome]:
     return on_fake(n, online_steps.cut_off, *options, is_dist=n > 1, **cache)
 
 
+@pytest.mark.once
 @pytest.mark.processes
 @pytest.mark.parametrize("talks", [False, True])
 def test_a_job_goes_on_untuned_where_a_rank_dies(tmp_path: Path, talks: bool):
@@ -483,6 +514,7 @@ def test_a_job_goes_on_untuned_where_a_rank_dies(tmp_path: Path, talks: bool):
     assert first.log.count("is not tuned any further") == 1
 
 
+@pytest.mark.once
 @pytest.mark.processes
 @pytest.mark.parametrize(("n", "how"), [(1, ""), (2, ""), (2, "killed"), (2, "leaves")])
 def test_a_job_that_ends_first_goes_on_in_its_next_start(tmp_path: Path, n: int, how: str):
