@@ -57,7 +57,7 @@ GUARDS = (
     Guard("a consequence is no cause", "distributed/messages.py", "    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(_SECONDARY.search(str(error))))", "    return False", "tests/distributed tests/faults"),
     Guard("a call made again frees its peers", "distributed/meetings.py", "if self._has_gone_on(verdict) and limits.is_gathering:", "if False:", "tests/distributed tests/ranks/test_failed_calls.py"),
     Guard("two tasks are never one", "distributed/store.py", 'while (task := self._store.add("next", 1) - 1) < self._n_tasks:', 'while (task := self._store.add("next", 0)) < self._n_tasks and not self._store.add("next", 1) < 0:', "tests/distributed tests/offline"),
-    Guard("farewell of the store's host", "distributed/presence.py", "            within(_FAREWELL_S, self._say_farewell)\n", "            self._say_farewell()\n", "tests/distributed"),
+    Guard("farewell of the store's host", "distributed/presence.py", "            within(_FAREWELL_S, lambda: self._say_farewell(waits=is_exit))\n", "            self._say_farewell(waits=is_exit)\n", "tests/distributed"),
     Guard("a connection has a deadline", "distributed/store.py", "    return future.result(seconds)\n", "    return future.result()\n", "tests/distributed tests/ranks/test_silent_store.py"),
     # Reduction and choice
     Guard("MAX over ranks", "search/times.py", "slowest, fastest = max(ms, key=ms.__getitem__), min(ms, key=ms.__getitem__)", "fastest, slowest = max(ms, key=ms.__getitem__), min(ms, key=ms.__getitem__)", "tests/search"),

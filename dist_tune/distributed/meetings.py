@@ -212,7 +212,7 @@ class Meetings:
     def close(self) -> None:
         """Answer no peers any more, because the group is gone."""
         if self._presence is not None:
-            self._presence.stop()
+            self._presence.stop(is_exit=False)
 
     # -- one meeting ---------------------------------------------------------------------------------------------
 

@@ -218,19 +218,19 @@ class Presence:
             self._thread.start()
         atexit.register(self.stop)
 
-    def stop(self) -> None:
-        """Answer no more: a thread inside the store must not outlive the interpreter, or the group."""
+    def stop(self, *, is_exit: bool = True) -> None:
+        """Answer no more: a thread inside the store must not outlive the interpreter, or the group. ``is_exit``: the program ends."""
         atexit.unregister(self.stop)
         if self._is_over or self._pid != os.getpid():  # not in a forked child, which shares the connection
             return
         self._is_over = True
         with suppress(dist.DistError, TimeoutError):  # the store's host is gone, or silent
-            within(_FAREWELL_S, self._say_farewell)
+            within(_FAREWELL_S, lambda: self._say_farewell(waits=is_exit))
 
-    def _say_farewell(self) -> None:
+    def _say_farewell(self, *, waits: bool) -> None:
         self._store.set(self._awaited(), "")
         self._thread.join(_FAREWELL_S)
-        others, questions = self._activity.others if self._activity.rank == 0 else [], Questions(self._store)
+        others, questions = self._activity.others if self._activity.rank == 0 and waits else [], Questions(self._store)
         if others:
             self._store.set("host over", "")
         while others:

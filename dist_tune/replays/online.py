@@ -17,17 +17,21 @@ from typing import Any, NamedTuple, TypeVar
 
 from dist_tune.compiler import noted
 from dist_tune.distributed import Calls, Ranks, Reduction
-from dist_tune.errors import JobEndedError
+from dist_tune.errors import DistTuneError, JobEndedError
 from dist_tune.measure import Clock, Span
 from dist_tune.replays.replays import WARM_UP, Conditions, Replayer
 from dist_tune.replays.trials import Trials
 from dist_tune.runtime import Slot, Timings, Tunable, interception
 from dist_tune.search import Pace, Race, Replay
-from dist_tune.sites import Sites
+from dist_tune.sites import Site, Sites
 
 R = TypeVar("R")
 _LOOK_S = 0.05
 """Between two looks at calls that go on."""
+_MAX_APART = 500
+"""Calls between the fastest rank and the slowest one: each batch begins after the one, and is over after the other."""
+_MAX_EMPTY = 3
+"""Batches in a row of which no call has come here."""
 _PATIENCE = 3.0
 """Deadlines that a call waits at most: a meeting is over sooner, so that no rank goes on without word that another one has."""
 _MARGIN = 4.0
@@ -70,9 +74,10 @@ class InUse(NamedTuple):
 
 
 @Reduction
-def _latest(parts: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
-    """Number of the latest call on any rank, and the widest margin."""
-    return max(call for call, _ in parts.values()), max(margin for _, margin in parts.values())
+def _latest(parts: Mapping[int, tuple[int, int]]) -> tuple[int, int, int]:
+    """Number of the latest call on any rank, calls by which ranks are apart, and the widest margin."""
+    calls, margins = zip(*parts.values(), strict=True)
+    return max(calls), max(calls) - min(calls), max(margins)
 
 
 @Reduction
@@ -106,6 +111,7 @@ class OnlineRuns(Replayer):
         """Of the fields above, between the two threads."""
         self._margin, self._due = (0 if ranks.is_alone else 2), 0
         self._latest_runs: list[Replay] = []
+        self._n_empty = 0
         self._began = calls.n_calls, time.monotonic()
         trials.in_use = self.config_of
         sites.fills_at_once = False
@@ -223,7 +229,8 @@ class OnlineRuns(Replayer):
         """Use the stand-in of sites that were met for the first time."""
         for site in self._sites.met.values():
             for owner, slot in site.slots.items():
-                if (owner, site.key) not in self._known and site.stand_in is not None and site.winner is None:
+                is_new = site.kernel + site.key not in self._by_name  # else it may be made anew in each call
+                if is_new and site.stand_in is not None and site.winner is None:
                     config = site.configs[site.stand_in]
                     self.use((owner, site.key), site.kernel + site.key, site.texts[site.stand_in], InUse(slot, config, not site.is_whole))
 
@@ -233,13 +240,13 @@ class OnlineRuns(Replayer):
             best = self._race[label].best if label in self._race else None
             if site.winner is None and best is not None and best not in site.failures:
                 site.stand_in = best
-                self._put(site, site.configs[best], is_last=False)
+                self._put(site, site.configs[best])
 
-    def _put(self, site: Any, config: Any, *, is_last: bool) -> None:
+    def _put(self, site: Site, config: Any) -> None:
+        self._by_name[site.kernel + site.key] = site.texts[site.configs.index(config)]
         for owner, slot in site.slots.items():
-            each = InUse(slot, config, fills=is_last or not site.is_whole)
-            self.use((owner, site.key), site.kernel + site.key, site.texts[site.configs.index(config)], each)
-            each.fill()
+            if (owner, site.key) in self._known:
+                self._known[owner, site.key] = InUse(slot, config, fills=not site.is_whole)
 
     def _settle(self) -> None:
         """The winners come into use; what was met too late to be tuned is a miss again."""
@@ -287,6 +294,9 @@ class OnlineRuns(Replayer):
         began = time.monotonic()
         self._wait_for(lambda: self._calls.n_calls >= agreed.end - 1 and not self._is_trying, f"calls {agreed.first} to {agreed.end - 1}")
         self._wait_for(lambda: all(span.is_done() for _, _, span in agreed.wholes), "the device")
+        self._n_empty = 0 if agreed.wholes else self._n_empty + 1
+        if self._n_empty >= _MAX_EMPTY:
+            raise DistTuneError("its calls do not come to this tuning: decorate the step once, and not in each call")
         self.batch_s = time.monotonic() - began
         self.n_replays = agreed.n_before + len(batch)
         for number, schedule, whole in agreed.wholes:
@@ -331,7 +341,9 @@ class OnlineRuns(Replayer):
         """Agree with the other ranks on the first call of a batch, in time for all of them."""
         while True:
             began = time.monotonic()
-            latest, margin = self._ranks.reduce("calls", (self._calls.n_calls + 1, self._margin), _latest)
+            latest, n_apart, margin = self._ranks.reduce("calls", (self._calls.n_calls + 1, self._margin), _latest)
+            if n_apart > _MAX_APART:
+                raise DistTuneError(f"ranks are {n_apart} calls apart: nothing in the step holds them together, so they share no trials")
             batch = Batch(max(latest + 1 + margin, self._due), runs, conditions, self.n_replays)
             with self._changed:
                 is_in_time = self._calls.n_calls + 1 < batch.first and not self._is_over
