@@ -120,6 +120,25 @@ def test_ranks_that_drift_apart_launch_the_same_in_each_call(rank: int):
     assert longest_s < 2.0
 
 
+@on_each_rank(2, is_alone=True, **FAKE)
+def test_ranks_that_nothing_holds_together_share_no_trials(rank: int):
+    """One takes many times as long for a call: the batches would begin later and later."""
+    kernel, x, weight = autotuned(blocks=BLOCKS), torch.zeros(256), torch.zeros(1)
+
+    @contextual_autotune(is_dist=True, max_slowdown=0.5)
+    def step() -> float:
+        launch(kernel, x)
+        weight.add_(1.0)
+        return float(weight)
+
+    values = [step()]
+    while online_threads() and len(values) < 20_000:
+        values.append(step())
+        time.sleep(2e-4 + rank * 2e-2)
+    assert values == [k + 1.0 for k in range(len(values))]
+    assert "calls apart: nothing in the step holds them together" in log()
+
+
 @on_each_rank(2, **FAKE)
 def test_a_step_neither_talks_nor_waits(rank: int):
     """From the second call on its thread asks no store, no event and no device, also where these are done calls later."""
