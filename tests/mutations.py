@@ -109,6 +109,15 @@ GUARDS = (
     Guard("free memory is poisoned", "measure/poison.py", "            blocks = [(torch.empty(each.n_bytes, dtype=torch.uint8, device=each.device), each.dtype) for each in regions * n_sets]", "            blocks = list[tuple[torch.Tensor, torch.dtype]]()", "tests/measure"),
     Guard("poison that was read is put back", "measure/poison.py", "        self._poisoned.put_back()\n        self._poisoned.forget()\n", "        self._poisoned.forget()\n", "tests/measure"),
     Guard("arguments of a checked function are put back", "measure/inputs.py", "        self.put_back(self._known)\n", "        pass\n", "tests/measure tests/tuning/test_function_inputs.py"),
+    # Calls of the user's
+    Guard("a batch is all ranks' or none's", "replays/online.py", "    return all(parts.values())\n", "    return any(parts.values())\n", "tests/ranks/test_online.py"),
+    Guard("a call waits for word of its batch", "replays/online.py", "                self._changed.wait_for(lambda: batch.is_in_force is not None or self._is_over, _PATIENCE * self._deadline_s)\n", "", "tests/ranks/test_online.py"),
+    Guard("slots are filled after a trial", "replays/online.py", "            for each in self._known.values():\n                each.fill()\n", "", "tests/ranks/test_online.py"),
+    Guard("a call of the user's zeroes nothing", "replays/trials.py", "self._zeroes = self.in_use is None and (", "self._zeroes = True and (", "tests/ranks/test_online.py"),
+    Guard("a trial waits for the budget", "search/pace.py", "        return self._began + ceil(cost_ms / (self.max_slowdown * self.step_ms)) if cost_ms > 0 else 0\n", "        return 0\n", "tests/search/test_pace.py"),
+    Guard("what trials took is charged", "search/pace.py", "            self.spent_ms += n_new * self._cost_ms(race, label, i)\n", "", "tests/search/test_pace.py"),
+    Guard("a site that is not met adds no time", "replays/online.py", "for label, trial in schedule.items() if label in trials.launched}", "for label, trial in schedule.items()}", "tests/ranks/test_online.py"),
+    Guard("a lost count of the parser is no failure", "compiler/compilation.py", '        stack.enter_context(replaced(JITFunction, "parse", lambda own: lambda kernel: parsed(lambda: own(kernel))))\n', "", "tests/compiler/test_processes.py"),
     # Around the step
     Guard("Triton is restored", "runtime/interception.py", "        if not listeners:\n            self.function.__code__ = self.own_code\n", "        if False:\n            self.function.__code__ = self.own_code\n", "tests/ranks/test_failed_calls.py tests/runtime tests/ranks/test_contextual.py"),
     Guard("nothing is tuned under capture", "contextual.py", "if is_new and (not self.is_waived or self.online is not None) and not is_capturing():", "if is_new and (not self.is_waived or self.online is not None):", "tests/ranks/test_calls.py tests/ranks/test_contextual.py tests/tuning"),

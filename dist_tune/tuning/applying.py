@@ -76,8 +76,7 @@ def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[S
     for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):  # as the log has named them
         for row in table_rows(record, label):
             context.story.info(row)
-        is_measured = context.sites.fills_at_once or bool(context.race[label].times)  # else it never came again
-        is_kept = is_measured and label not in context.machine and write_record(context, record, context.entries[label].writers)
+        is_kept = label not in context.machine and write_record(context, record, context.entries[label].writers)
         record_id = context.lookup.record_id(record) if is_kept else ""
         settled.append(Settled(numbers.get(label, 0), record, record_id))
         won = {"winner": record.winner, "reason": record.reason, "record_id": record_id}

@@ -1,4 +1,4 @@
-"""Training loops on two ranks that are tuned while they run: all that they train is the untuned loop's to the bit, and winners are found."""
+"""Training loops on two ranks that are tuned while they run: all that they train is the untuned loop's to the bit, and the winner wins."""
 
 from __future__ import annotations
 
