@@ -116,7 +116,6 @@ GUARDS = (
     Guard("a call of the user's zeroes nothing", "replays/trials.py", "self._zeroes = self.in_use is None and (", "self._zeroes = True and (", "tests/ranks/test_online.py"),
     Guard("a trial waits for the budget", "search/pace.py", "        return self._began + ceil(cost_ms / (self.max_slowdown * self.step_ms)) if cost_ms > 0 else 0\n", "        return 0\n", "tests/search/test_pace.py"),
     Guard("what trials took is charged", "search/pace.py", "            self.spent_ms += n_new * self._cost_ms(race, label, i)\n", "", "tests/search/test_pace.py"),
-    Guard("a site that is not met adds no time", "replays/online.py", "for label, trial in schedule.items() if label in trials.launched}", "for label, trial in schedule.items()}", "tests/ranks/test_online.py"),
     Guard("a lost count of the parser is no failure", "compiler/compilation.py", '        stack.enter_context(replaced(JITFunction, "parse", lambda own: lambda kernel: parsed(lambda: own(kernel))))\n', "", "tests/compiler/test_processes.py"),
     # Around the step
     Guard("Triton is restored", "runtime/interception.py", "        if not listeners:\n            self.function.__code__ = self.own_code\n", "        if False:\n            self.function.__code__ = self.own_code\n", "tests/ranks/test_failed_calls.py tests/runtime tests/ranks/test_contextual.py"),

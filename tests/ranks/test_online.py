@@ -15,6 +15,7 @@ import torch.distributed as dist
 import triton
 
 from dist_tune import autotune, contextual_autotune
+from dist_tune.distributed import Ranks
 from dist_tune.runtime import interception
 from dist_tune.testing import ExactTime, Outcome, values
 from tests.ranks import online_steps
@@ -118,6 +119,33 @@ def test_ranks_that_drift_apart_launch_the_same_in_each_call(rank: int):
     assert (values, best(kernel)) == ([k + 1.0 for k in range(len(values))], [64])
     assert {block for call in ranks[0] for block in call} == set(BLOCKS)
     assert longest_s < 2.0
+
+
+@on_each_rank(2, cases=[("calls", 1), ("in force", 0)], **FAKE)
+def test_a_thread_that_is_late_lets_no_rank_run_a_batch_alone(rank: int, case: tuple[str, int]):
+    """One that votes after its step has come to the batch is a no of all; one that hears the verdict late has its call wait for it."""
+    launches, kernel, x, weight = Launches(MS.__getitem__), autotuned(blocks=BLOCKS), torch.zeros(256), torch.zeros(1)
+    own, n_late = Ranks.reduce, 0
+
+    def reduce(ranks: Ranks, topic: str, *args: Any, **options: Any) -> Any:
+        nonlocal n_late
+        value = own(ranks, topic, *args, **options)
+        if (topic, rank) == case and n_late < 6:
+            n_late += 1
+            time.sleep(0.05)
+        return value
+
+    @contextual_autotune(is_dist=True, max_slowdown=0.5)
+    def step(k: int) -> float:
+        launch(kernel, x)
+        weight.add_(1.0)
+        return float(weight)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ranks, "reduce", reduce)
+        values = run_job(step, launches)
+    assert launched_alike(launches)
+    assert (values, best(kernel)) == ([k + 1.0 for k in range(len(values))], [64])
 
 
 @on_each_rank(2, is_alone=True, **FAKE)

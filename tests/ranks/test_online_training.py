@@ -26,9 +26,11 @@ pytestmark = pytest.mark.once
 BLOCKS = (16, 64, 256)
 """Of 256 elements: under the interpreter each program takes its time, so that the last one is the fastest by far."""
 Loss = Callable[[torch.Tensor], torch.Tensor]
+Job = tuple[Callable[[int], Any], torch.optim.Optimizer]
+"""A step, called with its number; and its optimizer."""
 
 
-def stepping(model: Any, loss: Loss, make: Callable[..., Any], *, has_schedule: bool = False) -> Callable[[int], Any]:
+def stepping(model: Any, loss: Loss, make: Callable[..., Any], *, has_schedule: bool = False) -> Job:
     optimizer = make(model.parameters(), lr=0.01)
     schedule = CosineAnnealingLR(optimizer, 100) if has_schedule else None
 
@@ -41,10 +43,10 @@ def stepping(model: Any, loss: Loss, make: Callable[..., Any], *, has_schedule: 
             schedule.step()
         return value.detach()
 
-    return step
+    return step, optimizer
 
 
-def scaled(model: Any, loss: Loss) -> Callable[[int], Any]:
+def scaled(model: Any, loss: Loss) -> Job:
     scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=5), SGD(model.parameters(), lr=0.01)
 
     def step(k: int) -> Any:
@@ -55,10 +57,10 @@ def scaled(model: Any, loss: Loss) -> Callable[[int], Any]:
         scaler.update()
         return value.detach(), scaler.get_scale()
 
-    return step
+    return step, optimizer
 
 
-def loaded(model: Any, loss: Loss) -> Callable[[int], Any]:
+def loaded(model: Any, loss: Loss) -> Job:
     def batches() -> Any:
         while True:
             yield from DataLoader(torch.rand(6, 4, 64), batch_size=None, shuffle=True)  # type: ignore[arg-type]
@@ -72,10 +74,10 @@ def loaded(model: Any, loss: Loss) -> Callable[[int], Any]:
         optimizer.step()
         return value.detach()
 
-    return step
+    return step, optimizer
 
 
-def accumulating(model: Any, loss: Loss) -> Callable[[int], Any]:
+def accumulating(model: Any, loss: Loss) -> Job:
     optimizer = AdamW(model.parameters(), lr=0.01)
 
     def step(k: int) -> Any:
@@ -86,10 +88,10 @@ def accumulating(model: Any, loss: Loss) -> Callable[[int], Any]:
             optimizer.zero_grad()
         return value.detach()
 
-    return step
+    return step, optimizer
 
 
-def closing(model: Any, loss: Loss) -> Callable[[int], Any]:
+def closing(model: Any, loss: Loss) -> Job:
     optimizer = LBFGS(model.parameters(), lr=0.01, max_iter=2)
 
     def step(k: int) -> Any:
@@ -101,7 +103,7 @@ def closing(model: Any, loss: Loss) -> Callable[[int], Any]:
 
         return optimizer.step(closure).detach()
 
-    return step
+    return step, optimizer
 
 
 def sharded(layer: Layer) -> Layer:
@@ -122,16 +124,27 @@ JOBS: dict[str, Any] = {
 
 
 def job(case: str, n_calls: int = 0) -> tuple[list[Any], list[torch.Tensor], Any]:
-    """Losses, parameters and the next random number; the kernel. Tuned to the end, or untuned for ``n_calls``."""
+    """Losses; parameters, gradients, what the optimizer holds, and the next random number; the kernel.
+
+    Tuned to the end, or untuned for ``n_calls``.
+    """
     wrap, make = JOBS[case]
     kernel = autotuned(blocks=BLOCKS if not n_calls else BLOCKS[:1])
     torch.manual_seed(5)
     model = wrap(Layer(kernel))
-    step = make(model, lambda x: model(x).square().mean())
+    step, optimizer = make(model, lambda x: model(x).square().mean())
     torch.manual_seed(7)
     tuned = step if n_calls else contextual_autotune(is_dist=True, max_slowdown=1.0)(step)
     losses = [step(k) for k in range(n_calls)] if n_calls else run_job(tuned)
-    local = [getattr(each, "to_local", lambda each=each: each)().detach().clone() for each in model.parameters()]
+    kept = [
+        value
+        for each in getattr(optimizer, "optim", optimizer).state.values()
+        for value in each.values()
+        if isinstance(value, torch.Tensor)
+    ]
+    assert kept or "Grad" in case
+    held = [*model.parameters(), *(each.grad for each in model.parameters() if each.grad is not None), *kept]
+    local = [getattr(each, "to_local", lambda each=each: each)().detach().clone() for each in held]
     return losses, [*local, torch.rand(1)], kernel
 
 
@@ -141,6 +154,7 @@ def test_a_training_loop_is_tuned_while_it_runs(rank: int, case: str):
     losses, state, kernel = job(case)
     plain_losses, plain_state, _ = job(case, len(losses))
     assert losses == plain_losses
+    assert len(state) == len(plain_state)
     assert all(map(torch.equal, state, plain_state))
     assert {config.kwargs["BLOCK"] for config in kernel.cache.values()} == {BLOCKS[-1]}
     assert "is not tuned any further" not in log()
