@@ -189,10 +189,14 @@ class Tuner:
         self.records += [each for each in found if each not in self.records]  # a kernel made anew in each call has its own again
         self.untuned.note(tuning.untuned)
 
+    def keep_online(self, tuning: Tuning) -> None:
+        """Keep what a tuning beside the calls has found."""
+        self.keep(tuning)
+
     def begin_online(self, tuning: Tuning, calls: Calls) -> bool:
         """Tune in the calls to come what this ``tuning`` found that no call may be repeated for; false if that cannot begin."""
         try:
-            self.online = Online(self.name, tuning, calls, self.keep)
+            self.online = Online(self.name, tuning, calls, self.keep_online)
         except (DistTuneError, RuntimeError, OSError) as error:  # a store that is gone, no descriptor: the job goes on as it is
             warn_once(f"{self.name} is not tuned in the calls to come: {error}")
         return self.online is not None
@@ -338,11 +342,10 @@ class _ClosureTuner(Tuner, Generic[P, R]):
             self.seen.clear()  # so that calls come to ``first_call_in_turn``
         return value
 
-    def keep(self, tuning: Tuning) -> None:
-        """Keep what a tuning has found, and how kernels were told apart that are made anew in each call."""
-        super().keep(tuning)
-        if self.online is not None:
-            self.made_anew.note(tuning.sites)
+    def keep_online(self, tuning: Tuning) -> None:
+        """Keep what it has found, and how kernels were told apart that are made anew in each call."""
+        super().keep_online(tuning)
+        self.made_anew.note(tuning.sites)
 
     def first_run(self, args: Any, kwargs: Any, *, is_watched: bool) -> FirstRun:
         """The first run of a call, made or yet to make; with ``reset`` the user answers for what it changes."""

@@ -112,7 +112,7 @@ GUARDS = (
     # Calls of the user's
     Guard("a batch is all ranks' or none's", "replays/online.py", "    return all(parts.values())\n", "    return any(parts.values())\n", "tests/ranks/test_online.py"),
     Guard("a call waits for word of its batch", "replays/online.py", "                self._changed.wait_for(lambda: batch.is_in_force is not None or self._is_over, _PATIENCE * self._deadline_s)\n", "", "tests/ranks/test_online.py"),
-    Guard("slots are filled after a trial", "replays/online.py", "            for each in self._known.values():\n                each.fill()\n", "", "tests/ranks/test_online.py"),
+    Guard("slots are filled after a trial", "replays/online.py", "            for each in list(self._known.values()):\n                each.fill()\n", "", "tests/ranks/test_online.py"),
     Guard("a call of the user's zeroes nothing", "replays/trials.py", "self._zeroes = self.in_use is None and (", "self._zeroes = True and (", "tests/ranks/test_online.py"),
     Guard("a trial waits for the budget", "search/pace.py", "        return self._began + ceil(cost_ms / (self.max_slowdown * self.step_ms)) if cost_ms > 0 else 0\n", "        return 0\n", "tests/search/test_pace.py"),
     Guard("what trials took is charged", "search/pace.py", "            self.spent_ms += n_new * self._cost_ms(race, label, i)\n", "", "tests/search/test_pace.py"),

@@ -206,6 +206,11 @@ class StepState:
         return region in self._copied if region is not None else tensor.numel() == 0
 
 
+def written(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, int | None]:
+    """Torch's counts of writes to all tensors that a call can reach. Waits for nothing, and sees no write of a kernel."""
+    return {key: version_of(each.tensor) for key, each in reachable(function, args, kwargs).leaves.items()}
+
+
 def sums_of(value: Any) -> list[int]:
     """The sums of the bits of a value's tensors, which tell whether they are written to. Waits for the device."""
     memories = [memory_of(each) for tensor in tensors_in(value, has_fields=True).values() for each in plain_tensors(tensor)]

@@ -175,7 +175,11 @@ class OnlineRuns(Replayer):
             if batch is not None and batch.is_in_force and number >= batch.first and not batch.runs:
                 self._settle()
                 return False
-            return not self._is_over
+            if not self._is_over or (batch is not None and batch.is_in_force and number < batch.end):
+                return True  # after an error, too, all ranks come to the end of a batch alike
+            for each in self._known.values():
+                each._replace(fills=True).fill()
+            return False
 
     def call(self, function: Callable[[], R]) -> R:
         """One call of the user's."""
@@ -209,7 +213,7 @@ class OnlineRuns(Replayer):
         trials.begin_replay(number, schedule, times_launches=batch.conditions.times_launches)
         interception.push(trials)
         try:
-            for each in self._known.values():
+            for each in list(self._known.values()):
                 each.slot.clear()
             with noted(trials.note_compilation):
                 whole.begin()
@@ -222,7 +226,7 @@ class OnlineRuns(Replayer):
             interception.pop()
             self._journal.end(number, schedule)
             self._follow_sites()
-            for each in self._known.values():
+            for each in list(self._known.values()):
                 each.fill()
 
     def _follow_sites(self) -> None:
@@ -263,12 +267,8 @@ class OnlineRuns(Replayer):
             self._changed.notify_all()
 
     def leave(self) -> None:
-        """After an error, from either thread: what is in use stays so."""
-        with self._changed:
-            self._is_over = True
-            for each in list(self._known.values()):
-                each._replace(fills=True).fill()
-            self._changed.notify_all()
+        """After an error: what is in use stays so."""
+        self.close()
 
     # -- batches: the thread beside the step -----------------------------------------------------------------------
 
@@ -358,6 +358,10 @@ class OnlineRuns(Replayer):
             if self._is_over:
                 raise JobEndedError("the program ends")
             self._margin = self._wanted_margin(time.monotonic() - began, is_late=not is_in_force)
+            if is_in_force and not batch.is_in_force:
+                raise DistTuneError(
+                    "a call has waited too long for word of its batch, and has run what is in use where other ranks may not"
+                )
             if is_in_force:
                 return batch
 
@@ -367,7 +371,7 @@ class OnlineRuns(Replayer):
             return 0
         n, began = self._began
         call_s = (time.monotonic() - began) / max(1, self._calls.n_calls - n)
-        return min(1000, max(2, ceil(_MARGIN * exchange_s / call_s), 2 * self._margin if is_late else 0))
+        return min(100_000, max(2, ceil(_MARGIN * exchange_s / call_s), 2 * self._margin if is_late else 0))
 
     def _wait_for(self, is_done: Callable[[], bool], what: str) -> None:
         while True:

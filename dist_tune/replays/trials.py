@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of
-from dist_tune.measure import Clock, Inputs, Snapshot, Span, tensors_in
+from dist_tune.measure import Clock, Inputs, Snapshot, Span, is_capturing, written
 from dist_tune.replays.variants import Variants
-from dist_tune.runtime import Tunable, interception
+from dist_tune.runtime import Tunable, around_launches, interception
 from dist_tune.search import Replay, Samples, Trial
 from dist_tune.sites import Site, Sites, check_not_capturing, is_fatal, none_left
 from dist_tune.watch import Watchdog
@@ -142,6 +142,8 @@ class Trials:
             CaptureError: the closure captures a CUDA graph.
             NoValidConfigError: no candidate of the site can be launched on this rank.
         """
+        if self.in_use is not None and is_capturing():
+            return launch.run(self.in_use(launch), None, is_trial=False)
         check_not_capturing(launch, self._closure)
         site = self._sites.meet(launch)
         site.is_replayed |= bool(self._schedule)
@@ -219,11 +221,18 @@ class Trials:
         if checker is not None:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
         n_before = n_collectives() if launch.is_whole else 0  # the reference's among them
-        versions = _versions(launch) if counts and launch.is_whole else []
+        versions, made = _written(launch) if counts and launch.is_whole and trial.is_checked else None, list[Any]()
+
+        def noting(run: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
+            value = run(kernel, *args, **kwargs)
+            made.append(kernel)
+            return value
+
         is_refused = site.is_compiled and site.record is None and not may_compile
         noted = self._sites.launching(site.label, index, self._replay, is_scheduled=bool(self._schedule))
         try:
-            with noted, refused() if is_refused else nullcontext() if site.is_compiled else self._running(site, index) as refusal:
+            inside = around_launches(noting) if versions is not None else nullcontext()
+            with noted, inside, refused() if is_refused else nullcontext() if site.is_compiled else self._running(site, index) as refusal:
                 if warm_up is not None:
                     warm_up.begin()
                 with self.watchdog.launching(site.label, index, is_known=site.record is not None or counts):
@@ -241,8 +250,9 @@ class Trials:
                     checker.restore()
             if is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
                 raise
-            if counts and launch.is_whole and versions != _versions(launch):
-                error.add_note(f"{site.label} has changed its arguments before, so that the call cannot be made with another config")
+            if counts and launch.is_whole and (versions is None or made or versions != _written(launch)):
+                self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
+                error.add_note(f'{site.label} may have changed something, so that the call is not made again: config="{site.texts[index]}"')
                 raise
             if launch.is_whole and self.changed is not None and (names := self.changed()):
                 error.add_note(f"{site.label} has changed {names} before, so that no other config can be tried")
@@ -315,6 +325,6 @@ class Trials:
             self.functions.pop()
 
 
-def _versions(launch: Tunable) -> list[int | None]:
-    """Torch's counts of writes to the arguments of a launch."""
-    return [None if each.is_inference() else each._version for each in tensors_in(launch.arguments).values()]
+def _written(launch: Tunable) -> dict[int, int | None]:
+    """What tells whether a run of a whole function has written to anything that it can reach."""
+    return written(launch.owner.function, *launch.arguments)

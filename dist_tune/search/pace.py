@@ -19,6 +19,8 @@ N_FIRST = 3
 ONLINE = RacingOptions(insured_ms=1.0, max_asked=50, has_even_steps=False)
 """A candidate that looks hopeless has had its one call: a second one would cost the job more than a hiccup costs the search. A shape may
 come in one of many calls."""
+_MAX_BLIND = 20
+"""Times that these are asked for again where no call meets a site."""
 _EVERY = 2
 """Trials between two calls of what is in use."""
 _MOST = 48
@@ -37,14 +39,17 @@ class Pace:
         self.spent_ms = 0.0
         self._began: int | None = None
         self._now = 0
+        self._n_blind = 0
         self._n_measured: dict[tuple[str, int], int] = {}
         """(Site, candidate) -> calls that have timed it, as of the latest report."""
+        self._warmed_up: set[tuple[str, int]] = set()
         self._met = 1.0
         """Share of the trials of the latest calls that were met there: where shapes take turns each call has some of the sites."""
 
     def plan(self, race: Race, batch: Sequence[Replay]) -> tuple[list[Replay], int]:
         """The next calls, and how many replays of a batch are among them."""
-        if not self.step_ms:
+        if not self.step_ms and self._n_blind < _MAX_BLIND:
+            self._n_blind += 1
             return [_in_use(race, batch)] * N_FIRST, 0
         left_ms, runs = max(self._earned_ms(self._now) - self.spent_ms, 0.0), list[Replay]()
         n_taken = 0
@@ -76,6 +81,12 @@ class Pace:
         in_use = [each.times[each.best] for each in sites if each.best in each.times]
         if in_use:  # the mean: where shapes take turns, a long and rare step earns no more than its calls
             self.step_ms = sum(each.closure_ms * each.n_replays for each in in_use) / sum(each.n_replays for each in in_use)
+        for label in {label for each in runs for label in each}:  # a function's configs run once before they race
+            own_ms = next((each.launches_ms for i, each in race[label].warm_ups.items() if i == race[label].best), 0.0)
+            for i, each in race[label].warm_ups.items():
+                if (label, i) not in self._warmed_up:
+                    self._warmed_up.add((label, i))
+                    self.spent_ms += max(0.0, each.launches_ms - own_ms)
         n_asked = Counter((label, trial.candidate) for each in runs for label, trial in each.items() if trial.is_timed)
         n_met = 0
         for (label, i), n in n_asked.items():

@@ -546,6 +546,34 @@ def test_a_step_that_is_decorated_anew_gives_its_values(rank: int):
     assert len(launched_alike(launches)) == 200
 
 
+@pytest.mark.once
+@on_each_rank(1, cases=["before", "after"], is_dist=False, **FAKE)
+def test_a_call_of_a_function_is_made_again_only_if_nothing_has_happened(rank: int, case: str):
+    """A config that raises before the step has done anything costs nothing; after a write its error is the user's, once."""
+    weight, raised = torch.zeros(1), 0
+
+    @autotune([{"part": k} for k in range(3)], None, search="online", max_slowdown=1.0, cache=False)
+    def step(part: int) -> float:
+        if part == 1 and case == "before":
+            raise ValueError("no such part")
+        weight.add_(1.0)
+        if part == 1:
+            raise ValueError("no such part")
+        time.sleep(1e-3 * (3 - part))
+        return float(weight)
+
+    values = list[float]()
+    while len(values) < 3 or online_threads():
+        try:
+            values.append(step())
+        except ValueError as error:
+            raised += "may have changed something, so that the call is not made again" in error.__notes__[0]
+            values.append(float(weight))
+        assert len(values) < 5_000
+    assert (values, raised) == ([k + 1.0 for k in range(len(values))], int(case == "after"))
+    assert "is not tuned any further" not in log()
+
+
 # -- jobs that end in the middle ---------------------------------------------------------------------------------------
 
 
