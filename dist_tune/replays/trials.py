@@ -250,15 +250,14 @@ class Trials:
                     checker.restore()
             if is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
                 raise
-            if counts and launch.is_whole and (versions is None or made or versions != _written(launch)):
-                self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
-                error.add_note(f'{site.label} may have changed something, so that the call is not made again: config="{site.texts[index]}"')
-                raise
             if launch.is_whole and self.changed is not None and (names := self.changed()):
                 error.add_note(f"{site.label} has changed {names} before, so that no other config can be tried")
                 raise
             inputs.put_back()  # all of it: a comparison would wait for a device that may wait for this rank's next launch
             self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
+            if counts and launch.is_whole and (versions is None or made or versions != _written(launch)):
+                error.add_note(f'{site.label} may have changed something, so that the call is not made again: config="{site.texts[index]}"')
+                raise
             free_frames(error)  # they hold the memory that the next candidate needs
             site.last_error = error
             return Failed(n_collectives() - n_before if launch.is_whole else 0)
