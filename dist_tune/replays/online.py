@@ -152,7 +152,7 @@ class OnlineRuns(Replayer):
     def _run_other(self, launch: Tunable, config: Any, error: Exception) -> Any:
         configs, texts, _ = launch.candidates()
         for each, text in zip(configs, texts, strict=True):
-            with suppress(Exception):
+            with suppress(Exception):  # of one that cannot run either; the first error is the one to tell
                 if each is not config:
                     value = launch.run(each, None, is_trial=False)
                     known = InUse(launch.slot, each, fills=not launch.is_whole)
