@@ -23,7 +23,7 @@ from dist_tune.replays.replays import WARM_UP, Conditions, Replayer
 from dist_tune.replays.trials import Trials
 from dist_tune.runtime import Slot, Timings, Tunable, interception
 from dist_tune.search import Pace, Race, Replay
-from dist_tune.sites import Site, Sites
+from dist_tune.sites import Sites
 
 R = TypeVar("R")
 _LOOK_S = 0.05
@@ -244,13 +244,10 @@ class OnlineRuns(Replayer):
             best = self._race[label].best if label in self._race else None
             if site.winner is None and best is not None and best not in site.failures:
                 site.stand_in = best
-                self._put(site, site.configs[best])
-
-    def _put(self, site: Site, config: Any) -> None:
-        self._by_name[site.kernel + site.key] = site.texts[site.configs.index(config)]
-        for owner, slot in site.slots.items():
-            if (owner, site.key) in self._known:
-                self._known[owner, site.key] = InUse(slot, config, fills=not site.is_whole)
+                self._by_name[site.kernel + site.key] = site.texts[best]
+                for owner, slot in site.slots.items():
+                    if (owner, site.key) in self._known:
+                        self._known[owner, site.key] = InUse(slot, site.configs[best], fills=not site.is_whole)
 
     def _settle(self) -> None:
         """The winners come into use; what was met too late to be tuned is a miss again."""
@@ -266,16 +263,12 @@ class OnlineRuns(Replayer):
                         slot.fill(site.winner, site.timings)
             self._changed.notify_all()
 
-    def leave(self) -> None:
-        """After an error: what is in use stays so."""
-        self.close()
-
     # -- batches: the thread beside the step -----------------------------------------------------------------------
 
     def paced(self, race: Race, batch: list[Replay]) -> tuple[list[Replay], int]:
         """The next calls of a batch that the budget has room for, with calls of what is in use between them."""
-        if self._latest_runs:
-            self._pace.end(race, self._latest_runs, self._calls.n_calls if self._batch is None else self._batch.end)
+        if self._latest_runs and self._batch is not None:
+            self._pace.end(race, self._latest_runs, self._batch.end)
         runs, n_taken = self._pace.plan(race, batch)
         self._due, self._latest_runs = self._pace.due(race, runs), runs
         return runs, n_taken
@@ -328,11 +321,11 @@ class OnlineRuns(Replayer):
         """Nothing is put back."""
 
     def give_up(self) -> None:
-        """After an error."""
-        self.leave()
+        """After an error: what is in use stays so."""
+        self.close()
 
     def close(self) -> None:
-        """The program ends: so does what waits for its calls."""
+        """No batch begins any more, and what waits for calls ends: after an error, or with the program."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from dist_tune.distributed import Calls
+from dist_tune.files import warn_once
 from dist_tune.replays import InUse, OnlineRuns
 from dist_tune.tuning.tuning import Tuning
 
@@ -28,7 +29,7 @@ class Online:
         self._tuning = Tuning(name, self._ranks, first.options, first.settings, calls)
         runs = self._tuning.replays
         assert isinstance(runs, OnlineRuns)
-        self._name, self._runs, self._keep, self._pid = name, runs, keep, os.getpid()
+        self._runs, self._keep, self._pid = runs, keep, os.getpid()
         for site in first.sites:
             if site.winner is not None:
                 for owner, slot in site.slots.items():
@@ -41,8 +42,9 @@ class Online:
         atexit.register(self._close)
         try:
             self._thread.start()
-        except RuntimeError:  # no more threads: the job goes on as it is
-            runs.leave()
+        except RuntimeError as error:  # no more threads: the job goes on as it is
+            runs.close()
+            warn_once(f"{name} is not tuned in the calls to come: {error}")
 
     def goes_on(self) -> bool:
         """True if the next call is one of it; from the first call on for which this is false all is as without it."""
@@ -58,7 +60,7 @@ class Online:
                 torch.cuda.set_device(self._device)  # each thread has its own
             self._tuning.tune_beside()
         except BaseException:  # noqa: BLE001  # told; the job has nothing to do with it, and goes on
-            self._runs.leave()
+            self._runs.close()
         else:
             self._keep(self._tuning)
         finally:
