@@ -1,4 +1,4 @@
-"""Attributes and methods of autotuned kernels that public libraries use, each inside a tuned closure; the list of docs/third-party.md."""
+"""Attributes and methods of autotuned kernels that public libraries use, each inside a tuned closure; the list of docs/libraries.md."""
 
 from __future__ import annotations
 
@@ -93,5 +93,5 @@ def test_what_libraries_use_works_in_a_tuned_closure(rank: int) -> Any:
 
 def test_the_page_lists_what_is_tested():
     """Each name of the list has a row."""
-    page = Path(ROOT / "docs" / "third-party.md").read_text()
+    page = Path(ROOT / "docs" / "libraries.md").read_text()
     assert [name for name in USES if f"`{name}`" not in page] == []
