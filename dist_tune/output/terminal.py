@@ -102,15 +102,15 @@ class Terminal:
 
 
 def _columns_of(stream: Any) -> int:
-    """Columns of a terminal, unless COLUMNS says more; 100 of a file."""
+    """Columns of a terminal, unless COLUMNS says more; 0 of one that reports no size; 100 of a file."""
     with suppress(ValueError, OSError, AttributeError):  # no number; no terminal, such as a text
         return max(10, int(os.environ["COLUMNS"])) if "COLUMNS" in os.environ else os.get_terminal_size(stream.fileno()).columns
     return 100
 
 
 def _is_live(stream: Any) -> bool:
-    """True for a terminal that understands a carriage return and an erased row."""
+    """True for a terminal that understands a carriage return and an erased row, and whose width is known."""
     try:
-        return bool(stream.isatty()) and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        return bool(stream.isatty()) and _columns_of(stream) > 0 and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
     except (AttributeError, ValueError, OSError):
         return False

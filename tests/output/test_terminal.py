@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pty
 import re
 import sys
 from typing import Any
@@ -162,6 +163,29 @@ def test_without_a_terminal_there_is_a_plain_line_every_five_seconds(clock: _Clo
     lines = (shown.getvalue() if "own" in kind else shown.text).splitlines()
     assert len(lines) == 2
     assert re.fullmatch(r"dist_tune: f: compiling \d+ of 120, \d+ s left", lines[0])
+
+
+@pytest.mark.parametrize("columns", ["", "60"])
+def test_a_terminal_without_a_size_shows_all_lines(clock: _Clock, monkeypatch: pytest.MonkeyPatch, columns: str):
+    """Of 0 columns, as a bare pty or one under ``script``: plain lines, and a live one where COLUMNS says its width."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.delenv("COLUMNS", raising=False)
+    reader, writer = pty.openpty()
+    with open(writer, "w") as stream, open(reader, "rb", buffering=0) as screen_of_pty:
+        assert os.get_terminal_size(stream.fileno()).columns == 0
+        monkeypatch.setattr(sys, "stderr", stream)
+        progress = Terminal("m.f", is_shown=True)
+        progress.begin_phase("race")
+        clock.now += 6
+        progress.step(3, 10)
+        print("50 %", end="", file=stream, flush=True)
+        progress.show(["page"])
+        progress.end()
+        shown = screen_of_pty.read(10_000).decode()
+    assert "f: racing 3 of 10, 14 s left" in shown
+    assert ("\x1b" in shown) == bool(columns)
+    assert "50 %" in shown
+    assert shown.count("page\r\n") == 1
 
 
 def test_other_ranks_show_nothing(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
