@@ -1,4 +1,4 @@
-"""The protocol of meetings on a c10d store: parts, a count, and one verdict that every rank reads. docs/distributed.md has it on one page.
+"""The protocol of meetings on a c10d store: parts, a count, and one verdict that every rank reads. docs/how-it-works.md has it on one page.
 
 Knows a store and the names of ranks, nothing of process groups. Each member brings its part to each meeting once, or ends the call; one
 ``compare_set`` fixes the verdict of a meeting, and all read that one, late ones too. The first verdict that is not "agreed" is the end of

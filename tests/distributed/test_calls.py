@@ -74,7 +74,7 @@ FRESH = Card(0, "p", 10, n_calls={"f": 2, "g": 1}, inside=[OTHER.place], waits=O
     ],
 )
 def test_what_a_wait_comes_to(other: Card, waited_s: float, gathered: str, visited: str, reduced: str, broken: str):
-    """The table of docs/distributed.md."""
+    """The table of docs/how-it-works.md."""
     mine = Card(0, "p", 10, n_calls={"f": 3}, inside=[HERE])
     for options, outcome in (
         ({"is_gathering": True}, gathered),

@@ -1,6 +1,6 @@
 """Ranks that come, are late, raise, die, pass or call again, in any order: each run ends, and ranks that end a call say the same.
 
-The table of docs/distributed.md, walked at random; the ranks are threads over one store.
+The table of docs/how-it-works.md, walked at random; the ranks are threads over one store.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("actions", "told", "words"), TABLE)
 def test_what_ranks_are_told_and_that_they_meet_again(host: dist.Store, actions: str, told: str, words: str):
-    """The tables of docs/distributed.md. The one that raised has its own error; a collective's is chained to its cause."""
+    """The tables of docs/how-it-works.md. The one that raised has its own error; a collective's is chained to its cause."""
     world = World(host, 3)
     each = actions.split(", ")
     again = [] if "die" in each else [("again", "come")]
