@@ -38,10 +38,10 @@ test-fast: .venv/test.stamp  ## the tests that start no ranks, programs or compi
 	@log=$$(mktemp); code=0; $(pytest) -m "$(fast)" $(half) >$$log 2>&1 & id=$$!; \
 	$(pytest) -m "$(fast)" $(addprefix --ignore=,$(half)) || code=1; wait $$id || code=1; cat $$log; rm -f $$log; exit $$code
 
-test-faults: .venv/test.stamp  ## what make test leaves out: all faults in all phases and other slow tests, and the table of docs/reliability.md: half an hour
+test-faults: .venv/test.stamp  ## what make test leaves out: all faults in all phases and other slow tests, and the table of logs/faults-cpu: half an hour
 	$(pytest) -m "slow and not gpu"
 	$(pytest) -m "hypothesis and not gpu and not slow" --hypothesis-profile=thorough
-	$(python) -m tests.faults.matrix --write docs/reliability.md
+	$(python) -m tests.faults.matrix --write logs/faults-cpu/README.md
 
 # Without the tests that stop a rank themselves, for a time that a pause's end would cut short.
 test-pauses: .venv/test.stamp  ## the tests of ranks while each rank is paused at random: what they agree on must not depend on who is late

@@ -1,6 +1,6 @@
 """A tuning of four ranks on two hosts, two on each, with torchrun's c10d rendezvous; and what happens to the network and the hosts.
 
-    .venv/bin/python -m tests.faults.hosts --write docs/reliability.md
+    .venv/bin/python -m tests.faults.hosts --write logs/faults-cpu/README.md
 
 Hosts are network namespaces of this machine (see ``link``), so it runs as root. The fake driver compiles real kernels, so that each host's
 cache of compiled kernels shows which were compiled there.

@@ -1,6 +1,6 @@
-"""All faults in all phases: what the ranks are told and when, what is kept, what is left behind. Prints the table of docs/reliability.md.
+"""All faults in all phases: what the ranks are told and when, what is kept, what is left behind. Prints the table of logs/faults-cpu.
 
-python -m tests.faults.matrix --write docs/reliability.md
+python -m tests.faults.matrix --write logs/faults-cpu/README.md
 """
 
 from __future__ import annotations

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import shutil
+from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.faults import write_table
 from tests.faults.jobs import FAULTS, VICTIM
 from tests.faults.matrix import TOLD_WITHIN_S, Case, cases, n_clean, play
+from tests.programs import ROOT
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
@@ -31,7 +36,7 @@ def marked(case: Case) -> Any:
 
 @pytest.mark.parametrize("case", [marked(each) for each in cases()])
 def test_a_fault_is_told_in_time_and_nothing_is_lost(case: Case):
-    """What docs/reliability.md says of each: the error on all ranks, who is named in it, and what the next tuning begins with."""
+    """What logs/faults-cpu shows of each: the error on all ranks, who is named in it, and what the next tuning begins with."""
     result, fault = play(case), FAULTS[case.fault]
     told, own = fault.told, {fault.own}
     if (case.fault, case.phase) == ("no memory", "apply"):  # a launch of the last run is made once
@@ -55,3 +60,16 @@ def test_a_fault_is_told_in_time_and_nothing_is_lost(case: Case):
         assert result.n_again == 1, result.row  # the record
     elif case.phase in ("finals", "apply"):  # the race is known by then
         assert result.n_again < n_clean(case.n_ranks), result.row
+
+
+def test_the_log_has_a_place_for_both_tables(tmp_path: Path):
+    """Each is written between its marks, with the date; what stands around them stays."""
+    page = Path(shutil.copy(ROOT / "logs/faults-cpu/README.md", tmp_path))
+    before = page.read_text()
+    for name in ("faults", "hosts"):
+        write_table(page, name, [f"| {name} |"])
+    after = page.read_text()
+    assert re.findall(r", ([-0-9]+)[.]\n\n[|] (faults|hosts) [|]\n\n<!-- \2: end", after) == [
+        (f"{date.today()}", each) for each in ("faults", "hosts")
+    ]
+    assert re.sub(r"begin -->.*?<!--", "", after, flags=re.DOTALL) == re.sub(r"begin -->.*?<!--", "", before, flags=re.DOTALL)
