@@ -64,8 +64,8 @@ def contextual_autotune(
 
     Args:
         is_dist: whether the ranks of ``group`` decide together. Needs an initialised process group at the first call.
-        n_repeat: timed replays, at least 1: of each candidate in an exhaustive search, of a finalist in a round of finals; rungs of a
-            race at most.
+        n_repeat: timed replays, at least 1: of each candidate in an exhaustive search, of a finalist in a round of finals; rounds of
+            the race at most.
         n_warmup: untimed replays: of each candidate in an exhaustive search, once before a race.
         group: the ranks that decide, all that the function's collectives touch; None is the world.
         reset: called before each replay but the first, which finds the state that the caller left.

@@ -113,7 +113,7 @@ class WrongResultError(DistTuneError, AssertionError):
 
 
 class RankMismatchError(DistTuneError):
-    """Ranks came to a meeting with things that must be equal and are not: candidate lists, closures, steps."""
+    """Ranks hold different things where these must be equal: candidate lists, steps, phases."""
 
 
 class CacheMissError(DistTuneError):
@@ -147,7 +147,7 @@ class JobEndedError(DistTuneError):
 
 
 class AbsentRanksError(DistTuneError):
-    """Ranks did not come to a meeting before the deadline.
+    """Ranks did not come in time: the timeout of their group, or the deadline.
 
     Attributes:
         ranks: global ranks that did not come.
@@ -183,7 +183,7 @@ class CaptureError(DistTuneError):
 
 
 class NestedTuningError(DistTuneError):
-    """A tuned closure inside another one needs ranks that the outer one does not ask, or two threads tune at once."""
+    """A tuned step inside another one needs ranks that the outer one does not ask, or two threads tune at once."""
 
 
 # Errors that a rank raises in place of a peer's: they say the same on every rank.

@@ -87,7 +87,7 @@ def autotune(
             a quarter of the GPU's free memory, 2 GiB on a CPU) and put back before each run, so that the call changes them once.
         release: what frees a config that never returns, which is dropped then: flags (tensors, filled with ones) and functions.
         n_warmup: untimed replays before the race.
-        n_repeat: timed replays of each finalist in a round of finals; rungs of a race at most.
+        n_repeat: timed replays of each finalist in a round of finals; rounds of the race at most.
         search: "racing", "exhaustive", or "guided": a spread of the configs, then neighbours of the good ones; None: that, if over 64.
             "online": in the calls to come, each of which is made once; chosen by itself where a call may not be repeated.
         budget_s: seconds after which the search ends with the best config it knows; a run under way is finished first.
@@ -95,7 +95,7 @@ def autotune(
         cache: whether winners are kept on disk.
         bucket: what becomes of each int in a key: ``power_of_two``, ``size_classes(...)``, a function.
         nearest: whether ``autotune=False`` uses the config of the nearest shape in the cache instead of the first one. The first such
-            call of a key is collective then; inside a tuned closure, where ranks do not talk, it is the first one all the same.
+            call of a key is collective then; inside a tuned step, where ranks do not talk, it is the first one all the same.
 
     Raises:
         TypeError: an option is not of its kind, both spellings of one were given, a config has a name that the function does not take, or

@@ -130,7 +130,7 @@ class Seconds(BaseModel):
     total: float = 0.0
     """Duration of the whole tuning."""
     discover: float = 0.0
-    """From the first miss to the manifest: the closure's first run, and the compilation that it waited for."""
+    """From the first miss on: the step's first run, and the compilation that it waited for."""
     compile: float = 0.0
     """Until all candidates are loaded on all ranks."""
     race: float = 0.0
@@ -138,9 +138,9 @@ class Seconds(BaseModel):
     finals: float = 0.0
     """Replays that compare the last few candidates."""
     settle: float = 0.0
-    """The run whose value is returned."""
+    """The apply phase: the run whose value is returned."""
     meetings: float = 0.0
-    """In meetings, including the wait for other ranks; a part of the phases above."""
+    """In exchanges between ranks, including the wait for the last one; a part of the phases above."""
     compile_cpu: float = 0.0
     """CPU-seconds of compilation over all threads of this rank; of ptxas, a child process, the wall time."""
 
@@ -172,13 +172,13 @@ class TuningRecord(BaseModel):
     n_variants: int = 1
     """Kernels of each candidate, on the rank with the most: as for an int that is 1, a multiple of 16, or neither."""
     closure_weight: float = 0.0
-    """Weight of the closure's time where it differs from the kernel's, from 0 (within the noise) to 1."""
+    """Weight of the step's time where it differs from the kernel's, from 0 (within the noise) to 1."""
     seconds: float
     """Duration of the whole tuning, of all its sites."""
     spent: Seconds
     """Seconds by phase."""
     meeting_seconds: list[float] = []
-    """Duration of each meeting on this rank, including the wait for the last rank."""
+    """Duration of each exchange on this rank, including the wait for the last rank."""
     environment: Environment
     """Hardware and versions."""
     tuned_at: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))

@@ -1,8 +1,7 @@
 """Events of a tuning: one JSON object per line in ``rank-<i>.jsonl``, and what the log says of some of them to people.
 
-What ``dist-tune report``, ``watch`` and ``trace`` read, other people's tools, and a restart; docs/events.md describes each field. Times of
-day are seconds since 1970 by the clock of the rank's host, durations are seconds, times of kernels and steps are milliseconds.
-A field that a later version adds is passed over by an earlier reader; a field that changes its meaning raises ``EVENTS_VERSION``.
+What ``dist-tune report``, ``watch`` and ``trace`` read, other people's tools, and a restart. docs/reference.md has the
+docstrings: ``python -m tests.event_lists`` writes them there. A reader passes over a field that a later version adds.
 """
 
 from __future__ import annotations
@@ -25,178 +24,232 @@ Moment = Annotated[float, Field(ge=0.0, le=253_402_214_400.0)]
 """Seconds since 1970, until the end of the year 9999. A time outside comes from a damaged line, and arithmetic on it fails."""
 Duration = Annotated[float, Field(ge=-1e10, le=1e10)]
 """Seconds; negative where a clock was set back."""
+SiteNumber = int
+"""Number of its site."""
+ConfigIndex = int
+"""Index of its config."""
 
 
 class Event(BaseModel):
-    """Fields of every event. ``tuning``: the same text on all ranks; empty for the run's header."""
+    """All kinds have these."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     v: int = EVENTS_VERSION
+    """Version of the schema. A later version may add fields and kinds; a field that changes its meaning raises the version."""
     at: Moment
+    """Seconds since 1970, at the end of what has a duration."""
     rank: int
+    """Rank that writes."""
     tuning: str = ""
+    """Tuning, as "step, call 3": the same text on all ranks; empty in ``run``."""
 
 
 class RunBegun(Event):
-    """Header: the first tuning of a process begins. More than one in a file: the job was started again."""
+    """The first tuning of a process begins. A job that was started again has several in one file."""
 
     kind: Literal["run"] = "run"
     date: str
+    """Local time with its offset, ISO 8601."""
     host: str
+    """Machine."""
     pid: int
+    """Process."""
     world_size: int
+    """Ranks of the tuning."""
     command: list[str]
+    """The process's command line."""
     device: str
+    """Name of the GPU, or kind of the processor."""
     versions: dict[str, str]
+    """Name to version: dist_tune, python, torch, triton, cuda."""
 
 
 class TuningBegun(Event):
-    """A closure's or function's tuning begins on this rank."""
+    """The tuning of a step or function begins on this rank."""
 
     kind: Literal["tuning"] = "tuning"
     closure: str
+    """The decorated function, with its module."""
     world_size: int
+    """Ranks that decide."""
     options: dict[str, str | int | float | bool | None] = {}
+    """Options of the decorator, by name."""
 
 
 class SiteMet(Event):
-    """A site is tuned. ``site`` is its short number, which other events and the lines of the log name.
-
-    A second one with the same number in a tuning replaces the first: with the reason of the miss, or another label.
-    """
+    """A site is tuned. A second event with its number replaces the first, because the reason of the miss is known later."""
 
     kind: Literal["site"] = "site"
-    site: int
+    site: SiteNumber
+    """Number on this rank, as in the log. Other ranks may number otherwise: compare ``label``."""
     label: str
+    """Kernel and key, the same on all ranks; "#2" marks the second kernel of that name and key."""
     kernel: str
+    """Name of the kernel or function."""
     key: str
+    """Tuning key."""
     configs: list[str]
+    """Configs of the candidates, by index."""
     n_pruned: int = 0
+    """Configs that prune rules took out before."""
     miss: str = ""
+    """Reason why no record could be used; empty until it is known."""
     cache_key: str = ""
     """Digest of its key in the cache, by which a restart finds it; empty without a cache."""
 
 
 class PhaseBegun(Event):
-    """A phase begins; the one before has ended. ``bound``: most replays that it takes, where it is known."""
+    """A phase begins, and the one before has ended. A site that is met late brings a phase again."""
 
     kind: Literal["phase"] = "phase"
     phase: Phase
+    """discover, compile, race, finals or settle (the apply phase)."""
     bound: int | None = None
+    """Most replays that it takes, where that is known."""
 
 
 class Started(Event):
-    """A candidate is about to be launched for the first time: a hang can be told from outside."""
+    """A candidate is about to be launched for the first time here. If no other event follows, that launch hangs."""
 
     kind: Literal["started"] = "started"
-    site: int
-    candidate: int
+    site: SiteNumber
+    candidate: ConfigIndex
     replay: int
+    """Replay that launches it; 0 is the first run."""
 
 
 class Compiled(Event):
-    """A candidate was compiled, or loaded from Triton's cache, by this rank; ``at`` is the end."""
+    """A candidate was compiled by this rank, or found in Triton's cache."""
 
     kind: Literal["compiled"] = "compiled"
-    site: int
-    candidate: int
+    site: SiteNumber
+    candidate: ConfigIndex
     seconds: Duration
+    """Duration, with the wait for other compilations."""
     worker: int = 0
+    """Thread that did it, from 0."""
     is_cached: bool = False
+    """Whether Triton's cache on disk had it."""
 
 
 class Replayed(Event):
-    """A replay has ended on the host, ``at``. ``candidates``: of each site, by its number. ``discarded``: why it does not count."""
+    """A replay has ended on the host."""
 
     kind: Literal["replay"] = "replay"
     replay: int
+    """Its number."""
     seconds: Duration
-    candidates: dict[int, int] = {}
+    """Duration on the host; a GPU may still be at it."""
+    candidates: dict[SiteNumber, ConfigIndex] = {}
+    """Site to the candidate whose turn it was; none in the first and the last run."""
     discarded: str = ""
+    """Reason why this rank's times do not count; empty if they do."""
 
 
 class Ranked(Event):
-    """A rung of a site's race: how many are left, the best so far, and why those left that this rung took out."""
+    """Candidates of a site have left the race or the finals."""
 
     kind: Literal["rung"] = "rung"
-    site: int
+    site: SiteNumber
     n_left: int
-    best: int
+    """Candidates that go on."""
+    best: ConfigIndex
+    """Fastest candidate so far."""
     best_ms: float
-    left: dict[int, str] = {}
+    """Time of its launch on the slowest rank."""
+    left: dict[ConfigIndex, str] = {}
+    """Candidate to reason, of those that have left since the event before."""
 
 
 class Dropped(Event):
-    """A candidate cannot run here, or may not win. ``failure``: as in ``FailureKind``."""
+    """A candidate cannot run, or may not win. Each rank writes it once."""
 
     kind: Literal["dropped"] = "dropped"
-    site: int
-    candidate: int
+    site: SiteNumber
+    candidate: ConfigIndex
     failure: str
+    """compile, load, launch, wrong result, clock, stuck, machine or quarantined."""
     reason: str
+    """For people; names the rank that found it, unless it is this one."""
 
 
 class Met(Event):
-    """A meeting of the ranks has ended, ``at``; with the wait for the last rank."""
+    """An exchange between the ranks has ended."""
 
     kind: Literal["meeting"] = "meeting"
     topic: str
+    """manifest, compiled, loaded, report, done, ..."""
     seconds: Duration
+    """Duration, with the wait for the last rank."""
 
 
 class Won(Event):
-    """A site is settled. ``record``: the ``TuningRecord`` as JSON; ``record_id``: as ``dist-tune show`` takes it."""
+    """A site has its winner."""
 
     kind: Literal["winner"] = "winner"
-    site: int
-    winner: int
+    site: SiteNumber
+    winner: ConfigIndex
     reason: str
+    """Why it was chosen, as ``TuningRecord.reason``."""
     record_id: str = ""
+    """Id for ``dist-tune show``; empty where no record is kept."""
     record: dict[str, Any]
+    """The ``TuningRecord``: all candidates with their times, failures and reasons."""
 
 
 class TuningEnded(Event):
-    """A tuning has ended on this rank, or ``error`` has ended it. Of several sites the differences in ``first_ms`` are added up."""
+    """A tuning has ended on this rank. The ``replay`` event of its last run follows."""
 
     kind: Literal["done"] = "done"
     seconds: dict[str, Duration] = {}
+    """By phase, as ``Seconds`` of a record."""
     n_replays: int = 0
+    """Replays, with the first and the last run."""
     first_ms: float | None = None
+    """The step with the first configs; null if it was not timed. Of several sites the differences that their first configs make are
+    added up, in the step's time, or in the kernel's if the first config has left in the race."""
     best_ms: float | None = None
+    """The step with the winners; null if it was not timed."""
     error: str = ""
+    """Error that ended the tuning; empty if it came to its end."""
 
 
 class Told(Event):
-    """A line of the log, of level WARNING and above."""
+    """A line of the log, of level WARNING or above. The error that ends a tuning is in ``done`` alone."""
 
     kind: Literal["message"] = "message"
     level: str
+    """WARNING or ERROR."""
     text: str
+    """The line, with the labels of sites."""
 
 
 class Agreed(Event):
-    """Times of a site's candidates that all ranks have agreed on after a batch of replays: totals so far. A restart begins with them."""
+    """Times that all ranks have agreed on after a batch of replays: totals so far. A restart begins with them."""
 
     kind: Literal["agreed"] = "agreed"
-    site: int
-    times: dict[int, tuple[tuple[Annotated[float, Field(gt=0)], float, float], int]]
-    """Candidate -> milliseconds of its launch on the slowest rank, of the step, and the launches' median absolute deviation; replays."""
+    site: SiteNumber
+    times: dict[ConfigIndex, tuple[tuple[Annotated[float, Field(gt=0)], float, float], int]]
+    """Candidate to ``[[kernel, step, spread of the kernel], replays]``, in milliseconds on the slowest rank; the spread is the median
+    absolute deviation."""
 
 
 class UnderWay(Event):
-    """From here on these (site, candidate) are under way, and no others: if the process ends by itself, one of them is the cause."""
+    """From here on these candidates run, and no others: if the process ends by itself, one of them is the cause."""
 
     kind: Literal["under way"] = "under way"
-    candidates: list[tuple[int, int]]
+    candidates: list[tuple[SiteNumber, ConfigIndex]]
+    """Pairs of site and candidate."""
 
 
 class Died(Event):
-    """Processes have ended, on some rank, while candidates of a site were under way: deaths by candidate, 0 once it is in quarantine."""
+    """Processes have ended, on some rank, while candidates of a site were under way."""
 
     kind: Literal["died"] = "died"
-    site: int
-    deaths: dict[int, int]
+    site: SiteNumber
+    deaths: dict[ConfigIndex, int]
+    """Candidate to deaths in all attempts, on the rank with the most; 0 once it is in quarantine."""
 
 
 AnyEvent = Annotated[

@@ -20,7 +20,7 @@ Instance = TypeVar("Instance")
 
 
 class TunedClosure(Protocol[P, R_co]):
-    """A decorated closure: the function itself, and what its tunings found."""
+    """A decorated step: the function itself, and what its tunings found."""
 
     records: list[TuningRecord]
     """One per tuned site, oldest first; equal on all ranks but for facts that only this rank measured."""
@@ -32,7 +32,7 @@ class TunedClosure(Protocol[P, R_co]):
         """The function as it was decorated."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run the closure; kernels that Triton has no config for are tuned first."""
+        """Run the step; kernels that Triton has no config for are tuned first."""
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
@@ -41,7 +41,7 @@ class TunedClosure(Protocol[P, R_co]):
     def __get__(self: TunedClosure[Concatenate[Instance, Q], R], instance: Instance, owner: type | None = None) -> TunedClosure[Q, R]: ...
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """A method, where the closure is one."""
+        """A method, where the step is one."""
 
 
 class TunedFunction(Protocol[P, R_co]):
