@@ -224,6 +224,7 @@ class Watchdog:
             late_at_s, pause_s = pause_s + 4 * tick_s, tick_s
             if not self._over.is_set():
                 self._ranks.look(self.log.warning)
+                self.log.late(self._ranks.activity.late)
             if not self._watched:
                 continue
             self._arm()

@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from dist_tune.output import closure_name, plain
+
 State = Literal["", "gone", "runs", "stopped"]
 """Of a process, as others of its host see it; empty on another host, or in another namespace."""
+_STATES = {"gone": "its process has ended", "stopped": "its process is stopped"}
 
 
 class Place(NamedTuple):
@@ -101,10 +104,18 @@ class Card:
             return "nothing yet"
         where = f" of {self.inside[-1].text}" if self.inside else ""
         doing = f"{self.doing}{where} for {self.for_s:.1f} s" if self.doing else "no tuned call"
-        state = {"gone": "its process has ended", "stopped": "its process is stopped"}.get(self.state, "")
+        state = _STATES.get(self.state, "")
         last = f" after {self.beat}" if self.beat and self.beat not in doing else ""
         silence = f"no sign of life for {self.silent_s:.1f} s{last}" if self.silent_s >= 1.0 else ""
         return ", ".join(filter(None, [doing, state, silence]))
+
+    def late_text(self, rank: int, place: Place, waited_s: float, *, is_here: bool) -> str:
+        """For the terminal of a rank that waits in ``place`` for this one, which ``is_here`` or has yet to come."""
+        where, doing = f"call {place.number} of {closure_name(place.closure)}, {waited_s:.0f} s", self.doing if is_here else ""
+        if not is_here and self.inside:
+            doing = f"it is in call {self.inside[-1].number} of {closure_name(self.inside[-1].closure)}"
+        why = _STATES.get(self.state, "") or doing
+        return f"rank {rank} {'is late in' if is_here else 'has not come to'} {where}{why and f': {plain(why)}'}"
 
 
 def has_passed(call: Call, card: Card) -> bool:

@@ -27,6 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from dist_tune.distributed.calls import Call, Calls, Card, Place, State
 from dist_tune.distributed.messages import FAILED, Header
 from dist_tune.distributed.store import absent, within
+from dist_tune.output import amount
 
 _LATE_S, _SLOW_S = 1.0, 2.0
 """Where this rank waits, a rank is told as late after so long without an answer, or if it answers and is elsewhere."""
@@ -80,6 +81,9 @@ class Activity:
         """Candidates that failed here between two of their collectives; shared with the tuning that adds to it."""
         self.absent: Sequence[int] = ()
         """Ranks that have not come to this rank's call, as of the latest look; looked at while this rank waits."""
+        self.late = ""
+        """Which rank this one waits for, for how long and where that is, for the terminal, as of the latest look; empty if for none, and
+        on all ranks but the first that is not late."""
         self._n_issued, self._n_of_process = n_issued, n_of_process
         self._process = process_name() if self.others else ""
         self._told: dict[int, str] = {}
@@ -141,8 +145,9 @@ class Activity:
         if self._moved[0] != mine:
             for rank in self._told:
                 tell(f"rank {self.rank} goes on, after {now - self._moved[1]:.1f} s in which rank {rank} was late")
-            self._told, self._moved, self.absent = {}, (mine, now), ()
-        every_s = max(_LOOK_S, len(self.members) / _LOOKS_PER_S)
+            self._told, self._moved, self.absent, self.late = {}, (mine, now), (), ""
+        # The first rank, which has the terminal, as often in large groups.
+        every_s = _LOOK_S if self.rank == self.members[0] else max(_LOOK_S, len(self.members) / _LOOKS_PER_S)
         if not self.others or now - self._moved[1] < _LATE_S / 2 or now - self._looked_at < every_s:
             return False
         self._looked_at = now
@@ -153,7 +158,8 @@ class Activity:
         (doing, n_mine), since = self._moved
         if not (inside := list(self.inside)):
             return  # the call has ended meanwhile
-        is_slow = time.monotonic() - since >= _SLOW_S
+        waited_s = time.monotonic() - since
+        is_slow, late = waited_s >= _SLOW_S, list[int]()
         # In a first run, which may yet issue collectives or not, a peer in a call of either key may be in this one.
         calls = [self.call._replace(has_talked=each) for each in (True, False)] if self.is_first_run else [self.call]
         here = {rank for rank, card in cards.items() if any(call.holds(*card.inside) for call in calls)}
@@ -161,7 +167,10 @@ class Activity:
         for rank, card in cards.items():
             is_behind = card.n_of_process < n_mine
             is_elsewhere = is_behind or (doing.is_meeting and not (rank in here and card.doing == doing.text))
-            if rank in self._told or not (card.silent_s >= _LATE_S or (is_slow and is_elsewhere)):
+            if not (card.silent_s >= _LATE_S or (is_slow and is_elsewhere)):
+                continue
+            late.append(rank)
+            if rank in self._told:
                 continue
             text = card.text
             if rank in here and is_behind and not doing.is_meeting:
@@ -169,6 +178,10 @@ class Activity:
                 text += f", after {card.n_of_process} collectives of its process where rank {self.rank} is in number {n_mine}"
             self._told[rank] = f"was late: {text}"
             tell(f"rank {rank} is late: rank {self.rank} waits in {doing.text} of {inside[-1].text}; rank {rank}: {text}")
+        self.late = ""
+        if late and self._moved[1] == since and all(rank in late for rank in self.members if rank < self.rank):
+            others = f" ({amount(len(late) - 1, 'more rank')} late)" if len(late) > 1 else ""
+            self.late = cards[late[0]].late_text(late[0], inside[-1], waited_s, is_here=late[0] in here) + others
 
 
 class Questions:

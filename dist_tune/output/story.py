@@ -108,7 +108,8 @@ class Story:
         self.numbers: dict[str, int] = {}
         """Label -> short number."""
         self._begun = begun = begun or events.TuningBegun(at=0.0, rank=rank, closure="", world_size=1)
-        self.terminal = Terminal(begun.closure, is_shown=is_first and (is_verbose or settings.shown != "quiet"))
+        self._is_quiet = settings.shown == "quiet" and not is_verbose
+        self.terminal = Terminal(begun.closure, is_shown=is_first and not self._is_quiet)
         self._shows_all = is_verbose or settings.shown == "verbose"
         self._least = logging.getLevelNamesMapping()[settings.log_level.upper()]
         self._common = {"v": events.EVENTS_VERSION, "at": 0.0, "rank": rank, "tuning": begun.tuning}
@@ -240,6 +241,11 @@ class Story:
             self.emit(events.PhaseBegun, phase=name, bound=bound)
             self.flush()
             self.terminal.begin_phase(name)
+
+    def late(self, text: str) -> None:
+        """Which rank this one waits for, see ``Terminal``."""
+        if not self._is_quiet:
+            self.terminal.late(text)
 
     def broken(self, error: str, seconds: Mapping[str, float], n_replays: int) -> None:
         """An error has ended the tuning."""

@@ -13,13 +13,14 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 from dist_tune.files import to_terminal
 from dist_tune.output.words import closure_name, milliseconds, printable
 
 LIVE_EVERY_S = 0.25
-PLAIN_EVERY_S = 5.0
+PLAIN_EVERY_S, LATE_EVERY_S = 5.0, 10.0
 _RIGHT = 100
 """Column at which the live line ends, at most."""
 _CLEAR = "\x1b[J"
@@ -46,6 +47,8 @@ class Terminal:
         self._is_drawn = False
         self._phase = "discover"
         self._n, self._total = 0, 0
+        self._late = -inf
+        """When a late rank was told last, on the monotonic clock."""
         self._began = self._phase_began = self._drawn = time.monotonic()
 
     def show(self, lines: Sequence[str]) -> None:
@@ -69,19 +72,36 @@ class Terminal:
         if not (self._is_shown and self.shows_steps) or (now := time.monotonic()) - self._drawn < LIVE_EVERY_S:
             return
         if self._is_live and sys.stderr is self._stream:
-            self._drawn, self._is_drawn = now, True
-            width = max(0, _columns_of(self._stream) - 1)  # a full row would wrap, and could not be erased
-            # At the right: the second of two lines that come between two draws begins in this row.
-            self._write(_BELOW.format(printable(self._text(n, now))[:width].rjust(min(width, _RIGHT))))
+            self._draw(self._text(n, now), now)
         elif now - self._drawn >= PLAIN_EVERY_S:
             self._drawn = now
             self.show([f"dist_tune: {self._text(n, now)}"])
+
+    def late(self, text: str) -> None:
+        """Told some times a second, by another thread, which rank this one waits for and for how long; empty if it waits for none.
+
+        The live line, or a plain one at first and every ten seconds. Also on another rank than the first, where that is the late one.
+        """
+        now = time.monotonic()
+        if text and self._is_live and sys.stderr is self._stream:
+            self._draw(text, now)
+        elif text and now - self._late >= LATE_EVERY_S:
+            to_terminal(f"dist_tune: {printable(text)}\n")
+            self._late = now
+        elif not text:
+            self._late = -inf
 
     def end(self) -> None:
         """Nothing is shown from here on."""
         self._is_shown = False
         if self._is_drawn:
             self._write(_CLEAR)
+
+    def _draw(self, text: str, now: float) -> None:
+        self._drawn, self._is_drawn = now, True
+        width = max(0, _columns_of(self._stream) - 1)  # a full row would wrap, and could not be erased
+        # At the right: the second of two lines that come between two draws begins in this row.
+        self._write(_BELOW.format(printable(text)[:width].rjust(min(width, _RIGHT))))
 
     def _text(self, n: int, now: float) -> str:
         text = f"{self._name}: {_WORDS[self._phase]}" + (f" {min(n, self._total)} of {self._total}" if self._total else "")

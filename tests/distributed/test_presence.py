@@ -18,6 +18,8 @@ from dist_tune.distributed.calls import Card, Place, State
 from dist_tune.distributed.presence import CARD, Activity, Presence, process_name, state_of
 
 PLACE = Place("step", 1)
+HERE, ABSENT = "rank 1 is late in call 1 of step, 4 s", "rank 1 has not come to call 1 of step, 4 s"
+"""On the terminal."""
 
 
 @pytest.mark.once
@@ -40,16 +42,29 @@ def test_runs_that_issued_fewer_collectives_are_named(counts: list[int], odd: li
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    ("card", "told"),
+    ("card", "told", "shown"),
     [
-        (Card(0, n_of_process=1, inside=[PLACE], doing="x"), "after 1 collectives of its process where rank 0 is in number 2"),
-        (Card(0, n_of_process=2, inside=[PLACE], doing="replay 2"), ""),
-        (Card(0, n_of_process=2, inside=[PLACE], doing="replay 2", silent_s=1.5, state="stopped"), "its process is stopped"),
-        (Card(0, n_of_process=1, doing="replay 2", beat="config a", silent_s=1.5), "no sign of life for 1.5 s after config a"),
-        (Card(), "nothing yet"),
+        (
+            Card(0, n_of_process=1, inside=[PLACE], doing="x"),
+            "after 1 collectives of its process where rank 0 is in number 2",
+            f"{HERE}: x",
+        ),
+        (Card(0, n_of_process=2, inside=[PLACE], doing="replay 2"), "", ""),
+        (
+            Card(0, n_of_process=2, inside=[PLACE], doing="replay 2", silent_s=1.5, state="stopped"),
+            "its process is stopped",
+            f"{HERE}: its process is stopped",
+        ),
+        (Card(0, n_of_process=1, doing="replay 2", beat="config a", silent_s=1.5), "no sign of life for 1.5 s after config a", ABSENT),
+        (
+            Card(0, n_of_process=1, inside=[Place("m.other", 2)], doing="replay 2"),
+            "replay 2 of m.other",
+            f"{ABSENT}: it is in call 2 of other",
+        ),
+        (Card(), "nothing yet", ABSENT),
     ],
 )
-def test_a_rank_that_others_wait_for_is_told_once(card: Card, told: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_rank_that_others_wait_for_is_told_once(card: Card, told: str, shown: str, monkeypatch: pytest.MonkeyPatch):
     """Two seconds after this rank began to wait, long before its collective times out, and again when it goes on."""
     now, lines = [0.0], list[str]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -60,23 +75,29 @@ def test_a_rank_that_others_wait_for_is_told_once(card: Card, told: str, monkeyp
         if activity.is_waiting(lines.append):
             activity.compare({1: card}, lines.append)
     assert [told in line for line in lines] == [True] * bool(told)
+    assert activity.late == shown
     activity.at("replay 3")
     activity.is_waiting(lines.append)
     assert lines[1:] == ["rank 0 goes on, after 4.4 s in which rank 1 was late"] * bool(told)
+    assert activity.late == ""
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("n_ranks", [2, 64, 4096])
 def test_looks_of_all_ranks_are_bounded(n_ranks: int, monkeypatch: pytest.MonkeyPatch):
-    """64 a second of all ranks together, or two of each rank in small groups."""
-    now, n_looks = [0.0], 0
+    """64 a second of all ranks together, or two of each rank in small groups; two of the first one, whose terminal tells, in all."""
+    now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    activity = Activity(0, range(n_ranks), lambda: 0, lambda: 0)
-    activity.inside.append(PLACE)
+    each = [Activity(rank, range(n_ranks), lambda: 0, lambda: 0) for rank in (0, 1)]
+    n_looks = [0, 0]
+    for activity in each:
+        activity.inside.append(PLACE)
     while now[0] < 200.0:
         now[0] += 0.25
-        n_looks += activity.is_waiting(lambda line: None)
-    assert n_looks * n_ranks / 200 <= max(64 + 1, 2 * n_ranks if n_ranks <= 32 else 0)
+        for rank, activity in enumerate(each):
+            n_looks[rank] += activity.is_waiting(lambda line: None)
+    assert n_looks[1] * n_ranks / 200 <= max(64 + 1, 2 * n_ranks if n_ranks <= 32 else 0)
+    assert 1.9 < n_looks[0] / 200 <= 2
 
 
 def _becomes(name: str, state: State) -> bool:

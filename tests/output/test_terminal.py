@@ -188,6 +188,32 @@ def test_a_terminal_without_a_size_shows_all_lines(clock: _Clock, monkeypatch: p
     assert shown.count("page\r\n") == 1
 
 
+def test_a_late_rank_is_the_live_line(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
+    """With the seconds so far, in place of the progress, which stands there again after it."""
+    shown = screen(monkeypatch)
+    progress = Terminal("m.f", is_shown=True)
+    for seconds in (2, 3):
+        clock.now += 1
+        progress.late(f"rank 1 has not come to call 1 of f, {seconds} s")
+        assert shown.row == f"rank 1 has not come to call 1 of f, {seconds} s"
+    clock.now += 1
+    progress.step(1, 2)
+    assert shown.row.startswith("f: first run 1 of 2")
+    progress.end()
+    assert shown.row == ""
+
+
+def test_a_late_rank_is_a_plain_line_every_ten_seconds(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
+    """At once, then every ten seconds, and at once again for another time: where no line can be erased, and on a rank without progress."""
+    for is_shown in (True, False):
+        shown = screen(monkeypatch, is_terminal=not is_shown)
+        progress = Terminal("m.f", is_shown=is_shown)
+        for seconds in range(1, 26):
+            clock.now += 1
+            progress.late(f"rank 1 is late, {seconds} s" if seconds != 23 else "")
+        assert shown.text.splitlines() == [f"dist_tune: rank 1 is late, {seconds} s" for seconds in (1, 11, 21, 24)]
+
+
 def test_other_ranks_show_nothing(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
     shown = screen(monkeypatch)
     progress = Terminal("f", is_shown=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import time
 from contextlib import nullcontext
@@ -49,6 +51,41 @@ def _late(rank: int, face: str) -> Any:
 def test_a_late_rank_costs_waiting_and_not_the_job(face: str):
     """More than two deadlines late, within the timeout of its group: all tune."""
     assert values(on_ranks(2, _late, face, env=IMPATIENT)) == [([128.0, 256.0], 2)] * 2
+
+
+def _shown(rank: int, late: int) -> tuple[str, float]:
+    step = tuned(autotuned(blocks=(16, 32)))
+    dist.barrier()
+    with contextlib.redirect_stderr(terminal := _Stamped()):
+        time.sleep(3.2 if rank == late else 0.0)
+        step(torch.zeros(64))
+    return terminal.getvalue(), terminal.late_after_s
+
+
+class _Stamped(io.StringIO):
+    """A file, with the time at which a late rank was told in it."""
+
+    late_after_s = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._began = time.monotonic()
+
+    def write(self, text: str) -> int:
+        if "has not come" in text:
+            self.late_after_s = time.monotonic() - self._began
+        return super().write(text)
+
+
+@pytest.mark.parametrize("late", [1, further(0)])
+def test_a_late_rank_is_on_the_terminal_within_three_seconds(late: int):
+    """On the first rank's, once; where that is the late one the next rank tells it. Nothing on others, nor where the user wants none."""
+    for rank, (text, after_s) in enumerate(values(on_ranks(3, _shown, late, env={"DIST_TUNE_VERBOSITY": "normal"}))):
+        told = re.findall(rf"^dist_tune: rank {late} has not come to call 1 of tuned.<lambda>, 2 s$", text, re.MULTILINE)
+        assert len(told) == text.count("has not come") == (rank == (0 if late else 1))
+        assert after_s < 3.0
+    quiet = values(on_ranks(2, _shown, 1))
+    assert [text for text, _ in quiet] == ["", ""]
 
 
 def _in_first_run(rank: int, wait: str, seconds: float, timeout_s: float) -> Any:
