@@ -58,8 +58,9 @@ lint: .venv/test.stamp  ## ruff format, ruff check, mypy --strict
 	$(python) -m ruff check .
 	$(python) -m mypy --strict
 
+# Not --quiet: --strict counts only the warnings that are shown.
 docs: .venv/docs.stamp  ## the pages of docs/ as a site, in build/site
-	NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict
 
 check: lint docs test  ## all that CI runs
 

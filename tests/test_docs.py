@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import dist_tune
 from tests.programs import ROOT, Done, of_checkout, run_python
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
@@ -96,6 +97,21 @@ def test_what_a_page_points_to_exists(page: Path):
     assert [str(path) for path in named + linked if not path.exists()] == []
     outside = [str(path) for path in linked if not path.resolve().is_relative_to(ROOT / "docs")]
     assert outside == [], "mkdocs refuses links out of docs/: name the file in backticks"
+
+
+def test_each_message_of_troubleshooting_is_one_that_is_printed():
+    """Its headings quote messages, with dots for what differs, and name errors."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "dist_tune").rglob("*.py")]
+    said = "\n".join(
+        each.value for tree in trees for each in ast.walk(tree) if isinstance(each, ast.Constant) and isinstance(each.value, str)
+    )
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+    quoted = [part.strip() for heading in headings for text in re.findall(r'"([^"]+)"', heading) for part in text.split("...")]
+    named = [name for heading in headings for name in re.findall(r"`(\w+)`", heading)]
+    assert len(quoted) > 20
+    assert len(named) > 10
+    assert [text for text in quoted if text not in said] == []
+    assert [name for name in named if name not in dist_tune.__all__] == []
 
 
 def test_a_tuning_is_followed_through_35_modules_at_most():
