@@ -124,6 +124,15 @@ def test_the_layers_are_those_of_contributing():
         assert sorted(re.sub(r"\(files\)|`|\.py|/", "", row).split()) == sorted(name for name in places if name != "__main__")
 
 
+def test_the_code_uses_each_word_of_the_glossary():
+    """At most 35 words; what the code says no more is not one of them."""
+    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "CONTRIBUTING.md").read_text().partition("## Glossary")[2], re.MULTILINE)
+    words = [word for row in rows if row != "word" for word in row.split(", ")]
+    said = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    assert 20 < len(words) <= 35
+    assert [word for word in words if not re.search(re.sub("[ -]", "[ _-]", rf"(?<![a-z]){word}"), said, re.IGNORECASE)] == []
+
+
 @pytest.mark.parametrize("folder", sorted(FOLDERS))
 def test_a_folder_says_what_it_is_for(folder: str):
     """Its ``__init__`` opens with a description, and exports by name what others may use."""

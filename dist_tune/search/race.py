@@ -3,7 +3,7 @@
 Racing: all candidates are timed once, the hopeless ones leave, and the rest run on in rungs until a few finalists are left.
 Finals compare these in replays that give every site one of its finalists. All sites advance in the same replays, and a rung or a
 round of finals costs one meeting. Exhaustive search: each candidate gets ``n_warmup`` untimed and ``n_repeat`` timed replays, and a
-site that is done runs its incumbent.
+site that is done runs its winner.
 
 Functions that take a config, and the kernels that they launch, take turns, because the times of one depend on the config of the other.
 First what is inside races, beside one fixed config of the functions around it; then the functions race, beside the winners inside; at

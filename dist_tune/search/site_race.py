@@ -303,7 +303,7 @@ class SiteRace:
 
     def _begin(self) -> None:
         plan, alive = self._plan, self.alive()
-        incumbent = self.prior_winner if self.prior_winner in alive else None
+        known = self.prior_winner if self.prior_winner in alive else None
         n_racing = len(alive) if self._guide is None else max(len(alive), self._guide.n_planned)
         self.stage, self.queue, self.n_racing = "done", [], n_racing if n_racing > 1 else 0
         if n_racing < 2:
@@ -316,10 +316,10 @@ class SiteRace:
             self.stage = "race"
             self._want(alive, 1)
             # The device and its allocator warm up once, not with every candidate.
-            first = next((i for i in (incumbent, self.best, *alive) if i in alive), None)
+            first = next((i for i in (known, self.best, *alive) if i in alive), None)
             self.queue = self._warm_up(first) + self._shuffled(alive)
-        if incumbent is not None:  # in front: where the budget runs out it has had its turn
-            self.queue.sort(key=lambda trial: trial.candidate != incumbent)
+        if known is not None:  # in front: where the budget runs out it has had its turn
+            self.queue.sort(key=lambda trial: trial.candidate != known)
 
     def _end_rung(self, alive: list[int]) -> None:
         plan, options, n_finalists, n_rungs = self._plan, self._options, self._options.max_finalists, self._rung + 1

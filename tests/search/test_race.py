@@ -51,7 +51,7 @@ def test_every_candidate_gets_its_row_of_the_table():
 
 
 def test_a_site_met_late_gets_its_whole_table():
-    """A site entered after the first batch is measured in full, while others run their incumbent; that of one candidate runs untimed."""
+    """A site entered after the first batch is measured in full, while others run their winner; that of one candidate runs untimed."""
     world = World(searching(table(1, 1), {"early": 2, "single": 1}), 2, of([1.0, 2.0, 3.0]))
     world.batch()
     world.search.add("late", 3, {2: "rank 1: x"})
@@ -239,7 +239,7 @@ def test_an_old_winner_that_does_not_run_leaves_a_winner():
     assert (search["s"].best, search["s"].results()[0].failure) == (3, "rank 0: broke")
 
 
-def test_before_anything_is_measured_the_known_winner_is_the_incumbent():
+def test_before_anything_is_measured_the_known_winner_comes_first():
     """It is what other sites' replays run beside, and not the first candidate."""
     known = found({0: 9.0, 2: 1.0}, winner=0), found({1: 9.0, 2: 1.0}), PriorTimes()
     assert [entered(3, prior=each)["s"].best for each in known] == [0, 2, 0]
