@@ -80,6 +80,8 @@ def _environment_stays() -> Generator[None]:
     yield
     # Triton's knobs write what is set, and put back, into the environment, where the processes of later tests would find it.
     os.environ.pop("TRITON_INTERPRET", None)
+    if (files := sys.modules.get("dist_tune.files")) is not None:  # warnings that the log of a later test would have
+        files.texts_to_log()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

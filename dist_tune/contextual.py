@@ -18,7 +18,7 @@ from torch.compiler import is_dynamo_compiling
 from dist_tune.cache import TuningRecord
 from dist_tune.distributed import Calls, Ranks, check_group, group_of, member_ranks
 from dist_tune.errors import DistTuneError, NestedTuningError
-from dist_tune.files import warn_once
+from dist_tune.files import rank_of_job, warn_once
 from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.measure import StepState, is_capturing, is_traced
 from dist_tune.replays import FirstRun
@@ -100,7 +100,7 @@ def contextual_autotune(
     check_group("group", group)
     plan = Plan(n_warmup, n_repeat, search, objective, budget_s)
     check_online(search, max_slowdown, reset=reset)
-    if restore is not False:
+    if restore is not False and rank_of_job() == 0:
         told = "restore= has no effect any more, and the next release refuses it: a step that changes its state is tuned online"
         warnings.warn(told, FutureWarning, stacklevel=2)
 

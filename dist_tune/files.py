@@ -5,7 +5,9 @@ Knows the file system, Python's warnings and the terminal; nothing of what files
 
 from __future__ import annotations
 
+import atexit
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -13,7 +15,7 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -26,9 +28,16 @@ MAX_BYTES = 64 * 2**20
 _TEMPORARIES = "*." + "[0-9a-f]" * 32 + ".tmp"
 _STALE_S = 3600.0
 """Age from which a temporary file counts as left behind by a process that was killed."""
-_PASSED_OVER = {"dist_tune", "concurrent", "contextlib", "functools", "threading"}
+_PASSED_OVER = {"dist_tune", "triton", "torch", "concurrent", "contextlib", "functools", "threading"}
 """Packages whose lines tell nothing to a reader of a warning."""
 _told: set[str] = set()
+"""Topics of the warnings of this process, as digests: a text may hold a path that is none."""
+_held: dict[str, str] = {}
+"""Topic -> text, of warnings of a rank that is not the first of its job, until it is known whether another rank has told the same."""
+_unlogged: list[str] = []
+"""Texts that no log has yet."""
+_MAX_TOPICS = 1000
+"""Of those that peers hear of."""
 
 
 class Rights(NamedTuple):
@@ -124,7 +133,7 @@ def make_folder(folder: Path, rights: Rights = PRIVATE) -> None:
             set_rights(each, rights.folder | os.stat(each).st_mode & stat.S_ISGID)
         except FileExistsError:
             if not os.path.isdir(each):  # else another process was faster
-                raise
+                raise FileExistsError(errno.EEXIST, "a file is in the folder's place", str(each)) from None
 
 
 def set_rights(file: int | Path, mode: int) -> None:
@@ -142,10 +151,52 @@ def json_bytes(values: Any) -> bytes:
 
 
 def warn_once(text: str, topic: str = "") -> None:
-    """Warn, unless this process has warned of the topic (by default the text) before."""
-    if (topic or text) in _told:
+    """Warn, unless this process has warned of the topic (by default the text) before.
+
+    Of a job the first rank warns at once, and the others in ``tell_held``. Each has the text in its log.
+    """
+    topic = hashlib.sha256((topic or text).encode(errors="replace")).hexdigest()[:16]
+    if topic in _told:
         return
-    _told.add(topic or text)
+    _told.add(topic)
+    _unlogged.append(text)
+    if rank_of_job() == 0:
+        _warn(text)
+    else:
+        if not _held:
+            atexit.register(tell_held)  # where ranks do not meet any more
+        _held[topic] = text
+
+
+def topics_told() -> list[str]:
+    """Topics that this process has warned of, also if it holds the warning; for peers."""
+    return sorted(_told)[:_MAX_TOPICS]
+
+
+def tell_held(tellers: Mapping[str, int] | None = None) -> None:
+    """Give the warnings that this rank holds and no other tells. ``tellers``: topic -> the first rank that has it; None: all of them."""
+    rank = rank_of_job()
+    for topic in [topic for topic in _held if tellers is None or topic in tellers]:
+        text = _held.pop(topic, "")  # another thread may have been faster
+        if text and (tellers is None or tellers[topic] == rank):
+            _warn(f"rank {rank}: {text}")
+
+
+def texts_to_log() -> list[str]:
+    """Warnings since the last time that this was asked."""
+    return [_unlogged.pop(0) for _ in range(len(_unlogged))]
+
+
+def rank_of_job() -> int:
+    """Rank of this process: by its process group, or before there is one by its launcher's variable."""
+    group: Any = sys.modules.get("torch.distributed")
+    if group is not None and group.is_available() and group.is_initialized():
+        return int(group.get_rank())
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else 0
+
+
+def _warn(text: str) -> None:
     try:
         warnings.warn(text, stacklevel=callers_level())
     except Warning:  # the program turns warnings into errors

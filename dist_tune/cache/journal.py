@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
+import os
 import signal
 import time
 from contextlib import suppress
@@ -45,6 +46,13 @@ class Journal(LineFile):
         """What it held when it was opened, up to the first damaged line. After stacks nothing is under way."""
         self.write(b"")
 
+    def tell(self, error: Exception, *, is_open: bool) -> None:
+        """Without a folder no record can be kept either."""
+        if is_open or (os.path.isdir(self.path.parent) and os.access(self.path.parent, os.W_OK)):
+            super().tell(error, is_open=is_open)
+        else:
+            warn_not_kept(self.path, error)
+
     def close(self, *, delete: bool = False) -> None:
         """Leave the file to other processes, or ``delete`` it."""
         if self._file is not None:
@@ -65,7 +73,7 @@ class Journal(LineFile):
             try:  # A record lock and no flock: a forked loader or compiler process that outlives this one does not keep it.
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise OSError(error.errno, "another process is tuning the same") from error
+                raise BlockingIOError(error.errno, "another process is tuning the same") from error
             self._read(file)
         except BaseException:  # an interrupt, too, must not leave the file locked
             file.close()
@@ -108,6 +116,13 @@ class QuarantinedConfig(BaseModel):
     """On which the process ended."""
     since: Annotated[float, Field(gt=0)]
     """Seconds since 1970."""
+
+
+def warn_not_kept(path: Path, error: Exception) -> None:
+    """Warn that a file in a subfolder of the cache folder cannot be written, once for that folder."""
+    folder, reason = path.parent.parent, getattr(error, "strerror", None) or error
+    told = f"dist_tune: tunings are not kept and will be repeated: {path} cannot be written: {reason}"
+    warn_once(f"{told}. DIST_TUNE_CACHE_DIR names another folder", topic=f"tunings not kept in {folder}")
 
 
 def read_quarantine(path: Path) -> list[QuarantinedConfig]:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE
+from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, warn_not_kept
 from dist_tune.cache.records import HARDWARE, SOFTWARE, BrokenRecordError, CacheKey, TuningRecord, digest, record_bytes, record_in
 from dist_tune.files import PRIVATE, SHARED, make_folder, read_regular, warn_once, write_whole
 
@@ -97,10 +97,12 @@ class Cache:
             content = record_bytes(record) + b"\n"
             self._make(path.parent)
             write_whole(path, content, self.rights)
-        except (OSError, BrokenRecordError) as error:
-            reason = getattr(error, "strerror", None) or error
-            told = f"the tuning of {record.kernel[:100]} for {record.key[:100]} is not kept and will be repeated: {path} cannot be written"
-            warn_once(f"{told}: {reason}. DIST_TUNE_CACHE_DIR names another folder.", topic=f"not kept in {path.parent}")
+        except BrokenRecordError as error:
+            told = f"the tuning of {record.kernel[:100]} for {record.key[:100]} is not kept and will be repeated: {error}"
+            warn_once(told, topic=f"not kept: {record.kernel}")
+            return None
+        except OSError as error:
+            warn_not_kept(path, error)
             return None
         return path
 

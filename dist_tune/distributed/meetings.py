@@ -21,6 +21,7 @@ from dist_tune.distributed.messages import FAILED, Header, Part, Reduction, Resu
 from dist_tune.distributed.presence import Activity, Presence, Questions
 from dist_tune.distributed.store import Asked, WatchedStore, absent, own_client
 from dist_tune.errors import DistTuneError, MachineError, StoreGoneError
+from dist_tune.files import tell_held
 
 # Seconds between two requests of one rank, and requests a second of all ranks, which bound those of large groups:
 _CHECK_S, _CHECKS_PER_S = 0.25, 1024.0
@@ -231,6 +232,7 @@ class Meetings:
         # The parts of an agreed one stay: another rank may have fixed it for the last to come, which has yet to read them.
         mine, of_all = f"{key}/part/{self.rank}", [f"{key}/count", f"{key}/verdict"]
         if not verdict.kind:  # all have left the ones before
+            tell_held(verdict.warned)
             for each in self._garbage:
                 self._store.delete_key(each)
             self._garbage = [mine, *of_all] if self.rank == self.members[0] else [mine]
@@ -260,7 +262,7 @@ class Meetings:
         if len({header[:2] for header in headers.values()}) > 1 or headers[self.rank].topic.startswith(FAILED):
             self._decide(key, messages.mismatched(headers, self.activity.call.place))
         else:
-            self._decide(key, Verdict(), reduce(parts))
+            self._decide(key, Verdict(warned=messages.tellers(headers)), reduce(parts))
 
     def _wait(self, key: str, topic: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits) -> None:
         """Wait for a verdict; fix it if no other rank will."""

@@ -50,6 +50,8 @@ class Header(NamedTuple):
     """Candidates that failed here between two of their collectives."""
     late: tuple[int, str] | None
     """After a failed collective: a rank that was late for it, and where it was."""
+    warned: list[str] = []  # noqa: RUF012  # none is changed
+    """Topics that this rank has warned of, or holds the warning of."""
 
 
 class Verdict(BaseModel):
@@ -63,6 +65,8 @@ class Verdict(BaseModel):
     """What has happened, for people."""
     error: str = ""
     """Of the rank that failed."""
+    warned: dict[str, int] = {}
+    """Topics of warnings, with the first rank that has it, which is the one that tells it."""
     n_issued: int = -1
     """Collectives of the group that the rank which ends the call by an error had issued by then."""
 
@@ -125,6 +129,11 @@ def _checked(text: bytes, what: str) -> str:
         most = MAX_BYTES - _HEADER_BYTES
         raise DistTuneError(f"{what} takes {len(text)} bytes, and a message on the c10d store at most {most}: tune with fewer candidates")
     return text.decode()
+
+
+def tellers(headers: Mapping[int, Header]) -> dict[str, int]:
+    """Topics of warnings, each with the first rank that has it."""
+    return {topic: rank for rank in sorted(headers, reverse=True) for topic in headers[rank].warned}
 
 
 # -- errors ------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from dist_tune.distributed.calls import Call, Calls, Card, Place, State
 from dist_tune.distributed.messages import FAILED, Header
 from dist_tune.distributed.store import absent, within
+from dist_tune.files import topics_told
 from dist_tune.output import amount
 
 _LATE_S, _SLOW_S = 1.0, 2.0
@@ -125,7 +126,7 @@ class Activity:
             number: f"issued {n} collectives where {usual[0][0]} are usual, in {text}" for number, n, text in self.runs if n < usual[0][0]
         }
         late = next(iter(self._told.items()), None) if topic.startswith(FAILED) else None
-        return Header(step, topic, self.runs[-1][2] if self.runs else "no run", odd, self.troubles[:1], late)
+        return Header(step, topic, self.runs[-1][2] if self.runs else "no run", odd, self.troubles[:1], late, topics_told())
 
     def card(self, question: int = 0, *, is_over: bool = False) -> Card:
         """What this rank says of itself. Called by any thread."""

@@ -28,7 +28,7 @@ from dist_tune.cache import Cache, CacheKey
 from dist_tune.configs import describe
 from dist_tune.distributed import Part, Ranks, Reduction, Result, WorkQueue, check_group, device_identity, group_of, member_ranks
 from dist_tune.errors import CommunicatesError, DistTuneError, NoValidConfigError, RankMismatchError, StoreGoneError, StuckDeviceError
-from dist_tune.files import callers_level
+from dist_tune.files import callers_level, rank_of_job
 from dist_tune.measure import measure
 from dist_tune.offline.files import ConfigFile, Settled, classes_of, configs_there, save, small_medium_large
 from dist_tune.offline.problem import Ended, Failed, MakeRun, Outcome, Problem, SearchOptions, SearchStrategy, launchable
@@ -204,7 +204,7 @@ class Job:
         self._is_split = is_dist and mode != "merge"
         self._keys: list[CacheKey] = []
         """Of the records that are this job's."""
-        if not is_dist and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if not is_dist and int(os.environ.get("WORLD_SIZE", "1")) > 1 and rank_of_job() == 0:
             warnings.warn(
                 "this is one of several ranks, but torch.distributed is not initialised: each of them tunes everything. Call "
                 'init_process_group("gloo") first to share the problems out.',

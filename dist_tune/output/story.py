@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from dist_tune import __version__
 from dist_tune.errors import Failures
-from dist_tune.files import PRIVATE, Rights, json_bytes, make_folder, opener, warn_once
+from dist_tune.files import PRIVATE, Rights, json_bytes, make_folder, opener, texts_to_log, warn_once
 from dist_tune.output import events
 from dist_tune.output.terminal import Terminal
 from dist_tune.output.words import closure_name, printable, site_names
@@ -68,10 +68,14 @@ class LineFile:
                 while lines:
                     lines = lines[self._file.write(lines) :]
             except (OSError, ValueError) as error:  # a full disk; a path with a null character
+                self.tell(error, is_open=self._file is not None)
                 self.close()
-                remedy = ". DIST_TUNE_LOG_DIR names another folder" if self._header else ""
-                reason = f"{self.path} cannot be written: {getattr(error, 'strerror', None) or error}"
-                warn_once(f"{self._told}: {reason}{remedy}", topic=f"{self._told} {self.path.parent}")
+
+    def tell(self, error: Exception, *, is_open: bool) -> None:
+        """It cannot be opened, or written once it ``is_open``."""
+        folder = "DIST_TUNE_LOG_DIR" if self._header else "DIST_TUNE_CACHE_DIR"
+        text = f"{self._told}: {self.path} cannot be written: {getattr(error, 'strerror', None) or error}. {folder} names another folder"
+        warn_once(text, topic=f"{self._told} {self.path.parent}")
 
     def fileno(self) -> int:
         """Its descriptor, for what Python cannot write, or that of stderr."""
@@ -197,6 +201,8 @@ class Story:
 
     def flush(self) -> None:
         """Write what was added, so that it outlives this process."""
+        for text in texts_to_log():
+            self.warning(text)
         if self._is_begun and self._pending:
             with self._lock:
                 pending, self._pending = self._pending, []

@@ -17,6 +17,7 @@ from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, n_compile_threads
 from dist_tune.distributed import Calls, Ranks
 from dist_tune.errors import JobEndedError, PeerFailedError, StoreGoneError
+from dist_tune.files import tell_held
 from dist_tune.measure import RngState, device_clock, no_full_collections, peak_bytes
 from dist_tune.output import Story, closure_name, events
 from dist_tune.replays import FirstRun, OnlineRuns, Replayer, Trials, Variants
@@ -49,6 +50,7 @@ class Tuning:
         self._is_beside, self._has_started = calls is not None, False
         self._before = RngState()
         self._exit = ExitStack()
+        self._exit.callback(tell_held)
         self._place = self._exit.enter_context(ranks.calling(f"{name} online" if calls is not None else name))
         begun = events.TuningBegun(
             at=time.time(), rank=ranks.rank, tuning=self._place.text, closure=name, world_size=len(ranks.members),
