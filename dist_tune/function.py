@@ -189,8 +189,10 @@ class _FunctionTuner(Tuner):
                 return self.call_untuned(args, kwargs, autotune_pg)
             try:
                 key = self.tunable.key_of(args, kwargs) if is_fixed else key_of(*args, **kwargs)
-            except BaseException:
+            except BaseException as error:
                 self.count_raised(autotune_pg)
+                if key_of is self.tunable.key_fn and not is_fixed and isinstance(error, Exception):  # else it says so by itself
+                    raise self.tunable.key_error(error, args, kwargs) from error
                 raise
             slot_key = key if autotune_pg is None else (autotune_pg, key)
             try:
@@ -332,7 +334,7 @@ def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings) -> 
 
     Raises:
         DistTuneError: other ranks did not come, or raised.
-        Exception: what the user's prune_fn raises on this rank; the other ranks hear of it.
+        ValueError: the user's prune_fn raises on this rank, TypeError if it raises that; the other ranks hear of it.
     """
     by_text: dict[str, FunctionConfig] = {}
 

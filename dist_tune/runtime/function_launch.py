@@ -16,7 +16,7 @@ from dist_tune.configs import ConfigView, FunctionConfig, describe, distinct, fu
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, key_text
 from dist_tune.measure import Checker, Snapshot, Span
-from dist_tune.runtime.tunable import Slot, Tunable, name_of
+from dist_tune.runtime.tunable import Slot, Tunable, argument_texts, name_of, rule_error
 from dist_tune.validation import spelled
 
 
@@ -78,8 +78,18 @@ class TunableFunction:
 
     def key(self, *args: Any, **kwargs: Any) -> Hashable:
         """The tuning key of a call whose keyword arguments are not those of a config."""
-        key = self.key_fn(*args, **kwargs) if self.key_fn is not None else ()
-        return key if self.bucket is None else bucketed(key, self.bucket)
+        try:
+            key = self.key_fn(*args, **kwargs) if self.key_fn is not None else ()
+        except Exception as error:
+            raise self.key_error(error, args, kwargs) from error
+        try:
+            return key if self.bucket is None else bucketed(key, self.bucket)
+        except Exception as error:
+            raise rule_error("bucket", self.name, error, f"it was asked of each size in the key {spelled(key)}") from error
+
+    def key_error(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception:
+        """The error for what ``key_fn`` raised."""
+        return rule_error("key_fn", self.name, error, f"it was called with {argument_texts(args, kwargs)}")
 
     def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         """The tuning key of a call, which may pass some of the configs' arguments itself."""
@@ -163,11 +173,19 @@ class FunctionLaunch(Tunable):
 
         Raises:
             NoValidConfigError: it keeps none.
-            TypeError: it returns anything but True or False.
+            TypeError: it returns anything but True or False, or raises a TypeError.
+            ValueError: it raises another error.
         """
         prune_fn = self.owner.prune_fn
         args, kwargs = self.arguments
-        kept = [config for config in self._configs if prune_fn is None or self._keeps(prune_fn(ConfigView(config), *args, **kwargs))]
+        kept = []
+        for config in self._configs:
+            try:
+                verdict = prune_fn is None or prune_fn(ConfigView(config), *args, **kwargs)
+            except Exception as error:
+                where = f'it was asked of config "{self.describe(config)}" in a call with {argument_texts(args, kwargs)}'
+                raise rule_error("prune_fn", self.name, error, where) from error
+            kept += [config] * self._keeps(verdict)
         if not kept:
             raise NoValidConfigError(
                 f"{self.name}{self.key_text}: prune_fn keeps none of {len(self._configs)} configs. It must return True for those to try."

@@ -7,6 +7,7 @@ of ranks, times or search, and does not patch anything.
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import torch
 import triton
 from triton import knobs
 from triton.runtime import autotuner
+from triton.runtime.errors import AutotunerError
 from triton.runtime.jit import JITFunction
 
 from dist_tune.cache import Code, digest, read_code
@@ -27,7 +29,7 @@ from dist_tune.configs import describe_all, distinct, stable_repr
 from dist_tune.errors import NoValidConfigError
 from dist_tune.measure import Snapshot, Span
 from dist_tune.runtime.libraries import own_key
-from dist_tune.runtime.tunable import Slot, Timings, Tunable, name_of
+from dist_tune.runtime.tunable import Slot, Timings, Tunable, name_of, rule_error
 
 _PLAIN_WORD = re.compile(r"(?!(None|True|False|Ellipsis|inf|nan)$)[A-Za-z_][\w.-]*", re.ASCII)
 _codes: WeakKeyDictionary[Any, Code] = WeakKeyDictionary()
@@ -61,6 +63,11 @@ class Launch(Tunable):
         self.kernel.nargs = self._named()
         try:
             configs = self.kernel.prune_configs(self.arguments[1])
+        except AutotunerError:  # Triton's own words: a rule keeps none
+            raise
+        except Exception as error:
+            rule, where = _rule_in(error, self.kernel)
+            raise rule_error(rule, self.name, error, where) from error
         finally:
             self.kernel.nargs = None
         texts = self._describe([*before, *configs])
@@ -162,6 +169,16 @@ class Launch(Tunable):
             for name in self.kernel.reset_to_zero:
                 if full[name] is not None:
                     full[name].zero_()
+
+
+def _rule_in(error: Exception, kernel: Any) -> tuple[str, str]:
+    """The rule of ``prune_configs_by`` that has raised, and at which config."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    codes = {getattr(getattr(kernel, name, None), "__code__", None): name for name in ("early_config_prune", "perf_model")}
+    rule = next((codes[frame.f_code] for frame in frames if frame.f_code in codes), "prune_configs_by")
+    texts = {id(config): text for config, text in zip(kernel.configs, describe_all(kernel.configs), strict=True)}
+    at = [texts[id(value)] for frame in reversed(frames) for value in [*frame.f_locals.values()] if id(value) in texts]
+    return rule, f'it was at config "{at[0]}"' if at else f'it got {len(texts)} configs, the first "{next(iter(texts.values()))}"'
 
 
 def _text(key: Any) -> str:

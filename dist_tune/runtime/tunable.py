@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from dist_tune.cache import Code, nearest_key
 from dist_tune.keys import key_text
 from dist_tune.measure import Checker, Snapshot, Span
+from dist_tune.validation import spelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +115,16 @@ def name_of(function: Any) -> str:
     """A function's name with its module, the same on all ranks; without the functions that it was made in."""
     qualname = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{getattr(function, '__module__', '')}.{qualname.rpartition('<locals>.')[2]}".removeprefix("__main__.")
+
+
+def rule_error(rule: str, name: str, error: Exception, where: str) -> ValueError | TypeError:
+    """The error for what a ``rule`` of the user's raised, such as prune_fn of the function ``name``; to be raised from its own."""
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    return kind(f"{rule} of {name} raised {type(error).__name__}: {error}; {where}")
+
+
+def argument_texts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """The arguments of a call for a message, tensors by shape."""
+    named = [*(("", each) for each in args), *((f"{name}=", each) for name, each in kwargs.items())]
+    texts = [f"{name}{f'tensor {list(each.shape)}' if isinstance(each, torch.Tensor) else spelled(each)}" for name, each in named]
+    return f"({', '.join(texts)})"

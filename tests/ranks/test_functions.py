@@ -431,7 +431,8 @@ def test_what_the_user_gave_raises_on_one_rank(rank: int, who: str):
     elif who in ("key_fn", "call"):
         assert (error, seconds < 0.9) == ("", True)
     else:
-        assert (error, f"rank 1 raised ValueError: {who} had enough" in message, seconds < DEADLINE_S) == ("PeerFailedError", True, True)
+        cause = f"{who} had enough" if who != "prune_fn" else "prune_fn of "
+        assert (error, f"rank 1 raised ValueError: {cause}" in message, seconds < DEADLINE_S) == ("PeerFailedError", True, True)
 
 
 @on_each_rank()

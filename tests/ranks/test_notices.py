@@ -170,4 +170,4 @@ def test_settings_that_differ_are_told_once(rank: int, case: Any):
     assert got == [1.0, 1.0]
     assert [line for line in on_first(lines) if "settings" in line] == [f"{DIFFER}{differing}. Give all ranks the same environment"]
     told = [str(each.message) for each in warned if "DIST_TUNE" in str(each.message)]
-    assert [message.startswith(f"dist_tune: {unread}") for message in told] == [True] * (rank == 1 and bool(unread))
+    assert [message.startswith(f"rank 1: dist_tune: {unread}") for message in told] == [True] * (rank == 1 and bool(unread))

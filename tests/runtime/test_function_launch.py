@@ -320,6 +320,33 @@ def test_prune_fn_sees_the_arguments_and_keeps_what_is_true():
         launch(of, 0).candidates()
 
 
+@pytest.mark.parametrize(
+    ("given", "kind", "words"),
+    [
+        ({"prune_fn": lambda config, x: config["BLOCK_M"] > 1}, ValueError, "prune_fn of .*<lambda> raised KeyError: 'BLOCK_M'; {asked}"),
+        ({"prune_fn": lambda config: True}, TypeError, r"prune_fn of .* raised TypeError: .* takes 1 positional argument.*; {asked}"),
+        ({"prune_fn": lambda config, x: config.num_ctas}, ValueError, r"AttributeError: this config has no num_ctas; .*; {asked}"),
+        ({"key_fn": lambda x: x.shape[1]}, ValueError, r"key_fn of .*<lambda> raised IndexError: .*; it was called with \(tensor \[3\]\)"),
+        ({"key_fn": lambda: 1}, TypeError, r"key_fn of .*<lambda> raised TypeError: .* takes 0 positional arguments"),
+        (
+            {"key_fn": lambda x: 3, "bucket": lambda n: 1 // 0},
+            ValueError,
+            "bucket of .* ZeroDivisionError: .* asked of each size in the key 3",
+        ),
+        ({"key_fn": lambda x: x.a, "bucket": power_of_two}, ValueError, "key_fn of .*<lambda> raised AttributeError"),
+    ],
+)
+def test_a_rule_that_raises_is_named_with_the_config(given: dict[str, Any], kind: type[Exception], words: str):
+    """Which rule, of which function, asked of which config in which call; the user's own error is the cause. The next call asks again."""
+    tuned: Any = autotune(BLOCKS, **{"key_fn": None, **given, **QUICK})(lambda x, block: x)
+    words = words.format(asked=r"it was asked of config \"block=1\" in a call with \(tensor \[3\]\)")
+    for _ in range(2):
+        with pytest.raises(kind, match=words) as raised:
+            tuned(torch.ones(3))
+        assert type(raised.value) is kind
+        assert type(raised.value.__cause__).__name__ in str(raised.value)
+
+
 def test_the_code_of_configs_and_check_counts():
     """A record is found again by the code that runs: that of the function, of functions among its configs, of hooks, of the check."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.errors import AutotunerError
 
 from dist_tune import contextual_autotune
 from dist_tune.configs import describe
@@ -141,6 +143,34 @@ def test_configs_that_read_alike_are_numbered():
         pruning = {"early_config_prune": lambda configs, named, n=n_pruned, **kwargs: configs[n:]}
         launch = Launch(made(configs=alike + configs(32), prune_configs_by=pruning), (torch.zeros(64), 64), {})
         assert launch.candidates()[1:] == (texts, n_pruned)
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+@pytest.mark.parametrize(
+    ("pruning", "named", "at"),
+    [
+        (
+            {"early_config_prune": lambda configs, named, **kw: [next(each for each in configs if each.kwargs["BLOCK_M"] > 8)]},
+            "early",
+            "16",
+        ),
+        ({"perf_model": lambda BLOCK, **kw: 1 / (BLOCK - 32), "top_k": 1}, "perf_model", "32"),
+        ({"early_config_prune": lambda configs: configs}, "prune_configs_by", "16"),
+    ],
+)
+def test_a_prune_rule_that_raises_is_named(pruning: dict[str, Any], named: str, at: str, is_partial: bool):
+    """The rule, the kernel and a config; the user's own error is the cause. What Triton itself refuses is raised as it is."""
+    pruning = {name: partial(each) if is_partial and callable(each) else each for name, each in pruning.items()}
+    launch = Launch(made(prune_configs_by=pruning), (torch.zeros(64), 64), {})
+    with pytest.raises((ValueError, TypeError)) as raised:
+        launch.candidates()
+    cause, text = raised.value.__cause__, str(raised.value)
+    assert text.startswith("prune_configs_by of " if is_partial else named)
+    assert f"kernel raised {type(cause).__name__}: {cause}; it " in text
+    assert f'"BLOCK={at} num_warps=4' in text or 'it got 2 configs, the first "BLOCK=16' in text
+    none = Launch(made(prune_configs_by={"early_config_prune": lambda configs, named, **kw: []}), (torch.zeros(64), 64), {})
+    with pytest.raises(AutotunerError):
+        none.candidates()
 
 
 class Opaque:
