@@ -107,8 +107,13 @@ def check_ordinary(function: object, decorator: str) -> None:
         raise TypeError(f"put @{type(function).__name__} above @{decorator}(...), not below it")
     kind = _deferred_kind(function)
     if kind or not callable(function):
-        got = f"{spelled(function)}, which makes a {kind}" if kind else spelled(function)
+        got = f"{spelled(function)}, which makes a {kind}. {within(kind)}" if kind else spelled(function)
         raise TypeError(f"{decorator} decorates ordinary functions, which have run when they return; got {got}")
+
+
+def within(kind: str) -> str:
+    """What to do instead of decorating what makes a value of this kind, see ``deferred_value``."""
+    return f"Put what launches the kernels into a function of its own, decorate that one, and call it within the {kind}"
 
 
 def deferred_value(value: object) -> str:

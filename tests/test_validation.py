@@ -175,7 +175,9 @@ DEFERRED = [
 @pytest.mark.parametrize(("function", "kind"), DEFERRED)
 def test_what_has_not_run_when_it_returns_is_refused(decorate: Any, function: Any, kind: str):
     """With its kind, and without the address of an object."""
-    with pytest.raises(TypeError, match=f"which have run when they return; got .* makes a {kind}") as caught:
+    with pytest.raises(
+        TypeError, match=f"which have run when they return; got .* makes a {kind}. Put .* decorate that one, .* {kind}$"
+    ) as caught:
         decorate(function)
     assert " at 0x" not in str(caught.value)
 

@@ -121,12 +121,15 @@ class SiteManifest:
 def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
     """Reduce the manifests of all ranks: rank -> manifest."""
     lists: dict[str, list[str]] = {}
+    holders: dict[str, int] = {}
+    """Label -> the rank whose list that is."""
     mismatch = ""
     for rank, mine in manifests.items():
         for label, texts in mine.lists.items():
             known = lists.setdefault(label, texts)
+            holders.setdefault(label, rank)
             if texts != known:
-                mismatch = mismatch or _difference(label, rank, texts, known)
+                mismatch = mismatch or _difference(label, {rank: texts, holders[label]: known})
     everyone = manifests.values()
     sites = sorted({label for mine in everyone for label in mine.sites})
     cached, refused = _share_records(sites, manifests)
@@ -249,10 +252,14 @@ def _disputed(manifests: Mapping[int, RankManifest]) -> set[str]:
     return {label for label, configs in hits.items() if label in missed or len(configs) > 1}
 
 
-def _difference(label: str, rank: int, texts: list[str], others: list[str]) -> str:
-    index = next((i for i, (a, b) in enumerate(zip(texts, others, strict=False)) if a != b), min(len(texts), len(others)))
-    mine, theirs = (f'"{each[index]}"' if index < len(each) else "nothing" for each in (texts, others))
+def _difference(label: str, lists: Mapping[int, list[str]]) -> str:
+    """``lists``: candidates of two ranks."""
+    mine, theirs = lists.values()
+    index = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
+    told = [f'"{texts[index]}"' if index < len(texts) else "nothing" for texts in lists.values()]
+    first = ", ".join(f"{each} on rank {rank}" for rank, each in zip(lists, told, strict=True))
+    lengths = "" if len(mine) == len(theirs) else ", ".join(f"{len(texts)} on rank {rank}" for rank, texts in lists.items()) + "; "
     return (
-        f"site {label}: rank {rank} has {len(texts)} candidates, ranks before it have {len(others)}; first difference at index {index}: "
-        f"{mine} on rank {rank}, {theirs} before. Build and prune the config list from values that are equal on all ranks."
+        f"site {label}: ranks have different candidates: {lengths}the first difference is candidate {index}, {first}. "
+        f"Build and prune the config list from values that are equal on all ranks."
     )

@@ -14,7 +14,7 @@ from dist_tune.distributed import Ranks, member_ranks
 from dist_tune.output import Story, closure_name
 from dist_tune.runtime import unheard_tuners
 from dist_tune.settings import read_settings
-from dist_tune.validation import deferred_value
+from dist_tune.validation import deferred_value, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,7 +54,7 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
     """After the first run of a closure: nothing of it could be heard, or ranks decide that could decide together."""
     name, sites = context.name, context.sites
     if kind := deferred_value(value):
-        text = f"{name} returned a {kind}, which has not run when it returns: nothing of it is tuned. Decorate what runs it"
+        text = f"{name} returned a {kind}, which has not run when it returns: nothing of it is tuned. {within(kind)}"
         context.notices.tell(context.story, {"deferred": text})
     elif is_watched and not sites.met and not sites.hits and not context.entries:
         unheard = ", ".join(unheard_tuners())

@@ -178,7 +178,7 @@ def test_ranks_in_different_closures_go_on_untuned(rank: int):
 def test_different_candidate_lists_are_named_with_their_first_difference(rank: int):
     """All ranks raise the same error, which says the site and where the lists part."""
     kernel = autotuned(configs=configs(16, 32, num_warps=4 + 4 * rank))
-    with pytest.raises(RankMismatchError, match=r"add_kernel\[64.*first difference at index 0"):
+    with pytest.raises(RankMismatchError, match=r"add_kernel\[64.*first difference is candidate 0"):
         tuned(kernel)(torch.zeros(64))
 
 

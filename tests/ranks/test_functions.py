@@ -391,7 +391,7 @@ def test_a_config_that_fails_on_one_rank_is_dropped_on_all(rank: int, case: tupl
 def test_configs_that_only_some_ranks_prune_are_an_error_on_all(rank: int):
     """At once, with the first difference; a rule that keeps nothing says that it is the rule."""
     rules: list[tuple[Any, str, str]] = [
-        (lambda config, x: rank == 0 or config["block"] > 1, "RankMismatchError", 'index 0: "block=2" on rank 1, "block=1" before'),
+        (lambda config, x: rank == 0 or config["block"] > 1, "RankMismatchError", 'candidate 0, "block=2" on rank 1, "block=1" on rank 0'),
         (lambda config, x: rank == 0 and config["block"] > 1, "NoValidConfigError", "prune_fn keeps none of 3 configs"),
         (lambda config, x: None, "NoValidConfigError", "prune_fn keeps none of 3 configs"),
     ]

@@ -135,9 +135,10 @@ def test_a_value_that_has_not_run_is_told(rank: int):
         tuned(None, lambda x: later(x))(torch.zeros(8)).close()
         tuned(None, lambda x: contextlib.contextmanager(numbers)(x))(torch.zeros(8))
 
-    ends = "which has not run when it returns: nothing of it is tuned. Decorate what runs it"
+    ends = "which has not run when it returns: nothing of it is tuned. Put what launches the kernels into a function of its own, decorate"
     told = [line.partition(" returned ")[2] for line in on_first(shown(work))]
-    assert told == [f"a {kind}, {ends}" for kind in ("generator", "coroutine", "context manager")]
+    kinds = ("generator", "coroutine", "context manager")
+    assert told == [f"a {kind}, {ends} that one, and call it within the {kind}" for kind in kinds]
 
 
 @on_each_rank()
