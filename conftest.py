@@ -55,6 +55,7 @@ def pytest_configure() -> None:
     multiprocessing.process.BaseProcess.start = audited  # type: ignore[method-assign]
     for name in [name for name in os.environ if name.startswith(LEAKS)]:
         del os.environ[name]
+    os.environ["DIST_TUNE_LOG_LEVEL"] = "DEBUG"  # tests read steps of a tuning out of logs that users are not shown
     # A store asks for the name of each of its clients. Every tenth of them or so waits 5 s where the name server answers no such question.
     os.environ["RES_OPTIONS"] = "attempts:0"
     # numpy reads it in the server that ranks are forked from. With more threads than cores, those of several ranks spin for each other.

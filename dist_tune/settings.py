@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     """Seconds without any progress of a rank before its peers give up, and the timeout of process groups while tuning."""
     log_dir: Path = Path(".autotune_logs")
     """Folder of ``rank-<i>.log``; relative to the working directory."""
-    log_level: str = Field(default="DEBUG", pattern="^(?i:TRACE|DEBUG|INFO|WARNING)$")
+    log_level: str = Field(default="INFO", pattern="^(?i:TRACE|DEBUG|INFO|WARNING)$")
     """Least severe level written to the file; TRACE has a line for every launch that was timed."""
     verbosity: str | None = Field(default=None, pattern="^(?i:quiet|normal|verbose)$")
     """Rank 0 on stderr: quiet writes nothing, normal what is being tuned and what won, verbose all lines of the log from INFO on."""

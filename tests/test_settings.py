@@ -20,7 +20,7 @@ pytestmark = pytest.mark.once
 
 OURS, THEIRS = "DIST_TUNE_", "TRITON_DIST_AUTOTUNE_"
 DEFAULTS = {
-    "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "DEBUG", "progress": None, "verbosity": None,
+    "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "INFO", "progress": None, "verbosity": None,
     "cache_dir": Path("~/.dist_tune/autotune"), "cache_path": "", "always_tune": False, "cache_shared": False,
     "version_check": True, "require_cache": False,
 }  # fmt: skip
@@ -106,7 +106,7 @@ def test_a_tuning_goes_on_with_defaults_and_one_warning(monkeypatch: pytest.Monk
     assert ("DIST_TUNE_PROGRESS='perhaps'" in text, "\n" in text) == (True, False)
     warnings.simplefilter("error")
     monkeypatch.setenv("DIST_TUNE_LOG_LEVEL", "LOUDER")
-    assert read_settings().log_level == "DEBUG"
+    assert read_settings().log_level == "INFO"
     assert "DIST_TUNE_LOG_LEVEL='LOUDER'" in capsys.readouterr().err
 
 

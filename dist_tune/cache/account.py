@@ -28,6 +28,10 @@ _CAUSES = {
     "slow on one rank": " s a launch, where rank ",
 }
 """Cause in two or three words -> what its reasons have in them."""
+_ALIKE = 5e-4
+"""Lead below which there is none."""
+_TIMES = 1.1
+"""Gain from which it is told in times, and not in percent."""
 _AS_FAST = 0.995
 """Gain from which it reads "1.00x"."""
 _ERROR = re.compile(r"\b([A-Za-z_]\w*(?:Error|Exception|OutOfResources))\b")
@@ -69,6 +73,38 @@ def gain(record: TuningRecord) -> float | None:
     return first_ms / best_ms if first_ms is not None and best_ms else None
 
 
+def faster(ratio: float) -> str:
+    """A time before over that after: "23.9x faster", "8 % faster", "as fast as before", "3 % slower"."""
+    if ratio >= _TIMES:
+        return f"{ratio:.3g}x faster"
+    percent = 100 * (ratio - 1)
+    return "as fast as before" if abs(percent) < 0.5 else f"{abs(percent):.0f} % {'faster' if percent > 0 else 'slower'}"  # half a percent
+
+
+def before_and_after(record: TuningRecord) -> str:
+    """A launch with the first config and with the winner, on the slowest rank: "266 -> 20.9 ms"."""
+    first, best = record.candidates[0], record.best
+    if best.latency_ms is None:
+        return "not timed"
+    has_first = first is not best and first.latency_ms is not None
+    return f"{milliseconds(first.latency_ms or 0.0)} -> " * has_first + f"{milliseconds(best.latency_ms)} ms"
+
+
+def chosen_fields(record: TuningRecord) -> str:
+    """The winner's config by the fields in which the candidates differ: all of it where there is one candidate, or fields are not known."""
+    names = differing(record.candidates)
+    return " ".join(f"{name}={record.best.fields.get(name)}" for name in names) or short_config(record.best)
+
+
+def why_chosen(record: TuningRecord) -> str:
+    """Reason of the choice, lead over the next, and what is to be said of the first config: "fastest step, 10 % ahead of the next"."""
+    first, ratio = record.candidates[0], gain(record)
+    is_slower = ratio is not None and ratio < _AS_FAST and record.reason == "fastest step"
+    reason = "fastest step, though its kernel is slower" if is_slower else record.reason
+    no_first = "the first config cannot run here" if first.failure is not None else "the first config" * (record.winner == 0)
+    return ", ".join(filter(None, [reason, lead_told(record), no_first * (len(record.candidates) > 1)]))
+
+
 def gain_told(record: TuningRecord) -> str:
     """The winner beside the first config: "1.43x the first config (0.209 ms)", or why there is no such number; empty for a single one.
 
@@ -107,6 +143,8 @@ def lead_told(record: TuningRecord) -> str:
     ahead, _ = found
     if ahead >= 1:
         return f"{1 + ahead:.1f}x the next"
+    if abs(ahead) < _ALIKE:
+        return "as fast as the next"
     return f"{100 * abs(ahead):.1f} % {'ahead of the next' if ahead >= 0 else 'behind the fastest kernel'}"
 
 
@@ -120,21 +158,12 @@ def confidence(record: TuningRecord) -> str:
     return f"{lead_told(record)}, {abs(ahead) / noise:.1f} x the noise" if noise else lead_told(record)
 
 
-def headline(record: TuningRecord) -> str:
-    """Time of the winner, gain over the first config, lead over the next, and the reason of the choice."""
-    best_ms, ratio = record.best.latency_ms, gain(record)
-    is_slower = ratio is not None and ratio < _AS_FAST and record.reason == "fastest step"
-    reason = "chosen because the step is faster" if is_slower else record.reason
-    time = f"{milliseconds(best_ms)} ms" if best_ms is not None else "not timed"
-    return ", ".join(filter(None, [time, gain_told(record), lead_told(record), reason]))
-
-
 def weighing(record: TuningRecord) -> str:
     """Weight of differences of the step's time beside those of the kernel, in words; empty where it was 1, or there was one finalist."""
     n_finalists = sum(each.left is None and each.failure is None and each.closure_ms is not None for each in record.candidates)
     if n_finalists < 2 or record.closure_weight >= 1.0:
         return ""
-    return f"the rest of the step counted by {100 * record.closure_weight:.0f} %, the less the more it varies by itself"
+    return f"the step's time weighs {100 * record.closure_weight:.0f} % beside the kernel's, because the step varies by itself"
 
 
 def why_not(each: CandidateRecord, record: TuningRecord) -> str:
@@ -153,13 +182,16 @@ def why_not(each: CandidateRecord, record: TuningRecord) -> str:
     return told + (f", {(each.closure_ms or 0.0) - (best.closure_ms or 0.0):+.4f} ms by the step" if both else "")
 
 
-def slowest_rank(record: TuningRecord) -> str:
-    """The slowest rank with the winner, and by how much it is slower than the fastest: "rank 3 (+1.8 %)"; empty with one rank."""
-    ranks_ms = record.best.rank_latencies_ms
+def slowest_rank(records: Sequence[TuningRecord]) -> str:
+    """The slowest rank with the winners, and by how much it is slower than the fastest: "rank 3 (+2 %)"; empty where ranks are alike."""
+    ranks_ms = Counter[int]()
+    for each in records:
+        ranks_ms.update(each.best.rank_latencies_ms)
     if len(ranks_ms) < 2 or min(ranks_ms.values()) <= 0:
         return ""
     slowest = max(ranks_ms, key=ranks_ms.__getitem__)
-    return f"rank {slowest} (+{100 * (ranks_ms[slowest] / min(ranks_ms.values()) - 1):.1f} %)"
+    percent = 100 * (ranks_ms[slowest] / min(ranks_ms.values()) - 1)
+    return f"rank {slowest} (+{percent:.0f} %)" if percent >= 1 else ""
 
 
 def facts(record: TuningRecord) -> dict[str, str]:
@@ -172,7 +204,7 @@ def facts(record: TuningRecord) -> dict[str, str]:
         "chosen": "; ".join(filter(None, [record.reason, confidence(record)])),
         "weight of the step": weighing(record),
         "candidates": fates(record),
-        "slowest rank": slowest_rank(record).removeprefix("rank "),
+        "slowest rank": slowest_rank([record]).removeprefix("rank "),
         "all with": shared_fields(record),
         "not followed": record.not_followed and f"{', '.join(record.not_followed)}: if these change, the record still counts",
     }
@@ -246,7 +278,7 @@ def candidate_rows(record: TuningRecord, *, has_ranks: bool = False) -> list[dic
             "x winner": f"{each.latency_ms / best_ms:.2f}" if each.latency_ms and best_ms else None,
             "+/- ms": each.known_spread_ms,
             "step ms": each.closure_ms,
-            "replays": each.n_replays or None,
+            "timed": each.n_replays or None,
             **({f"rank {rank}": each.rank_latencies_ms.get(rank) for rank in ranks} if len(ranks) > 1 else {}),
             "registers": each.n_regs,
             "spills": each.n_spills,

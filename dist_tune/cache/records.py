@@ -106,7 +106,7 @@ class CandidateRecord(BaseModel):
     failure: str | None = None
     """Reason why it was dropped, with the rank."""
     left: str | None = None
-    """Part of the search after which it ran no more, as "left the race after rung 0"; None for those that stayed to the end."""
+    """Part of the search after which it ran no more, as "left the race after round 1"; None for those that stayed to the end."""
     equal_to: int | None = None
     """The candidate of lower index with the same kernel, which raced for both: the times are that one's."""
     shared_bytes: int | None = None

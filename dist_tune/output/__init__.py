@@ -10,6 +10,7 @@ from dist_tune.output.words import (
     amount,
     closure_name,
     first_mistake,
+    kernels_told,
     milliseconds,
     plain,
     printable,
@@ -21,5 +22,5 @@ from dist_tune.output.words import (
 
 __all__ = [
     "EVENT", "EVENTS_VERSION", "PHASES", "AnyEvent", "LineFile", "RunBegun", "Story", "amount", "closure_name", "events",
-    "first_mistake", "milliseconds", "plain", "printable", "shortened", "site_name", "site_names", "table",
+    "first_mistake", "kernels_told", "milliseconds", "plain", "printable", "shortened", "site_name", "site_names", "table",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dist_tune.output.words import amount
+from dist_tune.output.words import amount, printable
 
 EVENTS_VERSION = 1
 
@@ -267,9 +267,11 @@ def log_line(event: Mapping[str, Any]) -> tuple[int, str]:
     """Level and text of an event's line in the log, from its fields; no text of one that is for programs alone."""
     match event:
         case {"kind": "run"}:
-            versions = ", ".join(f"{name} {version}" for name, version in event["versions"].items())
-            where = f"rank {event['rank']} on {event['host']}, pid {event['pid']}, device {event['device']}"
-            return logging.INFO, f"run of {event['date']}: {where}, {versions}, command: {' '.join(event['command'])}"
+            others = ", ".join(f"{name} {version}" for name, version in event["versions"].items() if name != "dist_tune")
+            where = f"rank {event['rank']} of {event['world_size']} on {event['host']}, pid {event['pid']}, {event['device']}"
+            ours = f"dist_tune {event['versions'].get('dist_tune', '')}"
+            lines = f"{ours}: {where}", f"  {event['date']}, {others}", f"  {' '.join(event['command'])}"
+            return logging.INFO, "\n".join(map(printable, lines))
         case {"kind": "site", "miss": ""}:  # a miss is told with those of other sites
             pruned = f", prune rules took out {event['n_pruned']} more" if event["n_pruned"] else ""
             return logging.INFO, f"site {event['site']} = {event['label']}: {amount(len(event['configs']), 'config')}{pruned}"

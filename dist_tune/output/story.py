@@ -164,15 +164,14 @@ class Story:
     """The end of a tuning."""
 
     def _spelled(self, line: str, *, for_people: bool = False) -> str:
-        """A line with the numbers of sites in place of their labels; ``for_people`` with names of sites and closure."""
+        """A line with the numbers of sites in place of their labels; ``for_people`` with names of sites, and that of the step alone."""
         names = {label: f"site {number}" for label, number in self.numbers.items()} if "site=" in line else {}
         if for_people:
-            line = line.replace(f"closure={self._begun.closure} ", f"{closure_name(self._begun.closure)} ")
             sites = [(each["kernel"], each["key"]) for each in self._sites.values()]
             names = dict(zip(self._sites, site_names(sites, list(self._sites)), strict=True)) if names else {}
         for label in sorted(names, key=len, reverse=True):  # one label may begin with another
             line = line.replace(f"site={label}", names[label])
-        return line
+        return line.replace(self._begun.closure, closure_name(self._begun.closure)) if for_people else line
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -221,7 +220,8 @@ class Story:
         self.log_file.close()
 
     def _header(self) -> bytes:
-        return _stamped(*events.log_line(self._run()))
+        level, text = events.log_line(self._run())
+        return b"".join(_stamped(level, line) for line in text.split("\n"))
 
     def _run(self) -> dict[str, Any]:
         """The fields of ``RunBegun``. Libraries that are not imported have no version."""

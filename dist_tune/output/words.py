@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic_core import ValidationError
 
@@ -78,9 +78,17 @@ def amount(n: int, noun: str) -> str:
     return f"{n} {noun}{'s' * (n != 1)}"
 
 
+def kernels_told(kernels: Iterable[str], step: str) -> str:
+    """Sites by their kernels: "3 kernels", "1 kernel at 2 keys"; empty for a function alone, whose kernel is named as the step is."""
+    counts = Counter(kernels)
+    if list(counts.elements()) == [step]:
+        return ""
+    return amount(len(counts), "kernel") + f" at {counts.total()} keys" * (counts.total() > len(counts))
+
+
 def milliseconds(ms: float) -> str:
-    """Three digits or more, as people compare them: "0.146", "12.3", "1234"."""
-    return f"{ms:.3f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
+    """Three digits or more, as people compare them: "0.0146", "0.146", "12.3", "1234"."""
+    return f"{ms:.4f}" if ms < 0.1 else f"{ms:.3f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
 
 
 def closure_name(name: str) -> str:

@@ -71,7 +71,7 @@ class Replayer:
         self.watchdog: Watchdog = trials.watchdog
         self.n_replays = 0
         """Runs of the closure so far, one that the caller has made among them."""
-        self.n_thrown_away = 0
+        self.n_run_again = 0
         """Replays that did not count and were run again, because a kernel was not compiled before. The same on all ranks."""
         self.run_s = 0.0
         """Host seconds of the latest run of the closure."""

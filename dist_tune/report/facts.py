@@ -54,14 +54,14 @@ def _tuning(story: Story, tuning: TuningStory) -> dict[str, Any]:
     if end.first_ms and end.best_ms:
         steps = f"{end.first_ms:.4g} ms with the first configs, {end.best_ms:.4g} ms with the winners"
         told["step"] = f"{steps}: {end.first_ms / end.best_ms:.2f}x"
-    if seconds := ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items() if seconds > 0.005):
+    if seconds := ", ".join(f"{'apply' if name == 'settle' else name} {seconds:.1f}" for name, seconds in parts.items() if seconds > 0.005):
         told["took"] = f"{end.seconds.get('total', 0.0):.1f} s ({seconds}), {amount(end.n_replays, 'replay')}"
     meetings = end.seconds.get("meetings", 0.0)
     return told | {"meetings": f"{meetings:.2f} s, a part of the phases" * bool(meetings), "came_last": stragglers(tuning)}
 
 
 def stragglers(tuning: TuningStory) -> str:
-    """Ranks that came last to meetings: "rank 3 (9 of 12 meetings, the others waited 1.2 s)"; empty for a single rank.
+    """Ranks that came last to meetings: "rank 3 (9 of 12 times, the others waited 1.2 s)"; empty for a single rank.
 
     By durations alone, because clocks of hosts differ: who waits least at a meeting came last. The wait is the mean of the others'.
     """
@@ -73,7 +73,7 @@ def stragglers(tuning: TuningStory) -> str:
         n_last[last] += 1
         waited_s[last] += fmean(seconds for seconds, _ in others) - least_s
     worst = sorted((each for each in waited_s.items() if each[1] >= 0.001), key=lambda each: -each[1])[:4]
-    return ", ".join(f"rank {rank} ({n_last[rank]} of {n_meetings} meetings, the others waited {s:.3g} s)" for rank, s in worst)
+    return ", ".join(f"rank {rank} ({n_last[rank]} of {n_meetings} times, the others waited {s:.3g} s)" for rank, s in worst)
 
 
 def messages(story: Story, limit: int) -> list[str]:
@@ -95,7 +95,7 @@ def _outcome(site: SiteStory) -> dict[str, Any]:
     if record is not None and site.won is not None:
         told = {"ms": record.best.latency_ms, "gain": account.gain(record), "record_id": site.won.record_id}
         return {**told, "facts": account.facts(record)}
-    return {"ms": rung.best_ms if rung else None, "gain": None, "record_id": "", "facts": {"chosen": f"not settled: {_state(site)}"}}
+    return {"ms": rung.best_ms if rung else None, "gain": None, "record_id": "", "facts": {"chosen": f"not yet: {_state(site)}"}}
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def text(story: Story) -> str:
     lines = [f"Tuning of {told['title']}", *(f"  {name}: {value}" for name, value in told["machine"].items())]
     for each in told["tunings"]:
         of = f"{each['name']}, " * (len(told["tunings"]) > 1)
-        facts = {"step": each["step"], "took": each["took"], "meetings": each["meetings"], "came last to meetings": each["came_last"]}
+        facts = {"step": each["step"], "took": each["took"], "waits": each["meetings"], "came last": each["came_last"]}
         lines += [f"  {of}{name}: {value}" for name, value in facts.items() if value]
     lines += [f"  note: {note}" for note in told["notes"]]
     lines += [f"  {shortened(each)}" for each in messages(story, 20)]

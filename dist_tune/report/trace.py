@@ -57,7 +57,7 @@ def _of_rank(rank: RankStory, *, is_teller: bool) -> Iterator[dict[str, Any]]:
                 name = f"site {event.site} candidate {event.candidate}" + " (cached)" * event.is_cached
                 yield span(_WORKERS + event.worker, name, event.at, event.seconds)
             case events.Ranked() if is_teller:  # all ranks tell the same
-                yield mark(f"rung: site {event.site}, {event.n_left} left", event.at)
+                yield mark(f"round: site {event.site}, {event.n_left} left", event.at)
             case events.Dropped() if is_teller:
                 yield mark(f"dropped: site {event.site} candidate {event.candidate}", event.at)
             case events.Won() if is_teller:

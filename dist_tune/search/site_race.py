@@ -360,12 +360,12 @@ class SiteRace:
 
     def _leave(self, racing: list[int], staying: list[int]) -> list[int]:
         for i in set(racing) - set(staying):
-            self.left[i] = f"left the race after rung {self._rung}" if i in self.times else NOT_MET
+            self.left[i] = f"left the race after round {self._rung + 1}" if i in self.times else NOT_MET
         return self.alive()
 
     def _end_round(self) -> None:
         selection = self._choose()
-        self.left.update(dict.fromkeys(selection.worse, f"left the finals after round {self._n_rounds - 1}"))
+        self.left.update(dict.fromkeys(selection.worse, f"left the finals after round {self._n_rounds}"))
         may_go_on = len(self.alive()) > 1 and self._n_rounds < self._options.n_final_rounds
         if not selection.is_clear and may_go_on and self.round_length() > 0:
             self.stage, self.selection = "finals", None

@@ -11,12 +11,14 @@ from dist_tune.cache import TuningRecord, account, environment
 from dist_tune.distributed import Reduction
 from dist_tune.errors import StoreGoneError, is_machine_failure
 from dist_tune.measure import peak_bytes
-from dist_tune.output import events
+from dist_tune.output import amount, events
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.notices import tell_of_unmet, tell_of_untuned
-from dist_tune.tuning.results import Settled, make_record, page, summary, table_rows
+from dist_tune.tuning.results import Settled, make_record, outcome, page, site_lines, table_rows
 
+_IN_WORDS = {"settle": "apply", "meetings": "waits"}
+"""Names of seconds in files -> as people read them."""
 _LAST_RUN = (
     "rank {rank}: {name} is tuned, and this was its last run, which is the call's own and is not made twice. All kernels have their "
     "configs: give the machine what it lacks and call again; the call runs with these, and a new process finds them in the cache"
@@ -57,7 +59,7 @@ def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int, 
     context.expenses.end_phase("settle")
     if untuned_bytes:
         peaks = f"first_run={untuned_bytes} tuning={peak_bytes()}"
-        context.story.info(f"closure={context.name} peak_memory_bytes {peaks} (of the process so far)")
+        context.story.info(f"peak_memory_bytes {peaks} (of the process so far)")
     if not why_not:
         _tell(context, settled)
     return value
@@ -74,8 +76,6 @@ def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[S
     context.records.extend(records.values())
     numbers = context.story.numbers
     for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):  # as the log has named them
-        for row in table_rows(record, label):
-            context.story.info(row)
         is_kept = label not in context.machine and write_record(context, record, context.entries[label].writers)
         record_id = context.lookup.record_id(record) if is_kept else ""
         settled.append(Settled(numbers.get(label, 0), record, record_id))
@@ -90,13 +90,15 @@ def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[S
 
 def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
     """The end of a tuning, in the log, as an event and on the terminal."""
-    seconds = context.expenses.total()
-    spent = f"sites={len(settled)} seconds: " + " ".join(f"{name}={value:.3f}" for name, value in seconds)
-    replays = f"replays={context.replays.n_replays} thrown_away={context.replays.n_thrown_away}"
-    for line in [*summary(context.name, settled), f"closure={context.name} done {replays} {spent}"]:
+    seconds, n_replays = context.expenses.total(), context.replays.n_replays
+    records = [each.record for each in settled]
+    tables = [row for each in settled for row in table_rows(each)]
+    spent = " ".join(f"{_IN_WORDS.get(name, name)}={value:.3f}" for name, value in seconds)
+    again = f", {context.replays.n_run_again} of them run again" * bool(context.replays.n_run_again)
+    told = outcome(context.name, records, seconds.total)
+    context.story.info(told, shown=True)
+    for line in [*site_lines(settled, has_numbers=True), *tables, f"{amount(n_replays, 'replay')}{again}; seconds: {spent}"]:
         context.story.info(line)
-    first_ms, best_ms = account.step_times([each.record for each in settled])
-    n_replays = context.replays.n_replays
+    first_ms, best_ms = account.step_times(records)
     context.story.emit(events.TuningEnded, seconds=seconds.model_dump(), n_replays=n_replays, first_ms=first_ms, best_ms=best_ms)
-    log = context.story.path if os.access(context.story.path, os.W_OK) else None  # a warning has said that there is none
-    context.story.terminal.show(page(settled, log))
+    context.story.terminal.show(page(settled, has_log=os.access(context.story.path, os.W_OK)))  # without one a warning has said so

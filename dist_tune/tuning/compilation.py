@@ -55,7 +55,7 @@ def compile_ahead(context: TuningContext, wanted: Waves) -> Report:
         if site.is_new and (mine := loaded.equal.get(site.label)):
             site.equal.update(mine)
             told = f"{len(mine)} of {len(site.configs)} candidates are the same kernel as another"
-            context.story.info(f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}")
+            context.story.debug(f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}")
         site.is_new = False
     return loaded
 
@@ -180,4 +180,4 @@ def tell_of_work(context: TuningContext) -> None:
         return
     context.expenses.seconds.compile_cpu += sum(work.values())
     stages = " ".join(f"{name}={seconds:.3f}{' (wall)' if name == 'cubin' else ''}" for name, seconds in work.items())
-    context.story.info(f"closure={context.name} kernels: {' '.join(f'{name}={n}' for name, n in fates.items())} cpu_seconds: {stages}")
+    context.story.debug(f"kernels: {' '.join(f'{name}={n}' for name, n in fates.items())} cpu_seconds: {stages}")

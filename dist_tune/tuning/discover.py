@@ -11,7 +11,7 @@ from dataclasses import replace
 from dist_tune.cache import TuningRecord, digest
 from dist_tune.distributed import Reduction
 from dist_tune.errors import AloneError, CacheMissError, RankMismatchError, StoreGoneError
-from dist_tune.output import amount
+from dist_tune.output import kernels_told
 from dist_tune.search import PriorTimes
 from dist_tune.settings import shared_settings
 from dist_tune.sites import RankManifest, SiteManifest, reduce_manifests
@@ -43,7 +43,7 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
                 raise
             # Ranks whose arguments were not new have made an ordinary call, and so does this one.
             waiting = f"; until all ranks meet in one call untuned: {context.sites.new}" if context.sites.new else ""
-            context.story.warning(f"closure={context.name} goes on with the configs it has: {error}{waiting}")
+            context.story.warning(f"{context.name} goes on with the configs it has: {error}{waiting}")
             return None
         is_under_way = True
         is_settled = not manifest.disputed and not manifest.refused and not manifest.wrong and manifest.is_watched
@@ -65,7 +65,7 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
         replays.again(closure)
     raise RankMismatchError(
         f"{context.name}: ranks still have different configs for {[*manifest.disputed, *manifest.refused]} after {_MAX_DISCOVERIES} runs. "
-        f"Does the closure change the cache of its kernels?"
+        f"Does the step change the cache of its kernels?"
     )
 
 
@@ -76,11 +76,12 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
         context.sites.apply(label, record.best.config, record)
         if (site := context.sites.met.get(label)) is not None:
             site.is_unchecked = site.is_whole and site.checker is not None
-        source = f"(from the cache, tuned {record.tuned_at:%Y-%m-%d})"
-        context.story.info(f'site={label} winner={record.winner} {source} config="{record.best.config}"')
+        context.story.info(f"site={label}: {record.best.config}, from the cache, tuned {record.tuned_at:%Y-%m-%d}")
     if records:
         days = sorted({f"{record.tuned_at:%Y-%m-%d}" for record in records.values()})
-        text = f"{context.name}: {amount(len(records), 'site')} from the cache, tuned {' to '.join(dict.fromkeys([days[0], days[-1]]))}"
+        kernels = kernels_told((each.kernel for each in records.values()), context.name) or "its config"
+        tuned = " to ".join(dict.fromkeys([days[0], days[-1]]))
+        text = f"{context.name}: {kernels} from the cache, tuned {tuned}"
         of_process.tell(
             context.story, {f"hit {context.name}": text}, is_warning=False
         )  # not of the object: a factory may decorate in every call

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from dist_tune.errors import CandidateFailure, FailureKind, reasons
-from dist_tune.output import amount, closure_name
+from dist_tune.output import amount, kernels_told
 from dist_tune.replays import WARM_UP
 from dist_tune.runtime import LaunchRecorder
 from dist_tune.search import PriorTimes, Replay, guide_of
@@ -58,8 +58,10 @@ def _enter(context: TuningContext, manifest: SiteManifest) -> None:
             sites.met[label].untried = entry.untried
     sites.forget(labels)  # a rank that comes to one of them later shall not find a record of it
     n_candidates = sum(len(context.entries[label].texts) for label in labels)
-    scope = f"{amount(len(labels), 'site')}, {amount(n_candidates, 'candidate')} on {amount(len(context.ranks.members), 'rank')}"
-    context.story.info(f"tuning {context.name}: {scope}", shown=f"tuning {closure_name(context.name)}: {scope}")
+    kernels = [label.partition("[")[0] for label in labels]
+    scope = filter(None, [kernels_told(kernels, context.name), amount(n_candidates, "config")])
+    on_ranks = f" on {len(context.ranks.members)} ranks" * (len(context.ranks.members) > 1)
+    context.story.info(f"tuning {context.name}{on_ranks}: {', '.join(scope)}", shown=True)
     tell_of_sites(context, labels)
     loaded = compile_ahead(context, {label: context.entries[label].tried for label in labels})
     for label in labels:
@@ -108,7 +110,7 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
             config = _texts(context, manifest, label)[used]
             context.sites.apply(label, config)
             so_far = "is tuned in later calls, and uses until then" if manifest.goes_online else "is not tuned:"
-            context.story.info(f'site={label} {so_far} config="{config}"')
+            context.story.info(f"site={label} {so_far} {config}")
 
 
 # -- warm-ups ----------------------------------------------------------------------------------------------------------
@@ -185,7 +187,7 @@ def try_waves(context: TuningContext, closure: Closure) -> None:
     while waves := race.waves():
         for label, wave in waves.items():
             n_left = len(entries[label].untried)
-            context.story.info(f"site={label} tries {len(wave)} more of {len(entries[label].texts)} candidates, {n_left} are untried")
+            context.story.debug(f"site={label} tries {len(wave)} more of {len(entries[label].texts)} candidates, {n_left} are untried")
         context.story.phase("compile")
         compile_ahead(context, waves)
         context.expenses.end_phase("compile")

@@ -134,7 +134,7 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
         if is_stale:
             missed[f"missed {label}"] = f"site={label} is tuned: {why}"
         else:  # as it should be
-            context.story.info(f"site={label} is tuned: {why}")
+            context.story.debug(f"site={label} is tuned: {why}")
     context.notices.tell(context.story, pruned, is_warning=False)
     context.notices.tell(context.story, missed)
 

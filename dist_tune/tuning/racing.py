@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from math import inf
 
+from dist_tune.output import amount
 from dist_tune.replays import RACE, WARM_UP, Conditions, finals_of
 from dist_tune.search import Replay, Report, Trial, reduce_reports
 from dist_tune.tuning.compilation import compile_variants, lacking
@@ -24,7 +25,7 @@ def run_race(context: TuningContext, closure: Closure) -> None:
     """
     race, trials, conditions = context.race, context.replays.trials, RACE
     repeats = f", and {race.spare_s:g} s of repeats where the clock cannot tell kernels apart" if race.spare_s else ""
-    context.story.info(f"closure={context.name} searches in at most {race.bound} replays{repeats}")
+    context.story.debug(f"{context.name} searches in at most {race.bound} replays{repeats}")
     while True:
         try_waves(context, closure)
         batch = race.batch()
@@ -100,9 +101,9 @@ def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditio
         if not todo or n_left == 0 or is_spent or replays.trials.variants.endless:
             return reduced
         n_left -= 1
-        replays.n_thrown_away += len(todo)
+        replays.n_run_again += len(todo)
         why = "a kernel was not compiled for the arguments of a launch on some rank"
-        context.story.info(f"closure={context.name} {len(todo)} replays are thrown away and run again: {why}")
+        context.story.debug(f"{amount(len(todo), 'replay')} run again: {why}")
 
 
 def _report(context: TuningContext, batch: list[Replay]) -> Report:

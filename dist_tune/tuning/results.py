@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from dist_tune.cache import CandidateRecord, Environment, TuningRecord, account
 from dist_tune.configs import config_fields
-from dist_tune.output import amount, site_name, site_names, table
+from dist_tune.output import milliseconds, site_name, site_names, table
 from dist_tune.search import CandidateResult
 from dist_tune.sites import Site
 from dist_tune.tuning.context import TuningContext
 
-_MAX_BLOCKS = 5
+_MAX_LINES = 5
 """Sites that the terminal tells of."""
 
 
@@ -67,14 +66,6 @@ def _candidate(index: int, text: str, result: CandidateResult, site: Site | None
     )
 
 
-def table_rows(record: TuningRecord, label: str) -> list[str]:
-    """The table of a site: all candidates from fastest to slowest, then those without a time, then the dropped ones, with reasons."""
-    shared = account.shared_fields(record)
-    title = f"site={label}: {len(record.candidates)} candidates from fastest to slowest"
-    title = "; ".join(filter(None, [title, account.weighing(record), shared and f"all with {shared}"]))
-    return [title, *(f"  {line}" for line in table(account.candidate_rows(record, has_ranks=True)))]
-
-
 @dataclass(frozen=True, slots=True)
 class Settled:
     """A site with its config."""
@@ -85,32 +76,49 @@ class Settled:
     """As ``dist-tune show`` takes it; empty where no record is kept."""
 
 
-def blocks(sites: Sequence[Settled], log: Path | None = None) -> list[list[str]]:
-    """Two or three lines about each site, with names of which no two are alike. ``log``: where there is more to read, if it is kept."""
+def table_rows(site: Settled) -> list[str]:
+    """The table of a site: all candidates from fastest to slowest, then those without a time, then the dropped ones, with reasons."""
+    shared = account.shared_fields(site.record)
+    title = [
+        f"site {site.number}: {account.fates(site.record)}; fastest first",
+        account.weighing(site.record),
+        f"all with {shared}" * bool(shared),
+    ]
+    return ["; ".join(filter(None, title)), *(f"  {line}" for line in table(account.candidate_rows(site.record, has_ranks=True)))]
+
+
+def outcome(name: str, records: Sequence[TuningRecord], seconds: float) -> str:
+    """The step before and after, what the tuning took, and its slowest rank: one line."""
+    first_ms, best_ms = account.step_times(records)
+    after = f"{milliseconds(best_ms)} ms" if best_ms is not None else "not timed"
+    if best_ms and first_ms is not None:
+        after = f"{milliseconds(first_ms)} -> {after} ({account.faster(first_ms / best_ms)})"
+    slowest = account.slowest_rank(records)
+    return f"{name} {after}, tuned in {seconds:.1f} s" + f"; slowest {slowest}" * bool(slowest)
+
+
+def site_lines(sites: Sequence[Settled], *, has_numbers: bool = False) -> list[str]:
+    """A line for each site: name, its launch before and after, config and reason; no two names are alike."""
     named = [(each.record.kernel, each.record.key) for each in sites]
     names = site_names(named, [f"{site_name(*name)} (site {each.number} of the log)" for name, each in zip(named, sites, strict=True)])
-    return [_block(site, name, log) for site, name in zip(sites, names, strict=True)]
+    rows = [
+        {
+            "number": f"site {site.number}" * has_numbers,
+            "name": name,
+            "time": account.before_and_after(site.record),
+            "config": account.chosen_fields(site.record),
+            "why": account.why_chosen(site.record),
+        }
+        for site, name in zip(sites, names, strict=True)
+    ]
+    return [f"  {line}" for line in table(rows, has_header=False)]
 
 
-def _block(site: Settled, name: str, log: Path | None) -> list[str]:
-    record, drag = site.record, account.slowest_rank(site.record)
-    spent = f"{record.seconds:.1f} s" + f", slowest {drag}" * bool(drag)
-    lines = [f"{name}  {account.headline(record)}", f"  {account.short_config(record.best)}   {account.fates(record)}   {spent}"]
-    further = [f"why: dist-tune show {site.record_id}"] * bool(site.record_id) + [f"log: {log}"] * (log is not None)
-    return [*lines, f"  {'   '.join(further)}"] if further else lines
-
-
-def summary(name: str, sites: Sequence[Settled]) -> list[str]:
-    """The last lines of a tuning in the log: a block for each site, with its number."""
-    lines = [f"summary of {name}: {amount(len(sites), 'site')}"]
-    for site, (head, *others) in zip(sites, blocks(sites), strict=True):
-        lines += [f"  site {site.number} winner={site.record.winner} {head}", *(f"  {line}" for line in others)]
-    return lines
-
-
-def page(sites: Sequence[Settled], log: Path | None) -> list[str]:
-    """The last lines of a tuning on the terminal: the blocks of the sites that take longest, and how many there are besides."""
-    slowest = sorted(zip(sites, blocks(sites, log), strict=True), key=lambda each: -(each[0].record.best.latency_ms or 0.0))
-    lines = [line for _, block in slowest[:_MAX_BLOCKS] for line in block]
-    n_more = len(sites) - _MAX_BLOCKS
-    return [*lines, f"and {amount(n_more, 'site')} more: dist-tune report has all"] if n_more > 0 else lines
+def page(sites: Sequence[Settled], *, has_log: bool) -> list[str]:
+    """The last lines of a tuning on the terminal: the sites that take longest, how many there are besides, and where to read on."""
+    slowest = sorted(sites, key=lambda each: -(each.record.best.latency_ms or 0.0))
+    n_more = len(sites) - _MAX_LINES
+    more = [f"  and {n_more} more" if n_more > 0 else ""]
+    record_id = next((each.record_id for each in slowest if each.record_id), "")
+    further = [f"why: dist-tune show {record_id}"] * bool(record_id) + ["report: dist-tune report"] * has_log
+    return list(filter(None, [*site_lines(slowest[:_MAX_LINES]), *more, f"  {'   '.join(further)}" * bool(further)]))

@@ -224,7 +224,7 @@ class Tuning:
         context = self._context
         context.sites.journal.close(delete=not self.goes_online)
         context.sites.leave_given_up()
-        context.story.debug(f"closure={context.name} nothing to tune in {len(context.sites.hits)} autotuned launches with known configs")
+        context.story.debug(f"{context.name}: nothing to tune in {len(context.sites.hits)} autotuned launches with known configs")
         return context.replays.refuse_first()
 
     # -- around them ---------------------------------------------------------------------------------------------

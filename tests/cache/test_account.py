@@ -61,7 +61,7 @@ def test_what_there_is_not_has_no_heading():
 def test_each_candidate_has_one_fate():
     """Their numbers sum up to all candidates, and failures are counted by cause."""
     rows = [
-        timed(1.0, 2.0), timed(1.1, 2.1), timed(2.0, 3.0, left="left the race after rung 0"), {**UNTIMED, "left": NOT_TRIED}, UNTIMED,
+        timed(1.0, 2.0), timed(1.1, 2.1), timed(2.0, 3.0, left="left the race after round 1"), {**UNTIMED, "left": NOT_TRIED}, UNTIMED,
         timed(1.0, 2.0, equal_to=0), {"failure": "rank 1: needs 9 bytes of shared memory"}, {"failure": "rank 0: ValueError: no"},
         {"failure": "the same kernel as candidate 6: rank 1: needs 9 bytes of shared memory", "equal_to": 6},
     ]  # fmt: skip
@@ -93,7 +93,7 @@ def test_a_failure_has_a_cause_of_few_words(failure: str, words: str):
 def test_a_step_that_varies_by_itself_says_how_far_it_counted():
     """So that the differences which decided can be found in the table; nothing of it with one finalist, or where all counted."""
     finals = timed(1.0, 2.0), timed(1.1, 2.1)
-    told = "the rest of the step counted by 25 %, the less the more it varies by itself"
+    told = "the step's time weighs 25 % beside the kernel's, because the step varies by itself"
     assert weighing(of(*finals).model_copy(update={"closure_weight": 0.25})) == told
     assert weighing(of(*finals).model_copy(update={"closure_weight": 1.0})) == ""
     assert weighing(of(finals[0], UNTIMED).model_copy(update={"closure_weight": 0.25})) == ""
@@ -113,8 +113,10 @@ def test_no_candidate_is_out_without_a_reason():
 
 
 def test_the_slowest_rank_is_compared_with_the_fastest():
-    assert slowest_rank(of(timed(1.0, 2.0, rank_latencies_ms={0: 1.0, 7: 1.25, 2: 1.1}))) == "rank 7 (+25.0 %)"
-    assert slowest_rank(of(timed(1.0, 2.0, rank_latencies_ms={0: 1.0}))) == ""
+    """Of several sites by the sum of their winners; nothing with one rank, or where all are alike within 1 %."""
+    one, other = (of(timed(1.0, 2.0, rank_latencies_ms={0: 1.0, 7: ms, 2: 1.1})) for ms in (1.25, 1.05))
+    assert (slowest_rank([one]), slowest_rank([one, other])) == ("rank 7 (+25 %)", "rank 7 (+15 %)")
+    assert [slowest_rank([of(timed(1.0, 2.0, rank_latencies_ms=each))]) for each in ({0: 1.0}, {0: 1.0, 1: 1.009})] == ["", ""]
 
 
 def test_a_config_is_short():

@@ -44,7 +44,8 @@ def lines_of(folder: Path, rank: int = 0) -> list[str]:
     """Lines of a log behind the time of day, without the header."""
     lines = (folder / f"rank-{rank}.log").read_text().splitlines()
     assert all(re.match(r"\d\d:\d\d:\d\d\.\d{3} ", line) for line in lines)
-    return [line[13:] for line in lines if " INFO    run of " not in line]
+    heads = [k for k, line in enumerate(lines) if " INFO    dist_tune " in line]
+    return [line[13:] for k, line in enumerate(lines) if not any(head <= k < head + 3 for head in heads)]
 
 
 def events_of(folder: Path) -> list[Any]:
@@ -115,16 +116,16 @@ def test_sites_have_numbers_in_the_log_and_names_on_the_terminal(tmp_path: Path,
     other = f"{LABEL}#2"
     with story_in(tmp_path, is_first=True, log_level=level) as story:
         story.site(LABEL, ("m.k", KEY), ["B=1"], n_pruned=2)
-        story.warning(f"closure={CLOSURE} site={LABEL} is near", shown=True)
+        story.warning(f"{CLOSURE}: site={LABEL} is near", shown=True)
         story.site(other, ("m.k", KEY), ["B=1", "B=2"])
         story.warning(f"site={other} candidate=0 cannot run here", shown=True)
-    told = [f"WARNING closure={CLOSURE} site 1 is near", "WARNING site 2 candidate=0 cannot run here"]
+    told = [f"WARNING {CLOSURE}: site 1 is near", "WARNING site 2 candidate=0 cannot run here"]
     met = [f"INFO    site 1 = {LABEL}: 1 config, prune rules took out 2 more", f"INFO    site 2 = {other}: 2 configs"]
-    near, cannot = f"closure={CLOSURE} site={LABEL} is near", f"site={other} candidate=0 cannot run here"
+    near, cannot = f"{CLOSURE}: site={LABEL} is near", f"site={other} candidate=0 cannot run here"
     expected = [met[0], told[0], met[1], told[1]] if level == "INFO" else [f"WARNING {near}", f"WARNING {cannot}"]
     assert lines_of(tmp_path) == expected
     assert [each.text for each in events_of(tmp_path) if each.kind == "message"] == [near, cannot]
-    shown = ["dist_tune: step k [64] is near", f"dist_tune: {other} candidate=0 cannot run here"]  # two of one name have their labels
+    shown = ["dist_tune: step: k [64] is near", f"dist_tune: {other} candidate=0 cannot run here"]  # two of one name have their labels
     assert capsys.readouterr().err.splitlines() == shown
 
 
@@ -157,14 +158,11 @@ def test_the_header_is_there_once_a_process(tmp_path: Path):
     assert (run.pid, run.world_size, run.host, run.versions["torch"]) == (os.getpid(), 2, socket.gethostname(), torch.__version__)
     assert [each.text for each in others if each.kind == "message"] == ["one", "two"]
     assert {each.tuning for each in others} == {"f, call 1"}
-    first, *lines = (tmp_path / "rank-0.log").read_text().splitlines()
-    for part in (
-        f": rank 0 on {run.host}, pid {run.pid}, device {run.device}, dist_tune ",
-        f", torch {torch.__version__}, ",
-        run.date[:16],
-    ):
-        assert part in first
-    assert first.endswith(f", command: {' '.join(run.command)}")
+    first, versions, command, *lines = (tmp_path / "rank-0.log").read_text().splitlines()
+    assert first[13:] == f"INFO    dist_tune {run.versions['dist_tune']}: rank 0 of 2 on {run.host}, pid {run.pid}, {run.device}"
+    assert versions[21:].startswith(f"  {run.date}, python ")
+    assert f", torch {torch.__version__}, " in versions
+    assert command.endswith(f"  {' '.join(run.command)}")
     ended = "ERROR   f, call 1 ended by error"
     assert [line[13:] for line in lines] == ["WARNING one", ended, "WARNING two", ended]
 

@@ -69,7 +69,7 @@ def test_any_text_is_one_printable_line(text: str):
     assert not text.isprintable() or printable(text) == text
 
 
-@pytest.mark.parametrize(("ms", "text"), [(0.1464, "0.146"), (9.9994, "9.999"), (12.34, "12.3"), (1234.4, "1234")])
+@pytest.mark.parametrize(("ms", "text"), [(0.0146, "0.0146"), (0.1464, "0.146"), (9.9994, "9.999"), (12.34, "12.3"), (1234.4, "1234")])
 def test_milliseconds_have_three_digits(ms: float, text: str):
     assert milliseconds(ms) == text
 

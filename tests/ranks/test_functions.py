@@ -195,7 +195,7 @@ def test_the_seeds_example_runs_as_written(rank: int):
     assert re.search(r"BLOCK=(32|64)", chosen(my_gemm)[0])
     if rank == 0:
         assert re.search(r"^dist_tune:   3  +\d", terminal.getvalue(), re.MULTILINE)  # a row of the table
-        assert "winner=" in terminal.getvalue()
+        assert "winner: " in terminal.getvalue()
     else:
         assert terminal.getvalue() == ""
 

@@ -21,7 +21,7 @@ def record(number: int = 0, n_candidates: int = 200, n_ranks: int = 4, **changes
     candidates = [_candidate(number, index, n_ranks) for index in range(n_candidates)]
     timed = sorted((each for each in candidates if each.latency_ms is not None), key=lambda each: each.latency_ms or 0.0)
     for place, each in enumerate(timed):
-        left = None if place < 2 else "left the finals after round 0" if place < 5 else "left the race after rung 1"
+        left = None if place < 2 else "left the finals after round 0" if place < 5 else "left the race after round 2"
         candidates[each.index] = each.model_copy(update={"left": left, "closure_ms": (each.latency_ms or 0.0) + 0.4 if place < 5 else None})
     values: dict[str, Any] = {
         "kernel": f"model.gemm_{number}", "key": f"[{512 * (number + 1)},2752,torch.bfloat16]", "winner": timed[0].index, "reason": "",

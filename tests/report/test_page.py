@@ -57,7 +57,7 @@ def test_the_page_tells_of_the_winner_and_the_ranks(story: Story):
     assert told["machine"]["ranks"] == "4 ranks, NVIDIA H200"
     (tuning,) = told["tunings"]
     assert (tuning["first_ms"], tuning["best_ms"]) == (2.31, 1.62)
-    assert "rank 3 (4 of 4 meetings" in tuning["came_last"]
+    assert "rank 3 (4 of 4 times" in tuning["came_last"]
     site = told["sites"][0]
     best, *others = site["candidates"]
     assert (best["is_best"], best["cells"][0], best["python"]) == (True, record(0).winner, python_config(record(0).best.fields))
@@ -128,8 +128,8 @@ def test_a_site_that_is_not_settled_is_on_the_page():
     """With what the race knows."""
     told = story_of(*(event for event in events([record(0, 12)], 0, 1) if event.kind not in ("winner", "done")))
     (site,) = content(told)["sites"]
-    assert site["facts"]["chosen"].startswith("not settled: 24 of 12 left, best so far 0.1")
-    assert (site["candidates"], "not settled" in text(told)) == ([], True)
+    assert site["facts"]["chosen"].startswith("not yet: 24 of 12 left, best so far 0.1")
+    assert (site["candidates"], "not yet" in text(told)) == ([], True)
 
 
 def test_seconds_and_the_last_to_come():
@@ -137,10 +137,10 @@ def test_seconds_and_the_last_to_come():
     waits = [(0.2, 0.2, 0.0), (0.1, 0.1, 0.3), (0.2, 0.2, 0.3)]
     of: dict[str, Any] = {"tuning": "t", "topic": "rung"}
     told = story_of(*(Met(at=1000.0 * rank, rank=rank, seconds=s, **of) for rank, each in enumerate(waits) for s in each))
-    first, second = "rank 0 (1 of 3 meetings, the others waited 0.3 s)", "rank 1 (2 of 3 meetings, the others waited 0.2 s)"
+    first, second = "rank 0 (1 of 3 times, the others waited 0.3 s)", "rank 1 (2 of 3 times, the others waited 0.2 s)"
     told.take(TuningEnded(at=1.0, rank=0, tuning="t", seconds={"total": 10.0, "compile": 6.0, "race": 3.0, "meetings": 2.0}, n_replays=1))
-    assert f"  came last to meetings: {first}, {second}\n" in text(told)
-    assert "  took: 10.0 s (compile 6.0, race 3.0, other 1.0), 1 replay\n  meetings: 2.00 s, a part of the phases\n" in text(told)
+    assert f"  came last: {first}, {second}\n" in text(told)
+    assert "  took: 10.0 s (compile 6.0, race 3.0, other 1.0), 1 replay\n  waits: 2.00 s, a part of the phases\n" in text(told)
 
 
 # -- the trace ---------------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def test_a_slow_candidate_runs_once_however_few_there_are(times_ms: list[float],
     world = raced(times_ms, n_ranks=n_ranks)
     slow = [i for i, ms in enumerate(times_ms) if ms > 2 * min(times_ms)]
     assert {world.timed()[i] for i in slow} == {1}
-    assert {world.search["s"].results()[i].left for i in slow} == {"left the race after rung 0"}
+    assert {world.search["s"].results()[i].left for i in slow} == {"left the race after round 1"}
     assert world.search["s"].best not in slow
 
 
@@ -223,7 +223,7 @@ def test_new_ones_have_the_old_winner_to_beat():
     assert world.replays[:3] == [{"s": Trial(2, is_timed=False)}, {"s": Trial(2, is_timed=True)}, {"s": Trial(0, is_timed=True)}]
     assert (world.search["s"].best, {trial.candidate for trial in world.trials() if trial}) == (2, {0, 2})
     results, skipped = world.search["s"].results(), ["not raced: slower in an earlier tuning"] * 5
-    assert [each.left for each in results] == ["left the race after rung 1", *skipped[:1], None, *skipped[1:]]
+    assert [each.left for each in results] == ["left the race after round 2", *skipped[:1], None, *skipped[1:]]
     assert [each.times.n_replays for i, each in enumerate(results) if each.times and i not in (0, 2)] == [10] * 5
 
 

@@ -1,9 +1,8 @@
-"""The end of a tuning for people: blocks on the terminal, tables and the summary in the log."""
+"""The end of a tuning for people: lines on the terminal and in the log, and the tables that explain them."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +10,11 @@ import pytest
 from dist_tune.cache import CandidateRecord, TuningRecord, account
 from dist_tune.search import CandidateResult
 from dist_tune.search.plan import Times
-from dist_tune.tuning.results import Settled, _candidate, page, summary, table_rows
+from dist_tune.tuning.results import Settled, _candidate, outcome, page, site_lines, table_rows
 from tests.cached_records import candidate, record
 
 pytestmark = pytest.mark.once
 
-LOG = Path(".autotune_logs/rank-0.log")
 SMEM = "rank 1: needs 300000 bytes of shared memory, the device has 232448"
 
 
@@ -33,8 +31,8 @@ def row(index: int, ms: float | None, **changes: Any) -> CandidateRecord:
 
 def ag_gemm(**changes: Any) -> TuningRecord:
     """The record of the issue's example: 216 candidates, of which one is chosen."""
-    rows = [row(0, 0.209, left="left the race after rung 0"), row(1, 0.146), row(2, 0.146 * 1.021), row(3, 0.16), row(4, 0.17)]
-    rows += [row(i, 0.5, left="left the race after rung 0") for i in range(5, 148)]
+    rows = [row(0, 0.209, left="left the race after round 1"), row(1, 0.146), row(2, 0.146 * 1.021), row(3, 0.16), row(4, 0.17)]
+    rows += [row(i, 0.5, left="left the race after round 1") for i in range(5, 148)]
     rows += [row(i, None, failure=SMEM) for i in range(148, 216)]
     values = {
         "kernel": "kernels.ag_gemm.ag_gemm",
@@ -47,50 +45,59 @@ def ag_gemm(**changes: Any) -> TuningRecord:
     return record(**{**values, **changes})
 
 
-def test_a_site_has_three_lines():
-    """Times, gain, lead and reason; the config and what became of the others; where to read on. Nothing of the hook."""
-    assert page([Settled(1, ag_gemm(), "085d29")], LOG) == [
-        "ag_gemm [4096, 11008, 4096]  0.146 ms, 1.43x the first config (0.209 ms), 2.1 % ahead of the next, fastest step",
-        "  BLOCK_M=128 BLOCK_N=65 num_warps=8   216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)   "
-        "3.4 s, slowest rank 3 (+1.8 %)",
-        "  why: dist-tune show 085d29   log: .autotune_logs/rank-0.log",
+def test_a_tuning_ends_with_the_step_then_its_sites():
+    """The step before and after, the seconds, the slowest rank; of a site times, fields that differ, reason, lead; where to read on."""
+    assert outcome("step", [ag_gemm()], 14.42) == "step 0.309 -> 0.246 ms (1.26x faster), tuned in 14.4 s; slowest rank 3 (+2 %)"
+    assert page([Settled(1, ag_gemm(), "085d29")], has_log=True) == [
+        "  ag_gemm [4096, 11008, 4096]  0.209 -> 0.146 ms  BLOCK_N=65  fastest step, 2.1 % ahead of the next",
+        "  why: dist-tune show 085d29   report: dist-tune report",
     ]
 
 
+@pytest.mark.parametrize(
+    ("ratio", "told"),
+    [(23.94, "23.9x faster"), (1.1, "1.1x faster"), (1.08, "8 % faster"), (1.004, "as fast as before"), (0.97, "3 % slower")],
+)
+def test_a_gain_is_told_as_it_is_meant(ratio: float, told: str):
+    """A number of times from 1.1 on, and percent below: "0.97x" would read like a gain."""
+    assert account.faster(ratio) == told
+
+
 def test_of_many_sites_the_slowest_five_are_told():
-    """And how many there are besides; one record's id each. A site that was not timed comes last."""
+    """And how many there are besides; the id of the slowest that is kept. A site that was not timed comes last."""
     sites = [Settled(i, ag_gemm(key=f"[{i}]", candidates=[row(0, 1.0 + i), row(1, 0.5 + i)]), f"{i:06}") for i in range(51)]
     sites.insert(0, Settled(51, ag_gemm(key="[51]", candidates=[row(0, None), row(1, None)])))
-    *lines, more = page(sites, LOG)
-    assert [re.findall(r"\[(\d+)\]", line)[0] for line in lines[::3]] == [str(i) for i in range(50, 45, -1)]
-    assert more == "and 47 sites more: dist-tune report has all"
-    *_, untimed = [line for line in page(sites[:5], None) if not line.startswith(" ")]
-    assert untimed.startswith("ag_gemm [51]  not timed, ")
+    *lines, more, further = page(sites, has_log=True)
+    assert [re.findall(r"\[(\d+)\]", line)[0] for line in lines] == [str(i) for i in range(50, 45, -1)]
+    assert (more, further) == ("  and 47 more", "  why: dist-tune show 000050   report: dist-tune report")
+    *_, untimed = page(sites[:5], has_log=False)[:-1]
+    assert untimed.startswith("  ag_gemm [51]  not timed")
+    assert outcome("f", [each.record for each in sites[:5]], 2.0) == "f not timed, tuned in 2.0 s; slowest rank 3 (+2 %)"
 
 
 def test_the_table_is_aligned_and_names_a_reason_for_each():
     """Fastest first, then what cannot run; each that did not win has its reason, a finalist, too."""
-    title, head, *rows = table_rows(ag_gemm(), "ag_gemm[4096]")
-    told = "the rest of the step counted by 50 %, the less the more it varies by itself; all with BLOCK_M=128 num_warps=8"
-    assert title == f"site=ag_gemm[4096]: 216 candidates from fastest to slowest; {told}"
+    title, head, *rows = table_rows(Settled(1, ag_gemm()))
+    told = "the step's time weighs 50 % beside the kernel's, because the step varies by itself; all with BLOCK_M=128 num_warps=8"
+    fates = "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"
+    assert title == f"site 1: {fates}; fastest first; {told}"
     assert len(rows) == 216
     at = head.index("BLOCK_N") + len("BLOCK_N")
     assert all(re.fullmatch(r".*\d", each[:at]) for each in rows)
     assert [int(each.split()[0]) for each in rows[:5]] == [1, 2, 3, 4, 0]
     assert rows[0].endswith("winner: fastest step")
     assert re.search(r"not chosen: \+2.1% by its kernel, \+0.0031 ms by the step$", rows[1])
-    assert rows[4].endswith("left the race after rung 0")
+    assert rows[4].endswith("left the race after round 1")
     assert rows[-1].endswith(f"dropped: {SMEM}")
     assert not any("pre_hook" in each for each in rows)
 
 
-def test_the_log_ends_with_the_same_lines():
-    """With the number of each site, by which the lines before name it; of all sites, and one screen holds the end of 20."""
-    sites = [Settled(k, ag_gemm(key=f"[{k},{'torch.bfloat16,' * 12}]"), "085d29") for k in range(1, 21)]
-    head, *lines = summary("f", sites)
-    assert (head, len(lines)) == ("summary of f: 20 sites", 60)
-    first, *others = page(sites[:1], None)
-    assert lines[:3] == [f"  site 1 winner=1 {first}", *(f"  {line}" for line in others)]
+def test_the_log_has_a_line_for_each_site():
+    """With the number of each, by which the lines before name it."""
+    sites = [Settled(k, ag_gemm(key=f"[{k},torch.bfloat16]"), "085d29") for k in range(1, 21)]
+    lines = site_lines(sites, has_numbers=True)
+    assert len(lines) == 20
+    assert lines[0].split("  ")[1:4] == ["site 1", " ag_gemm [1]", " 0.209 -> 0.146 ms"]
 
 
 DTYPES = ",triton.language.bfloat16,torch.bfloat16,torch.int64,torch.int32"
@@ -98,32 +105,36 @@ DTYPES = ",triton.language.bfloat16,torch.bfloat16,torch.int64,torch.int32"
 
 def test_a_site_is_named_by_the_values_of_its_key():
     """With dtypes only where sites differ in these alone; those of one kernel and key have the log's number."""
-    (first, *_) = page([Settled(1, ag_gemm(key=f"[4096,True{DTYPES}]"))], LOG)
-    assert first.startswith("ag_gemm [4096, True, bf16]  0.146 ms, ")
+    (first,) = site_lines([Settled(1, ag_gemm(key=f"[4096,True{DTYPES}]"))])
+    assert first.startswith("  ag_gemm [4096, True, bf16]  0.209 -> 0.146 ms  ")
     keys = ["[64,torch.bfloat16,torch.float32]", "[64,torch.bfloat16,torch.bfloat16]", "[8]", "[8]"]
-    heads = [line.partition("  ")[0] for line in page([Settled(i, ag_gemm(key=key)) for i, key in enumerate(keys)], LOG) if line[0] != " "]
+    heads = [line.strip().partition("  ")[0] for line in site_lines([Settled(i, ag_gemm(key=key)) for i, key in enumerate(keys)])]
     of_one_key = [f"ag_gemm [8] (site {k} of the log)" for k in (2, 3)]
     assert heads == ["kernels.ag_gemm.ag_gemm [64, bf16, fp32]", "kernels.ag_gemm.ag_gemm [64, bf16, bf16]", *of_one_key]
 
 
 def left_race(ms: float, step_ms: float) -> CandidateRecord:
-    return row(0, ms, closure_ms=step_ms, left="left the race after rung 0")
+    return row(0, ms, closure_ms=step_ms, left="left the race after round 1")
 
 
-HEADLINES: list[Any] = [
-    # The step was faster with it: "0.95x the first config" would read like a gain.
-    ([row(0, 0.2169, closure_ms=0.3), row(1, 0.2293, closure_ms=0.25)], {"closure_weight": 1.0},
-     ["6 % slower than the first config by its kernel (0.217 ms)", "chosen because the step is faster"], "0.95x"),
-    ([row(0, 0.5), row(1, 0.1)], {}, ["5.0x the next"], "ahead"),  # a reader of "263.2 % ahead" has to compute
-    ([row(0, None), row(1, 0.5), row(2, 0.6)], {}, [", the first config was not timed, "], "x the first"),
+CHOICES: list[Any] = [
+    ([row(0, 0.2169, closure_ms=0.3), row(1, 0.2293, closure_ms=0.25)],
+     "0.217 -> 0.229 ms", "fastest step, though its kernel is slower, 5.4 % behind the fastest kernel"),
+    ([row(0, 0.5), row(1, 0.1)], "0.500 -> 0.100 ms", "fastest step, 5.0x the next"),  # a reader of "263.2 % ahead" has to compute
+    ([row(0, None), row(1, 0.5), row(2, 0.6)], "0.500 ms", "fastest step, 20.0 % ahead of the next"),
+    ([row(0, None, failure=SMEM), row(1, 0.5)], "0.500 ms", "fastest step, the first config cannot run here"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rows", "changes", "words", "never"), HEADLINES)
-def test_a_headline_reads_as_it_is_meant(rows: list[CandidateRecord], changes: dict[str, Any], words: list[str], never: str):
-    told = account.headline(ag_gemm(candidates=rows, **changes))
-    assert [word for word in words if word not in told] == []
-    assert never not in told
+@pytest.mark.parametrize(("rows", "times", "why"), CHOICES)
+def test_a_choice_reads_as_it_is_meant(rows: list[CandidateRecord], times: str, why: str):
+    told = ag_gemm(candidates=rows)
+    assert (account.before_and_after(told), account.why_chosen(told)) == (times, why)
+
+
+def test_the_first_config_is_named_where_it_wins():
+    told = ag_gemm(candidates=[row(0, 0.1), row(1, 0.2)], winner=0, reason="tied within noise")
+    assert (account.before_and_after(told), account.why_chosen(told)) == ("0.100 ms", "tied within noise, 2.0x the next, the first config")
 
 
 STEPS: list[Any] = [
