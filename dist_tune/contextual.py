@@ -367,8 +367,9 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         """A tuning for the call that begins."""
         settings = read_settings()
         ranks = group_of(self.group, settings.deadline_s) if self.is_dist else Ranks()
+        tuning = Tuning(self.name, ranks, self.options, settings)
         self.calls = ranks.calls(self.name)
-        return Tuning(self.name, ranks, self.options, settings)
+        return tuning
 
     @property
     def members(self) -> frozenset[int]:

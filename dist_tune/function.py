@@ -257,7 +257,6 @@ class _FunctionTuner(Tuner):
         """A call without a config outside of any tuning."""
         settings = read_settings()
         ranks = ranks_of(group, settings.deadline_s)
-        self.calls[group] = ranks.calls(launch.name)
         with self.turn.taken(settings.deadline_s):
             if (online := self.online) is not None and self.online_calls is self.calls[group]:
                 if online.goes_on():
@@ -270,9 +269,10 @@ class _FunctionTuner(Tuner):
 
     def tune(self, launch: FunctionLaunch, ranks: Ranks, group: ProcessGroup | None, settings: Settings, *, is_verbose: bool) -> Any:
         """Choose the config for the launch's key, and return the call's value."""
-        n_calls, signature = self.calls[group].n_calls, signature_of(launch.arguments)
-        options = replace(self.options, is_verbose=is_verbose)
+        signature, options = signature_of(launch.arguments), replace(self.options, is_verbose=is_verbose)
         tuning = Tuning(launch.name, ranks, options, settings)
+        self.calls[group] = ranks.calls(launch.name)
+        n_calls = self.calls[group].n_calls
         is_free = options.reset is not None or self.tunable.check is not None  # to be called again: with fresh arguments for a check
         try:
             tuning.meet(launch)

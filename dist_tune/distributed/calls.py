@@ -14,7 +14,8 @@ from dist_tune.output import closure_name, plain
 
 State = Literal["", "gone", "runs", "stopped"]
 """Of a process, as others of its host see it; empty on another host, or in another namespace."""
-_STATES = {"gone": "its process has ended", "stopped": "its process is stopped"}
+ENDED = "its process has ended"
+_STATES = {"gone": ENDED, "stopped": "its process is stopped"}
 
 
 class Place(NamedTuple):
@@ -157,6 +158,8 @@ class Limits:
             return "alone", passed
         here = {rank for rank, card in missing.items() if call.holds(*card.inside)}
         died = {rank for rank, card in missing.items() if card.state == "gone" and not card.is_over}
+        if self.is_broken and waited_s >= min(1.0, self.deadline_s):  # those in no call so far have had no part in what failed
+            died |= {rank for rank, card in missing.items() if card.question < 0}
         lost = [r for r, card in missing.items() if r in died or card.is_over or self._is_stuck(card, is_here=r in here)]
         if lost:
             # Those that fell silent with them, as all ranks of a host do, may have answered a moment longer.

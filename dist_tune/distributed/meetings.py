@@ -77,13 +77,14 @@ class Meetings:
     @contextmanager
     def calling(self, closure: str) -> Iterator[Place]:
         """A call that may end in a meeting; peers that ask learn that this rank is inside it."""
-        calls, inside = self.calls(closure), self.activity.inside
+        calls, inside = self.activity.calls.setdefault(closure, Calls()), self.activity.inside
         place = Place(closure, calls.n_calls + 1, self.n_issued)
         if self.activity.call.place not in inside:  # else another thread is tuning: what is said until that ends is about its call
             self.activity.begin(place)
         inside.append(place)  # first: a peer that asks between these lines would take the call for one that is over
         calls.n_calls += 1
         try:
+            self.calls(closure)  # the first card says that this rank is inside: its process may end before a peer asks
             yield place
         finally:
             inside.remove(place)
@@ -247,7 +248,8 @@ class Meetings:
     def _bring(self, key: str, topic: str, part: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits) -> None:
         """Bring a part; there is a verdict after it, which the last to come writes."""
         header = self.activity.header(self._step, topic)
-        self.activity.at(f"the meeting for {topic!r}", is_meeting=True)
+        at = "the end, after a failed collective" if topic.startswith(FAILED) else f"the exchange {topic!r}"
+        self.activity.at(at, is_meeting=True)
         self._store.set(f"{key}/part/{self.rank}", messages.spell(messages.HEADER, header, part))
         if self._store.add(f"{key}/count", 1) == len(self.members):
             self._agree(key, reduce)

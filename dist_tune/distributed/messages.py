@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar, get_args, get_type_hints
 import torch.distributed as dist
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from dist_tune.distributed.calls import Place
+from dist_tune.distributed.calls import ENDED, Place
 from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, AloneError, DistTuneError, PeerFailedError, StuckConfigError
 from dist_tune.output import first_mistake, printable
 
@@ -166,13 +166,12 @@ def aborted(error: BaseException, rank: int, place: Place, n_issued: int) -> Ver
 def timed_out(missing: Mapping[int, str], topic: str, place: Place, when: str) -> Verdict:
     """Ranks did not come. ``missing``: rank -> where it is. ``when``: after how long, and who has noticed."""
     last = "; ".join(f"rank {rank} last seen at: {where}" for rank, where in sorted(missing.items()))
-    failed = topic.removeprefix(FAILED) if topic.startswith(FAILED) else ""
-    where = "after a collective had failed there" if failed else f"to the meeting for {topic!r}"
-    text = (
-        f"{last}. So ranks {sorted(missing)} did not come {where} of {place.text} {when}.{failed and f' That error: {failed}.'} Every rank "
-        f"of the group must call the closure, and a kernel whose key is new on one rank must be launched on all. DIST_TUNE_DEADLINE_S sets "
-        f"the deadline."
-    )
+    where = "after a failed collective" if topic.startswith(FAILED) else f"to the exchange {topic!r}"
+    advice = "Every rank of the group must call the step, and a kernel whose key is new on one rank must be launched on all. "
+    advice += "DIST_TUNE_DEADLINE_S sets the deadline."
+    if all(ENDED in text for text in missing.values()):
+        advice = "Its log, or what has started it, says why."
+    text = f"{last}. So ranks {sorted(missing)} did not come {where} of {place.text} {when}. {advice}"
     return Verdict(kind=AbsentRanksError.__name__, ranks=sorted(missing), text=text)
 
 
@@ -189,11 +188,12 @@ def mismatched(headers: Mapping[int, Header], place: Place) -> Verdict:
     rank, why = cause or (waiting, error)
     others = {rank: header for rank, header in headers.items() if rank not in failed}
     others_at = [f"rank {each} at {header.topic!r} (after {header.last_run})" for each, header in others.items()]
+    advice = "Do all ranks call the same collectives in the same order in every replay, and does group= hold all ranks that they touch?"
+    if why.startswith("was late"):
+        advice = "Leave a config out that is so slow there, or raise DIST_TUNE_DEADLINE_S, which collectives wait for while ranks tune."
     text = (
-        f"{f'rank {rank} {why}; so ' if cause else ''}rank {waiting} left {place.closure} with {error} while it was being tuned; "
-        f"ranks {list(failed)} failed so, {', '.join(others_at) or 'no other'} did not. A collective of the closure did not find all its "
-        f"ranks in time: does every rank call the same collectives in the same order in every replay, and does group= hold all ranks that "
-        f"they touch? Or is a config slow on one rank only?"
+        f"{f'rank {rank} {why}; so ' if cause else ''}rank {waiting} waited in vain in a collective of {place.closure}, which was being "
+        f"tuned; ranks {list(failed)} did so, {', '.join(others_at) or 'no other'} did not. {advice}"
     )
     return Verdict(kind=PeerFailedError.__name__, ranks=[rank], text=text, error=why)
 

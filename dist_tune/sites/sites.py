@@ -120,6 +120,7 @@ class Sites:
     def told(self, schedule: Replay) -> str:
         """The candidates of a replay, for people."""
         known = {label: each.candidate for label, each in schedule.items() if label in self.met}
+        known = known or {label: site.first_guess for label, site in self.met.items() if site.is_whole and site.winner is None}
         return "".join(f', {label} candidate {i} "{self.met[label].texts[i]}"' for label, i in known.items())
 
     # -- between replays -----------------------------------------------------------------------------------------

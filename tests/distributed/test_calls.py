@@ -53,7 +53,8 @@ FRESH = Card(0, "p", 10, n_calls={"f": 2, "g": 1}, inside=[OTHER.place], waits=O
     ("other", "waited_s", "gathered", "visited", "reduced", "broken"),
     [
         # a first meeting, with something to tune and with nothing; a later one, and one after a failed collective
-        (Card(), 3.9, "", "", "", ""),
+        (Card(), 0.9, "", "", "", ""),
+        (Card(), 3.9, "", "", "", "timed out"),
         (Card(), 5.0, "", "alone", "timed out", "timed out"),
         (Card(), 61.0, "timed out", "alone", "timed out", "timed out"),
         (card(2), 5.0, "", "alone", "timed out", "timed out"),

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.distributed.calls import Place
+from dist_tune.distributed.calls import ENDED, Place
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.messages import (
     FAILED,
@@ -159,10 +159,16 @@ ENDS = [
     (
         timed_out(ABSENT, "report 1", CALL, "within 3 s"),
         "AbsentRanksError",
-        f"^{re.escape(LAST)}to .* 'report 1' of f, call 1 within 3",
+        f"^{re.escape(LAST)}to the exchange 'report 1' of f, call 1 within 3 s. Every rank of the group must call",
         (),
     ),
-    (timed_out(ABSENT, f"{FAILED}gloo", CALL, "in 4 s"), "AbsentRanksError", f"^{re.escape(LAST)}after a coll.*That error: gloo\\.", ()),
+    (
+        timed_out(ABSENT, f"{FAILED}gloo", CALL, "in 4 s"),
+        "AbsentRanksError",
+        f"^{re.escape(LAST)}after a failed collective of f, call 1 in 4 s. Every((?!gloo).)*$",
+        (),
+    ),
+    (timed_out({1: f"x, {ENDED}", 3: ENDED}, "t", CALL, "in 4 s"), "AbsentRanksError", "in 4 s. Its log, or what .* why. Rank 0 stops", ()),
 ]
 
 
@@ -200,9 +206,11 @@ def test_the_rank_that_left_others_in_a_collective_is_found(first: Header, secon
     """A run that takes fewer collectives on all ranks is no cause. Without one, the rank that failed is."""
     error = error_of(mismatched({0: first._replace(topic=f"{FAILED}gloo"), 1: second}, CALL), 0, CALL)
     assert isinstance(error, PeerFailedError)
-    assert str(error).startswith(f"{cause}; so rank 0 left f with gloo" if cause else "rank 0 left f with gloo")
+    assert str(error).startswith(f"{cause}; so rank 0 waited in vain" if cause else "rank 0 waited in vain in a collective of f, ")
+    assert "gloo" not in str(error)
+    assert ("raise DIST_TUNE_DEADLINE_S" in str(error)) is ("was late" in cause)
     assert cause or (error.rank, error.error) == (0, "gloo")
-    others = "ranks [0] failed so, rank 1 at 't' (after replay 2) did not" if second.topic == "t" else "ranks [0, 1] failed so, no other"
+    others = "ranks [0] did so, rank 1 at 't' (after replay 2) did not" if second.topic == "t" else "ranks [0, 1] did so, no other"
     assert others in str(error)
 
 

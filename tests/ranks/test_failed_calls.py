@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -136,6 +137,66 @@ def test_a_slow_store_costs_no_meeting_for_every_replay():
     outcomes = on_ranks(2, _slow_store, timeout_s=60)
     for n_replays, outcome in zip(values(outcomes), outcomes, strict=True):
         assert outcome.log.count("meeting='report'") < n_replays / 2, outcome.log
+
+
+# -- ranks that end or are late in their first call --------------------------------------------------------------------
+
+
+def _leaves(rank: int, face: str, where: str) -> None:
+    kernel = autotuned()
+
+    def work(x: torch.Tensor, block: int = 0) -> torch.Tensor:
+        if (rank, where) == (1, "before the collective"):
+            os._exit(3)
+        y = launch(kernel, x) if face == "contextual" else x + 1
+        dist.all_reduce(y)
+        if (rank, where) == (1, "after it"):
+            os._exit(3)
+        return y
+
+    step = tuned(kernel, work) if face == "contextual" else autotune([{"block": 1}, {"block": 2}], None)(work)
+    if (rank, where) == (1, "before the call"):
+        time.sleep(0.2)
+        os._exit(3)
+    step(torch.zeros(64))
+
+
+LEAVES = [(face, where) for face in ("contextual", "function") for where in ("before the collective", "after it")]
+
+
+@pytest.mark.parametrize(("face", "where"), [*LEAVES, ("contextual", "before the call")])
+def test_a_rank_whose_process_ends_in_its_first_call_is_told_at_once(face: str, where: str):
+    """Long before the deadline, as ours: gloo's error is the cause of that, and no part of its text."""
+    first, second = on_ranks(2, _leaves, face, where, env={"DIST_TUNE_DEADLINE_S": "20"})
+    left_with(second, 3)
+    assert first.error == "AbsentRanksError", f"{first.error}: {first.message}\n{first.notes}"
+    doing = "nothing yet" if where == "before the call" else r"its first run of .*, call 1 for ...+ s, its process has ended"
+    assert re.match(rf"rank 1 last seen at: {doing}\. So ranks \[1\] did not come ", first.message), first.message
+    assert ("/gloo/" in first.message, "/gloo/" in first.notes) == (False, where != "after it")
+    assert first.seconds < 2.5  # on a busy machine
+
+
+def _too_slow(rank: int, slow: int) -> None:
+    @autotune([{"block": block} for block in (1, 2, 4)], None, n_warmup=0, n_repeat=1)
+    def step(x: torch.Tensor, block: int) -> torch.Tensor:
+        time.sleep(1.25 * DEADLINE_S if (rank, block) == (1, slow) else 0.0)
+        y = x + 1
+        dist.all_reduce(y)
+        return y
+
+    step(torch.zeros(64))
+
+
+@pytest.mark.parametrize("slow", [1, 2])
+def test_a_config_that_comes_too_late_for_a_collective_is_named_with_its_rank(slow: int):
+    """On both ranks, also where it is the one of the first run; with what to do, and without gloo's text."""
+    for outcome in on_ranks(2, _too_slow, slow):
+        assert outcome.error == "PeerFailedError", f"{outcome.error}: {outcome.message}\n{outcome.notes}"
+        told = (
+            rf'rank 1 was late: replay .* candidate {slow - 1} "block={slow}" .*; so rank 0 waited in vain in a collective of .*\. Leave '
+        )
+        assert re.match(told, outcome.message), outcome.message
+        assert ("/gloo/" in outcome.message, "/gloo/" in outcome.notes) == (False, True)
 
 
 # -- calls made again --------------------------------------------------------------------------------------------------
