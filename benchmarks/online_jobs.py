@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import sys
 import time
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 import triton

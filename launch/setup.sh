@@ -8,6 +8,13 @@
 # A torch >= 2.11 of the base python (PYTHON, default python3) is used as it is, with the triton beside it. Otherwise
 # launch/constraints.txt says which to install: a range would fetch gigabytes of CUDA packages for a CPU machine.
 set -euo pipefail
+case ${1:-run} in
+    run | test | docs) ;;
+    *) # The help is the comment above.
+        sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+        [[ $1 == -h || $1 == --help ]]
+        exit ;;
+esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 base=${PYTHON:-python3} python=.venv/bin/python
 

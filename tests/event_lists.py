@@ -1,10 +1,13 @@
 """The lists of events in docs/reference.md, made of the docstrings of ``dist_tune/output/events.py``.
 
-python -m tests.event_lists
+    python -m tests.event_lists
+
+Writes them into the page.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
 from itertools import pairwise
@@ -49,4 +52,5 @@ def _line(docstring: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     write_table(PAGE, NAME, lines())
