@@ -104,7 +104,7 @@ class Activity:
         if self.is_first_run:
             self.first_run_s = time.monotonic() - self.doing.since
         self.call, self.is_first_run = call, has_raised
-        self.at("work before the first meeting")
+        self.at("work before the first exchange")
 
     def at(self, text: str, *, may_last: bool = False, is_meeting: bool = False) -> None:
         """Note what this rank does from now on."""
