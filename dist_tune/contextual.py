@@ -366,7 +366,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
     def open(self) -> Tuning:
         """A tuning for the call that begins."""
         settings = read_settings()
-        ranks = group_of(self.group, settings.deadline_s) if self.is_dist else Ranks()
+        ranks = group_of(self.group, settings.deadline_s, self.name) if self.is_dist else Ranks()
         tuning = Tuning(self.name, ranks, self.options, settings)
         self.calls = ranks.calls(self.name)
         return tuning

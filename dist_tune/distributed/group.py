@@ -12,7 +12,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any
@@ -22,14 +22,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from dist_tune.distributed import messages
 from dist_tune.distributed.calls import Calls
 from dist_tune.distributed.meetings import Meetings
-from dist_tune.distributed.store import WorkQueue, own_client
+from dist_tune.distributed.messages import Verdict
+from dist_tune.distributed.store import WatchedStore, WorkQueue, own_client
 from dist_tune.errors import DistTuneError
 from dist_tune.validation import spelled
 
 _generations: Counter[str] = Counter()
 """Objects made for each group so far: the store may outlive it, as torchrun's does, and a new one leaves older keys alone."""
+
+_GROUPS = "dist_tune/groups"
 
 _calls: dict[tuple[int, ...], dict[str, Calls]] = {}
 """By the members that decide, none for a process alone: closures may be decorated anew, and groups made anew."""
@@ -53,8 +57,9 @@ class Ranks(Meetings):
             _generations[name] += 1
             # Held until this process ends, which may be its server: peers answer until then, and torch tells each of a lost one at length.
             self._job_store = c10d._get_default_store()
-            store = dist.PrefixStore(f"{name}/{_generations[name]}", own_client(self._job_store))
-            super().__init__(store, dist.get_rank(), members, deadline_s)
+            client = own_client(self._job_store)
+            super().__init__(dist.PrefixStore(f"{name}/{_generations[name]}", client), dist.get_rank(), members, deadline_s)
+            self._groups, self._name = WatchedStore(dist.PrefixStore(_GROUPS, client)), name
         self.activity.calls = _calls.setdefault(() if group is None else self.members, {})
         self.is_alone = group is None
         """True of a process that decides alone, of which there may be others beside it."""
@@ -64,6 +69,25 @@ class Ranks(Meetings):
         here = [each for each in self.members if each // n_local == self.rank // n_local]  # ranks of a host have consecutive numbers
         self.neighbours = here.index(self.rank), len(here)
         """Position of this rank among the members on its host, as far as it knows, and how many these are."""
+
+    def calls(self, closure: str) -> Calls:
+        """As for any ranks; the first time it also shows other ranks with which group this one calls the closure."""
+        if closure not in self._shown:
+            with suppress(dist.DistError):  # its host is gone: the first meeting says so
+                self._show(closure)
+        return super().calls(closure)
+
+    def _wrong_group(self) -> Verdict | None:
+        outside = [] if self._groups is None else [rank for rank in range(dist.get_world_size()) if rank not in self.members]
+        closure, mine = self.activity.call.place.closure, set(self.members)
+        for rank, (theirs, why) in self._elsewhere(outside).items():
+            if not theirs.name:
+                return Verdict(kind="RankMismatchError", ranks=[rank], text=why)
+            if mine & set(theirs.members) and closure not in _calls.get(theirs.members, {}):  # else this rank uses both groups
+                why = messages.apart(closure, {self.rank: self.members, rank: theirs.members})
+                self._show(closure, why=why)
+                return Verdict(kind="RankMismatchError", ranks=[rank], text=why)
+        return None
 
     @property
     def _group(self) -> dist.ProcessGroup | None:
@@ -162,7 +186,7 @@ _groups: dict[int, Ranks] = {}
 _groups_lock = threading.Lock()
 
 
-def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Ranks:
+def group_of(group: dist.ProcessGroup | None, deadline_s: float, closure: str = "a function") -> Ranks:
     """The one ``Ranks`` of a process group (None: the world), so that all closures on it count their calls alike.
 
     Raises:
@@ -186,7 +210,10 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Ranks:
                 f"their config can be used. Decorate the function anew, or pass a group that lives"
             )
         if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
-            raise ValueError(f"rank {dist.get_rank()} is not in the group that is to decide; only its members may make the call")
+            rank = dist.get_rank()
+            why = f"rank {rank} is not in the group that is to decide on {closure}: name all ranks that make the call in new_group()"
+            c10d._get_default_store().set(f"{_GROUPS}/{closure}/{rank}", messages.spell(messages.GROUP, messages.Group(), why))
+            raise ValueError(why)
         if id(group) not in _groups:
             _groups[id(group)] = Ranks(group, deadline_s)
         ranks = _groups[id(group)]
@@ -196,9 +223,9 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float) -> Ranks:
     return ranks
 
 
-def ranks_of(group: dist.ProcessGroup | None, deadline_s: float) -> Ranks:
+def ranks_of(group: dist.ProcessGroup | None, deadline_s: float, closure: str) -> Ranks:
     """The ranks of a process group; of the world, if there is one; or this process alone."""
-    return group_of(group, deadline_s) if group is not None or member_ranks(None) else Ranks()
+    return group_of(group, deadline_s, closure) if group is not None or member_ranks(None) else Ranks()
 
 
 def device_identity() -> str:

@@ -8,16 +8,17 @@ the call.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from threading import Thread
 from typing import Any
 
 import torch.distributed as dist
 
 from dist_tune.distributed import messages
-from dist_tune.distributed.calls import Call, Calls, Limits, Place, has_passed
-from dist_tune.distributed.messages import FAILED, Header, Part, Reduction, Result, Verdict
+from dist_tune.distributed.calls import Call, Calls, Card, Limits, Place, has_passed
+from dist_tune.distributed.messages import FAILED, Group, Header, Part, Reduction, Result, Verdict
 from dist_tune.distributed.presence import Activity, Presence, Questions
 from dist_tune.distributed.store import Asked, WatchedStore, absent, own_client
 from dist_tune.errors import DistTuneError, MachineError, StoreGoneError
@@ -42,6 +43,10 @@ class Meetings:
         self.activity = Activity(rank, members, lambda: self.n_issued, lambda: self.n_of_process)
         self._root = store
         self._store: Any = WatchedStore(store)
+        self._groups: Any = None
+        """Of the whole job: ``{closure}/{rank}`` -> ``Group``."""
+        self._name, self._shown = "", frozenset[str]()
+        """Of the group; and closures that it is shown for."""
         self._presence: Presence | None = None
         self._lacks: StoreGoneError | None = None
         """Why there is no presence; the first meeting raises it."""
@@ -49,6 +54,8 @@ class Meetings:
         self._is_over = False
         self._last_check = 0.0
         self._looking, self._questions = Thread(), Questions(store)
+        self._apart = dict[int, tuple[Group, str]]()
+        """See ``_elsewhere``, of those that this rank waits for."""
         self._garbage: list[str] = []
         """Keys of meetings, which no rank reads any more once all have come to another one."""
 
@@ -166,8 +173,12 @@ class Meetings:
         Raises:
             DistTuneError: ``error`` is only the consequence of what another rank did; says which rank, and what.
         """
-        if self._is_over or not self._has_peers:
+        if self._is_over:
             return  # it was the others' end that was raised here
+        if not self._has_peers:
+            if messages.is_secondary(error):
+                self.check_group(error)
+            return
         if messages.is_secondary(error):
             try:
                 with self._hosted("abort"):
@@ -183,12 +194,22 @@ class Meetings:
         except (StoreGoneError, MachineError) as gone:
             error.add_note(str(gone))  # no peer can be reached any more
 
+    def check_group(self, error: BaseException | None = None) -> None:
+        """A collective of this call did not find its ranks, by this ``error``: did one outside call it with another group?
+
+        Raises:
+            RankMismatchError: yes.
+        """
+        with self._hosted("the group"):
+            if (verdict := self._wrong_group()) is not None:
+                raise self._error(verdict) from error
+
     # -- for the minding thread ----------------------------------------------------------------------------------
 
     @property
     def asked(self) -> Asked | None:
         """A call of the store for this rank's tuning that has no answer yet."""
-        return self._store.asked if self._presence is not None else None
+        return self._store.asked or (self._groups and self._groups.asked) if self._presence is not None else None
 
     def look(self, tell: Callable[[str], object]) -> None:
         """Called a few times a second while this rank tunes: ``tell`` gets a line for each rank that is late."""
@@ -201,7 +222,7 @@ class Meetings:
 
     def _compare(self, tell: Callable[[str], object]) -> None:
         with suppress(dist.DistError):  # the next meeting says so
-            self.activity.compare(self._questions.ask(self.activity.others), tell)
+            self.activity.compare(self._placed(self._questions.ask(self.activity.others)), tell)
 
     def last_signs(self) -> dict[int, str]:
         """Rank -> where it is. For another thread than the tuning's; it may wait for ever, like the next."""
@@ -262,7 +283,7 @@ class Meetings:
         for rank, text in zip(self.members, texts, strict=True):
             headers[rank], parts[rank] = messages.read(messages.HEADER, text, rank, "its part of a meeting")
         if len({header[:2] for header in headers.values()}) > 1 or headers[self.rank].topic.startswith(FAILED):
-            self._decide(key, messages.mismatched(headers, self.activity.call.place))
+            self._decide(key, messages.mismatched(headers, self.activity.call.place, self._wrong_group))
         else:
             self._decide(key, Verdict(warned=messages.tellers(headers)), reduce(parts))
 
@@ -278,6 +299,16 @@ class Meetings:
                     self._agree(key, reduce)  # the rank that should have written the verdict has died over it
                 continue
             cards = questions.ask(missing)
+            self._apart = self._elsewhere([rank for rank, card in cards.items() if not card.inside])
+            if self._apart and limits.is_first and not limits.is_optional and now - began >= 1.0:
+                self._show(call.place.closure, waits=missing)
+            for rank, (group, why) in self._apart.items():
+                if why or (self.rank in group.waits and not limits.is_optional):
+                    why = why or messages.apart(call.place.closure, {self.rank: self.members, rank: group.members})
+                    self._show(call.place.closure, why=why)
+                    self._decide(key, Verdict(kind="RankMismatchError", ranks=[rank], text=why))
+                    return
+            cards = self._placed(cards)
             if any(call.holds(*card.inside) for card in cards.values()):
                 here_at = now
             mine = self.activity.card()
@@ -295,6 +326,8 @@ class Meetings:
                 verdict = messages.crossed({self.rank: call.place, ranks[0]: theirs.place}, is_gathering=limits.is_gathering)
                 for each in (key, f"{theirs.key}/0"):
                     self._decide(each, verdict)
+        if call.place.closure not in self._shown:
+            self._show(call.place.closure)
 
     def _looks(self, key: str) -> Iterator[float]:
         """The time, now and then until there is a verdict, at growing distances."""
@@ -309,6 +342,29 @@ class Meetings:
                 yield now
             else:
                 time.sleep(min(max((now - began) / 20, shortest_s), longest_s))
+
+    def _placed(self, cards: dict[int, Card]) -> dict[int, Card]:
+        return {rank: replace(card, group=self._apart[rank][0].members) if rank in self._apart else card for rank, card in cards.items()}
+
+    def _show(self, closure: str, waits: Sequence[int] = (), why: str = "") -> None:
+        """Tell all ranks of the job with which group this one calls the closure."""
+        group = Group(self._name, self.members, tuple(waits))
+        if self._groups is not None:
+            self._groups.set(f"{closure}/{self.rank}", messages.spell(messages.GROUP, group, why))
+        self._shown = self._shown | {closure} if not (waits or why) else self._shown - {closure}
+
+    def _elsewhere(self, ranks: Sequence[int]) -> dict[int, tuple[Group, str]]:
+        """Of these ranks those that call this closure with another group, and why that was found to be wrong."""
+        keys = {f"{self.activity.call.place.closure}/{rank}": rank for rank in ranks if self._groups is not None}
+        lacking = absent(self._groups, list(keys))
+        known = [key for key in keys if key not in lacking]
+        found = zip(known, self._groups.multi_get(known) if known else [], strict=True)
+        groups = {keys[key]: messages.read(messages.GROUP, text, keys[key], "its group") for key, text in found}
+        return {rank: (group, why.decode(errors="replace")) for rank, (group, why) in groups.items() if group.name != self._name}
+
+    def _wrong_group(self) -> Verdict | None:
+        """After a failed collective: the end of the call if a rank outside calls it with a group that holds some of these ranks."""
+        return None
 
     # -- verdicts ------------------------------------------------------------------------------------------------
 

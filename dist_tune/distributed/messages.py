@@ -54,6 +54,16 @@ class Header(NamedTuple):
     """Topics that this rank has warned of, or holds the warning of."""
 
 
+class Group(NamedTuple):
+    """The group with which a rank calls a closure, for ranks outside of it, too; after the line why it is wrong, once that was found."""
+
+    name: str = ""
+    """Empty of a rank that is in none."""
+    members: tuple[int, ...] = ()
+    waits: tuple[int, ...] = ()
+    """Ranks that it waits for in the first meeting."""
+
+
 class Verdict(BaseModel):
     """What a meeting has come to, for all ranks. The result follows the line of one that is agreed; any other is the end of the call."""
 
@@ -73,6 +83,7 @@ class Verdict(BaseModel):
 
 HEADER: TypeAdapter[Header] = TypeAdapter(Header)
 VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
+GROUP: TypeAdapter[Group] = TypeAdapter(Group)
 
 
 def spell(kind: TypeAdapter[Message], message: Message, text: str = "") -> str:
@@ -175,8 +186,8 @@ def timed_out(missing: Mapping[int, str], topic: str, place: Place, when: str) -
     return Verdict(kind=AbsentRanksError.__name__, ranks=sorted(missing), text=text)
 
 
-def mismatched(headers: Mapping[int, Header], place: Place) -> Verdict:
-    """All ranks have come, to different meetings or with failed collectives."""
+def mismatched(headers: Mapping[int, Header], place: Place, apart: Callable[[], Verdict | None] = lambda: None) -> Verdict:
+    """All ranks have come, to different meetings or with failed collectives. ``apart``: looks for the cause outside of them."""
     failed = {rank: header.topic.removeprefix(FAILED) for rank, header in headers.items() if header.topic.startswith(FAILED)}
     if not failed:
         first = next(iter(headers))
@@ -185,6 +196,8 @@ def mismatched(headers: Mapping[int, Header], place: Place) -> Verdict:
         return out_of_order(", ".join(steps), [first, other])
     waiting, error = next(iter(failed.items()))
     cause = _cause_of(headers)
+    if cause is None and (found := apart()) is not None:
+        return found
     rank, why = cause or (waiting, error)
     others = {rank: header for rank, header in headers.items() if rank not in failed}
     others_at = [f"rank {each} at {header.topic!r} (after {header.last_run})" for each, header in others.items()]
@@ -201,6 +214,13 @@ def mismatched(headers: Mapping[int, Header], place: Place) -> Verdict:
 def alone(why: str, ranks: Sequence[int]) -> Verdict:
     """Ranks have passed the call, or others go on without them."""
     return Verdict(kind=AloneError.__name__, ranks=list(ranks), text=why)
+
+
+def apart(closure: str, groups: Mapping[int, Sequence[int]]) -> str:
+    """What is wrong where ranks call a closure with different groups. ``groups``: rank -> members."""
+    told = " and on ".join(f"rank {rank} with a group of ranks {list(members)}" for rank, members in sorted(groups.items()))
+    which = "one group of" if len({*map(tuple, groups.values())}) > 1 else "the same object for"
+    return f"{closure} is called on {told}. Give group= (autotune_pg= of a function) {which} all ranks that its collectives touch."
 
 
 def crossed(places: Mapping[int, Place], *, is_gathering: bool) -> Verdict:

@@ -14,7 +14,7 @@ from dist_tune.errors import AloneError, CacheMissError, RankMismatchError, Stor
 from dist_tune.output import kernels_told
 from dist_tune.search import PriorTimes
 from dist_tune.settings import shared_settings
-from dist_tune.sites import RankManifest, SiteManifest, reduce_manifests
+from dist_tune.sites import LEFT, RankManifest, SiteManifest, reduce_manifests
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.notices import of_process
 
@@ -45,6 +45,8 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
             waiting = f"; until all ranks meet in one call untuned: {context.sites.new}" if context.sites.new else ""
             context.story.warning(f"{context.name} goes on with the configs it has: {error}{waiting}")
             return None
+        if manifest.why_not.startswith(LEFT):  # on each rank that says no
+            context.ranks.check_group()
         is_under_way = True
         is_settled = not manifest.disputed and not manifest.refused and not manifest.wrong and manifest.is_watched
         is_open = bool(manifest.to_tune) and replays.is_undecided

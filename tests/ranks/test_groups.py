@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 
 import pytest
 import torch
@@ -13,9 +15,11 @@ import torch.distributed as dist
 from dist_tune import autotune
 from dist_tune.distributed.group import Ranks, group_of
 from dist_tune.distributed.messages import Reduction
-from tests.ranks.functions import BLOCKS, QUICK, shape_of
-from tests.ranks.kernels import autotuned, tuned
+from tests.cases import further
+from tests.ranks.functions import BLOCKS, QUICK, named, shape_of
+from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.world import DEADLINE_S
+from tests.ranks.worlds import on_ranks
 from tests.shared_worlds import on_each_rank
 
 pytestmark = pytest.mark.once
@@ -74,3 +78,105 @@ def test_a_destroyed_group_is_told_and_strands_no_peer(rank: int):
         step(torch.ones(128))
         assert time.monotonic() - began < 3 * DEADLINE_S
         assert len(step.records) == 1
+
+
+Groups = tuple[tuple[int, ...], ...]
+"""The group of each rank; empty: the world."""
+
+
+def _called(rank: int, face: str, groups: Groups, has_collective: bool = True) -> None:
+    timeout = timedelta(seconds=(3 if has_collective else 1.3) * DEADLINE_S)
+    made = {members: dist.new_group([*members], timeout=timeout) for members in sorted({*groups}) if members}
+    kernel, group = autotuned(blocks=(16, 32)), made.get(groups[rank])
+
+    def work(x: torch.Tensor, block: int = 0) -> torch.Tensor:
+        y = launch(kernel, x) if face == "contextual" else x + 1
+        if has_collective:
+            dist.all_reduce(y)
+        return y
+
+    if face == "contextual":
+        tuned(kernel, work, group=group)(torch.zeros(64))
+    else:
+        autotune([{"block": 1}, {"block": 2}], None, n_warmup=0, n_repeat=1)(work)(torch.zeros(64), autotune_pg=group)
+
+
+ALL, LAST, FIRST, WORLD = (0, 1), (1,), (0,), ()
+WRONG = [
+    ("contextual", (ALL, LAST)),
+    ("function", (FIRST, ALL)),
+    ("contextual", ((0, 1, 2), (0, 1, 2), (1, 2))),
+    ("function", (WORLD, ALL)),
+    further("contextual", (FIRST, ALL)),
+    further("function", (ALL, LAST)),
+]
+
+
+@pytest.mark.parametrize(("face", "groups"), WRONG)
+def test_a_group_that_is_another_one_on_another_rank_is_told_on_all(face: str, groups: Groups):
+    """With its ranks, also on a rank that waits for that one, and on one whose collective finds no peers; not in gloo's words."""
+    for rank, outcome in enumerate(on_ranks(len(groups), _called, face, groups)):
+        assert outcome.error == "RankMismatchError", f"rank {rank}: {outcome.error}: {outcome.message}\n{outcome.notes}"
+        told = re.findall(r"rank (\d) with a group of ranks (\[[0-9, ]*\])", outcome.message)
+        of_each = [str([*(members or range(len(groups)))]) for members in groups]
+        assert {members for _, members in told} == {*of_each}, outcome.message
+        assert all(of_each[int(each)] == members for each, members in told)
+        assert ("/gloo/" in outcome.message, "Give group=" in outcome.message) == (False, True)
+        assert outcome.seconds < 2.5 * DEADLINE_S  # on a busy machine
+
+
+@pytest.mark.parametrize("face", ["contextual", "function"])
+def test_a_group_without_the_calling_rank_is_told_on_all(face: str):
+    """At once, also on the rank that is in it, and waits for the other one in a collective."""
+    first, second = on_ranks(2, _called, face, (FIRST, FIRST))
+    told = "rank 1 is not in the group that is to decide on "
+    assert (second.error, second.message.startswith(told)) == ("ValueError", True), second.message
+    assert (first.error, first.message) == ("RankMismatchError", second.message), f"{first.message}\n{first.notes}"
+    assert first.seconds < DEADLINE_S
+
+
+def test_a_rank_that_waits_for_one_with_another_group_says_so():
+    """Where no collective holds them together: rank 1 tunes alone, and rank 0 waits for the timeout of its group."""
+    first, second = on_ranks(2, _called, "contextual", (ALL, LAST), False)
+    assert (first.error, second.error) == ("AbsentRanksError", ""), f"{first.message}\n{second.message}"
+    assert first.message.startswith("rank 1 last seen at: a call with a group of ranks [1]. So ranks [1] did not come ")
+    assert "rank 1: a call with a group of ranks [1]" in first.log
+
+
+@on_each_rank()
+def test_a_step_may_be_called_with_two_groups(rank: int):
+    """Rank 1 takes that of rank 0 for another one only until it has called with that one itself."""
+    every, own = dist.new_group([0, 1]), [dist.new_group([0]), dist.new_group([1])][rank]
+    for wrong in ("both is called on rank 0 with a group of ranks [0, 1] and on rank 1 with a group of ranks [1]. Give group=", ""):
+        if rank == 0 or not wrong:
+            with group_of(every, DEADLINE_S).calling("both"):
+                pass
+        dist.barrier()
+        if rank == 1:
+            ranks = group_of(own, DEADLINE_S)
+            with ranks.calling("both") as place:
+                ranks.enter(place)
+                found = ranks._wrong_group()
+            assert (found is not None, found is None or found.text.startswith(wrong)) == (bool(wrong), True), found
+        dist.barrier()
+
+
+@on_each_rank()
+def test_a_rank_that_uses_two_groups_in_turn_is_waited_for(rank: int):
+    """While it is in a call with the other group; what was shown of the wait is taken back."""
+    every, own = dist.new_group([0, 1]), [dist.new_group([0]), dist.new_group([1])][rank]
+
+    def work(x: torch.Tensor, block: int) -> torch.Tensor:
+        return x + 1
+
+    step = autotune(BLOCKS, shape_of, reset=lambda: time.sleep(0.3 if rank == 1 else 0.0), **QUICK)(named("in turn", work))
+    if rank == 1:
+        step(torch.zeros(2), autotune_pg=own)
+    step(torch.zeros(3), autotune_pg=every)
+    assert [each.environment.world_size for each in step.records] == [1, 2][1 - rank :]
+    if rank == 1:
+        ranks = group_of(own, DEADLINE_S)
+        with ranks.calling(ranks.activity.call.place.closure) as place:
+            ranks.enter(place)
+            ((group, why),) = ranks._elsewhere([0]).values()
+        assert (group.members, group.waits, why) == ((0, 1), (), "")
