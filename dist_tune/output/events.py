@@ -274,7 +274,7 @@ def log_line(event: Mapping[str, Any]) -> tuple[int, str]:
             return logging.INFO, "\n".join(map(printable, lines))
         case {"kind": "site", "miss": ""}:  # a miss is told with those of other sites
             pruned = f", prune rules took out {event['n_pruned']} more" if event["n_pruned"] else ""
-            return logging.INFO, f"site {event['site']} = {event['label']}: {amount(len(event['configs']), 'config')}{pruned}"
+            return logging.DEBUG, f"site {event['site']} = {event['label']}: {amount(len(event['configs']), 'config')}{pruned}"
         case {"kind": "meeting"}:
             return logging.DEBUG, f"meeting={event['topic']!r} seconds={event['seconds']:.4f}"
         case {"kind": "done", "error": str(error)}:  # one that has come to its end has a summary

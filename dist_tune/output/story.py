@@ -139,13 +139,13 @@ class Story:
 
     def _say(self, level: int, text: str, *, shown: bool | str = False, is_event: bool = False) -> None:
         """``shown``: whether the first rank's terminal shows the line, or the text that it shows in its place."""
-        if level >= self._least:  # without lines of level INFO there is none that explains a number
-            self.log_file.write(_stamped(level, self._spelled(text) if self._least <= logging.INFO else text))
+        if level >= self._least:
+            self.log_file.write(_stamped(level, self._spelled(text)))
         if self._shows_all and level >= logging.INFO:
             self.terminal.show([f"dist_tune: {self._spelled(text)}"])
         elif shown:
             text_shown = shown if isinstance(shown, str) else text
-            self.terminal.show([f"dist_tune: {self._spelled(text_shown, for_people=True)}"])
+            self.terminal.show([f"dist_tune: {self._spelled(text_shown, is_short=True)}"])
         if _PROGRAM.isEnabledFor(level):
             _PROGRAM.log(level, "%s", text, stacklevel=3)
         if level >= logging.WARNING and not is_event:
@@ -163,15 +163,13 @@ class Story:
     error = partialmethod(_say, logging.ERROR)
     """The end of a tuning."""
 
-    def _spelled(self, line: str, *, for_people: bool = False) -> str:
-        """A line with the numbers of sites in place of their labels; ``for_people`` with names of sites, and that of the step alone."""
-        names = {label: f"site {number}" for label, number in self.numbers.items()} if "site=" in line else {}
-        if for_people:
-            sites = [(each["kernel"], each["key"]) for each in self._sites.values()]
-            names = dict(zip(self._sites, site_names(sites, list(self._sites)), strict=True)) if names else {}
+    def _spelled(self, line: str, *, is_short: bool = False) -> str:
+        """A line with names of sites in place of their labels; ``is_short``: and with the step's name without its module."""
+        sites = [(each["kernel"], each["key"]) for each in self._sites.values()] if "site=" in line else []
+        names = dict(zip(self._sites, site_names(sites, list(self._sites)), strict=True)) if sites else {}
         for label in sorted(names, key=len, reverse=True):  # one label may begin with another
             line = line.replace(f"site={label}", names[label])
-        return line.replace(self._begun.closure, closure_name(self._begun.closure)) if for_people else line
+        return line.replace(self._begun.closure, closure_name(self._begun.closure)) if is_short else line
 
     # -- events --------------------------------------------------------------------------------------------------
 

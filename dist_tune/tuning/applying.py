@@ -57,11 +57,11 @@ def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int, 
     with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
         context.reduce("done", None, _all_done)
     context.expenses.end_phase("settle")
+    if not why_not:
+        _tell(context, settled)
     if untuned_bytes:
         peaks = f"first_run={untuned_bytes} tuning={peak_bytes()}"
         context.story.info(f"peak_memory_bytes {peaks} (of the process so far)")
-    if not why_not:
-        _tell(context, settled)
     return value
 
 

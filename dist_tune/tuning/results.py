@@ -80,7 +80,7 @@ def table_rows(site: Settled) -> list[str]:
     """The table of a site: all candidates from fastest to slowest, then those without a time, then the dropped ones, with reasons."""
     shared = account.shared_fields(site.record)
     title = [
-        f"site {site.number}: {account.fates(site.record)}; fastest first",
+        f"site {site.number} = {site.record.kernel}{site.record.key}: {account.fates(site.record)}; fastest first",
         account.weighing(site.record),
         f"all with {shared}" * bool(shared),
     ]

@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import re
+import select
 import sys
 from typing import Any
 
@@ -181,7 +182,9 @@ def test_a_terminal_without_a_size_shows_all_lines(clock: _Clock, monkeypatch: p
         print("50 %", end="", file=stream, flush=True)
         progress.show(["page"])
         progress.end()
-        shown = screen_of_pty.read(10_000).decode()
+        shown = ""
+        while "page\r\n" not in shown and select.select([screen_of_pty], [], [], 5)[0]:  # it comes in parts
+            shown += screen_of_pty.read(10_000).decode()
     assert "f: racing 3 of 10, 14 s left" in shown
     assert ("\x1b" in shown) == bool(columns)
     assert "50 %" in shown

@@ -84,6 +84,6 @@ def _check_log(records: list[Any]) -> None:
         (record,) = [each for each in records if each["key"] == key]
         (row,) = re.findall(rf"  site {number}  .*", end)
         assert f"  BLOCK={record['candidates'][record['winner']]['fields']['BLOCK']}  " in row
-        assert re.search(rf" site {number}: \d tried: .*1 cannot run here", end)
+        assert re.search(rf" site {number} = \S+: \d tried: .*1 cannot run here", end)
     for pattern in (rf" {records[0]['n_replays']} replays", r"seconds: total=\S+ discover=\S+ .* apply=\S+ waits=\S+ compile_cpu="):
         assert re.search(pattern, end), pattern

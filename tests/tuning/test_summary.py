@@ -80,7 +80,7 @@ def test_the_table_is_aligned_and_names_a_reason_for_each():
     title, head, *rows = table_rows(Settled(1, ag_gemm()))
     told = "the step's time weighs 50 % beside the kernel's, because the step varies by itself; all with BLOCK_M=128 num_warps=8"
     fates = "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"
-    assert title == f"site 1: {fates}; fastest first; {told}"
+    assert title == f"site 1 = kernels.ag_gemm.ag_gemm[4096,11008,4096]: {fates}; fastest first; {told}"
     assert len(rows) == 216
     at = head.index("BLOCK_N") + len("BLOCK_N")
     assert all(re.fullmatch(r".*\d", each[:at]) for each in rows)
