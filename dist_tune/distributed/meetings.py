@@ -20,7 +20,7 @@ from dist_tune.distributed import messages
 from dist_tune.distributed.calls import Call, Calls, Card, Limits, Place, has_passed
 from dist_tune.distributed.messages import FAILED, Group, Header, Part, Reduction, Result, Verdict
 from dist_tune.distributed.presence import Activity, Presence, Questions
-from dist_tune.distributed.store import Asked, WatchedStore, absent, own_client
+from dist_tune.distributed.store import Asked, WatchedStore, absent, own_client, talk_beside
 from dist_tune.errors import DistTuneError, MachineError, StoreGoneError
 from dist_tune.files import tell_held
 
@@ -215,9 +215,8 @@ class Meetings:
         """Called a few times a second while this rank tunes: ``tell`` gets a line for each rank that is late."""
         # On a thread of its own: the store may be silent, and the calling thread has more to mind.
         if self._has_peers and self.activity.is_waiting(tell) and not self._looking.is_alive():
-            self._looking = Thread(target=self._compare, args=(tell,), name="dist_tune look", daemon=True)
             with suppress(RuntimeError):  # no more threads
-                self._looking.start()
+                self._looking = talk_beside(lambda: self._compare(tell))
                 self._looking.join(0.25)
 
     def _compare(self, tell: Callable[[str], object]) -> None:

@@ -6,12 +6,14 @@ a thread that is left behind after the deadline, and the watchdog sees since whe
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import torch.distributed as dist
 
@@ -20,6 +22,8 @@ from dist_tune.settings import read_settings
 
 Result = TypeVar("Result")
 _connecting = threading.Lock()
+_EXIT_WAIT_S = 1.5
+_talking: WeakSet[threading.Thread] = WeakSet()
 
 
 class Asked(NamedTuple):
@@ -119,10 +123,30 @@ def within(seconds: float, talk: Callable[[], Result]) -> Result:
             future.set_exception(error)
 
     try:
-        threading.Thread(target=run, name="dist_tune connection", daemon=True).start()
+        talk_beside(run)
     except RuntimeError:  # no more threads
         run()
     return future.result(seconds)
+
+
+def talk_beside(talk: Callable[[], object]) -> threading.Thread:
+    """A thread that talks with the store, and may be left behind.
+
+    Raises:
+        RuntimeError: there are no more threads.
+    """
+    thread = threading.Thread(target=talk, name="dist_tune talk", daemon=True)
+    thread.start()
+    _talking.add(thread)
+    return thread
+
+
+@atexit.register
+def _let_end() -> None:
+    # Python ends a daemon thread that comes back from C++ while it finalizes, and the store's frames abort the process then.
+    ends_at = time.monotonic() + _EXIT_WAIT_S
+    for thread in list(_talking):
+        thread.join(max(0.0, ends_at - time.monotonic()))
 
 
 def absent(store: Any, keys: Sequence[str]) -> list[str]:
