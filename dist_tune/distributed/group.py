@@ -58,8 +58,9 @@ class Ranks(Meetings):
             # Held until this process ends, which may be its server: peers answer until then, and torch tells each of a lost one at length.
             self._job_store = c10d._get_default_store()
             client = own_client(self._job_store)
-            super().__init__(dist.PrefixStore(f"{name}/{_generations[name]}", client), dist.get_rank(), members, deadline_s)
-            self._groups, self._name = WatchedStore(dist.PrefixStore(_GROUPS, client)), name
+            life = f"{name}/{_generations[name]}"
+            super().__init__(dist.PrefixStore(life, client), dist.get_rank(), members, deadline_s)
+            self._groups, self._name, self._life = WatchedStore(dist.PrefixStore(_GROUPS, client)), name, life
         self.activity.calls = _calls.setdefault(() if group is None else self.members, {})
         self.is_alone = group is None
         """True of a process that decides alone, of which there may be others beside it."""
@@ -72,9 +73,8 @@ class Ranks(Meetings):
 
     def calls(self, closure: str) -> Calls:
         """As for any ranks; the first time it also shows other ranks with which group this one calls the closure."""
-        if closure not in self._shown:
-            with suppress(dist.DistError):  # its host is gone: the first meeting says so
-                self._show(closure)
+        with suppress(dist.DistError):  # its host is gone: the first meeting says so
+            self._show(closure)
         return super().calls(closure)
 
     def _wrong_group(self) -> Verdict | None:
@@ -212,6 +212,7 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float, closure: str = 
         if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
             rank = dist.get_rank()
             why = f"rank {rank} is not in the group that is to decide on {closure}: name all ranks that make the call in new_group()"
+            Ranks._shown.pop(closure, None)
             c10d._get_default_store().set(f"{_GROUPS}/{closure}/{rank}", messages.spell(messages.GROUP, messages.Group(), why))
             raise ValueError(why)
         if id(group) not in _groups:

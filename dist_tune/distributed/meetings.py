@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 
@@ -33,6 +33,9 @@ _POLL_S, _POLLS_PER_S, _LATER_PER_S = 1e-4, 20_000.0, 2000.0  # of a verdict; th
 class Meetings:
     """The meetings of some ranks, as one of them sees them. A rank without others meets itself, and needs no store."""
 
+    _shown: ClassVar[dict[str, str]] = {}
+    """Closure -> the ranks as whose call this process shows it; empty while it shows for whom it waits."""
+
     def __init__(self, store: Any, rank: int, members: tuple[int, ...], deadline_s: float) -> None:
         self.rank = rank
         self.members = members
@@ -45,8 +48,8 @@ class Meetings:
         self._store: Any = WatchedStore(store)
         self._groups: Any = None
         """Of the whole job: ``{closure}/{rank}`` -> ``Group``."""
-        self._name, self._shown = "", frozenset[str]()
-        """Of the group; and closures that it is shown for."""
+        self._name, self._life = "", ""
+        """Of the group; and of these ranks, which are others for a group made anew."""
         self._presence: Presence | None = None
         self._lacks: StoreGoneError | None = None
         """Why there is no presence; the first meeting raises it."""
@@ -325,8 +328,7 @@ class Meetings:
                 verdict = messages.crossed({self.rank: call.place, ranks[0]: theirs.place}, is_gathering=limits.is_gathering)
                 for each in (key, f"{theirs.key}/0"):
                     self._decide(each, verdict)
-        if call.place.closure not in self._shown:
-            self._show(call.place.closure)
+        self._show(call.place.closure)
 
     def _looks(self, key: str) -> Iterator[float]:
         """The time, now and then until there is a verdict, at growing distances."""
@@ -346,11 +348,12 @@ class Meetings:
         return {rank: replace(card, group=self._apart[rank][0].members) if rank in self._apart else card for rank, card in cards.items()}
 
     def _show(self, closure: str, waits: Sequence[int] = (), why: str = "") -> None:
-        """Tell all ranks of the job with which group this one calls the closure."""
+        """Tell all ranks of the job with which group this one calls the closure, unless they can read that, with why it is wrong or not."""
+        if self._groups is None or (self._shown.get(closure) == self._life and not (waits or why)):
+            return
         group = Group(self._name, self.members, tuple(waits))
-        if self._groups is not None:
-            self._groups.set(f"{closure}/{self.rank}", messages.spell(messages.GROUP, group, why))
-        self._shown = self._shown | {closure} if not (waits or why) else self._shown - {closure}
+        self._groups.set(f"{closure}/{self.rank}", messages.spell(messages.GROUP, group, why))
+        self._shown[closure] = "" if waits else self._life
 
     def _elsewhere(self, ranks: Sequence[int]) -> dict[int, tuple[Group, str]]:
         """Of these ranks those that call this closure with another group, and why that was found to be wrong."""

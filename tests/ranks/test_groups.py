@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -123,6 +124,27 @@ def test_a_group_that_is_another_one_on_another_rank_is_told_on_all(face: str, g
         assert all(of_each[int(each)] == members for each, members in told)
         assert ("/gloo/" in outcome.message, "Give group=" in outcome.message) == (False, True)
         assert outcome.seconds < 2.5 * DEADLINE_S  # on a busy machine
+
+
+def _called_again(rank: int) -> None:
+    """At once after each error, as often as a retry of the user's would."""
+    group, kernel = [dist.new_group([0, 1]), dist.new_group([1])][rank], autotuned(blocks=(16, 32))
+
+    def work(x: torch.Tensor) -> None:
+        dist.all_reduce(launch(kernel, x))
+
+    step = tuned(kernel, work, group=group)
+    for _ in range(4 * rank):
+        with suppress(Exception):
+            step(torch.zeros(64))
+    step(torch.zeros(64))
+
+
+def test_a_wrong_group_is_told_where_the_call_is_made_again():
+    """The rank that found it says so until it comes with another group: the one that waits for it looks now and then only."""
+    first, _ = on_ranks(2, _called_again)
+    assert first.error == "RankMismatchError", f"{first.error}: {first.message}\n{first.notes}"
+    assert first.seconds < 2.5 * DEADLINE_S
 
 
 @pytest.mark.parametrize("face", ["contextual", "function"])
