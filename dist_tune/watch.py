@@ -317,7 +317,7 @@ class Watchdog:
 
     def _leave(self, subject: Step | Asked, late_s: float) -> None:
         """End the process, after word to the peers. Does not return."""
-        what, advice = self._text(subject, late_s), "Leave the config that hangs out, or name what it waits for in release="
+        what, advice = self._text(subject, late_s), "Leave out the config that hangs, or name what it waits for in release="
         if isinstance(subject, Asked):
             advice = "Look at the network to the host of the store, which is rank 0's or torchrun's"
         told = (

@@ -137,12 +137,12 @@ def lead(record: TuningRecord) -> tuple[float, float] | None:
 
 
 def lead_told(record: TuningRecord) -> str:
-    """The winner beside the fastest other: "2.1 % ahead of the next", "4.6x the next", "8.0 % behind the fastest kernel"."""
+    """The winner beside the fastest other: "2.1 % ahead of the next", "4.6x faster than the next", "8.0 % behind the fastest kernel"."""
     if (found := lead(record)) is None:
         return ""
     ahead, _ = found
     if ahead >= 1:
-        return f"{1 + ahead:.1f}x the next"
+        return f"{1 + ahead:.1f}x faster than the next"
     if abs(ahead) < _ALIKE:
         return "as fast as the next"
     return f"{100 * abs(ahead):.1f} % {'ahead of the next' if ahead >= 0 else 'behind the fastest kernel'}"

@@ -25,9 +25,12 @@ _MAX_REASON, _MAX_TEXT = 200, 100_000
 """Characters of a reason in an error, and of an error's message that peers are told."""
 FAILED = "failed: "
 """Prefix of the topic of a rank that comes to a meeting with an error which is only a consequence."""
+_CLOSED = "caused pair closure"
+"""In gloo's error where an earlier collective has failed."""
 # Errors of a collective whose peer did not come, or is gone: a consequence, not a cause.
 _SECONDARY = re.compile(
-    r"/gloo/|NCCL error|communicator was aborted|\bnccl\w+Error\b|watchdog|connection (was )?(closed|reset) by peer \[", re.IGNORECASE
+    rf"/gloo/|{_CLOSED}|NCCL error|communicator was aborted|\bnccl\w+Error\b|watchdog|connection (was )?(closed|reset) by peer \[",
+    re.IGNORECASE,
 )
 
 Message = TypeVar("Message")
@@ -203,10 +206,13 @@ def mismatched(headers: Mapping[int, Header], place: Place, apart: Callable[[], 
     others_at = [f"rank {each} at {header.topic!r} (after {header.last_run})" for each, header in others.items()]
     advice = "Do all ranks call the same collectives in the same order in every replay, and does group= hold all ranks that they touch?"
     if why.startswith("was late"):
-        advice = "Leave a config out that is so slow there, or raise DIST_TUNE_DEADLINE_S, which collectives wait for while ranks tune."
+        advice = "Leave out a config that is so slow there, or raise DIST_TUNE_DEADLINE_S, which collectives wait for while ranks tune."
+    if any(_CLOSED in text for text in failed.values()):
+        advice = "A collective of the group has failed before, and gloo cannot use it again: make the group anew."
+    did_so = f"ranks {list(failed)} did so, {', '.join(others_at)} did not" if others else "all ranks did so"
     text = (
         f"{f'rank {rank} {why}; so ' if cause else ''}rank {waiting} waited in vain in a collective of {place.closure}, which was being "
-        f"tuned; ranks {list(failed)} did so, {', '.join(others_at) or 'no other'} did not. {advice}"
+        f"tuned; {did_so}. {advice}"
     )
     return Verdict(kind=PeerFailedError.__name__, ranks=[rank], text=text, error=why)
 

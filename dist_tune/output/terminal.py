@@ -83,6 +83,8 @@ class Terminal:
         The live line, or a plain one at first and every ten seconds. Also on another rank than the first, where that is the late one.
         """
         now = time.monotonic()
+        if text:
+            self._drawn = now  # a wait is no progress that is due to be told
         if text and self._is_live and sys.stderr is self._stream:
             self._draw(text, now)
         elif text and now - self._late >= LATE_EVERY_S:
@@ -124,7 +126,8 @@ class Terminal:
 def _columns_of(stream: Any) -> int:
     """Columns of a terminal, unless COLUMNS says more; 0 of one that reports no size; 100 of a file."""
     with suppress(ValueError, OSError, AttributeError):  # no number; no terminal, such as a text
-        return max(10, int(os.environ["COLUMNS"])) if "COLUMNS" in os.environ else os.get_terminal_size(stream.fileno()).columns
+        columns = int(os.environ.get("COLUMNS") or 0)
+        return max(10, columns) if columns > 0 else os.get_terminal_size(stream.fileno()).columns
     return 100
 
 

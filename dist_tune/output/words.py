@@ -93,7 +93,7 @@ def milliseconds(ms: float) -> str:
 
 def closure_name(name: str) -> str:
     """A function's name without its module: "step"; of a lambda with the function that makes it, "tune.<lambda>"."""
-    parts = [part for part in name.split(".") if part != "<locals>"]
+    parts = [part for part in name.split(".") if part not in ("<locals>", "__main__")]
     n_kept = 2 if parts[-1] == "<lambda>" else 1
     return ".".join(parts[-n_kept:])
 

@@ -202,7 +202,7 @@ class Replayer:
         """One replay; ``whole`` times it."""
         self.trials.begin_replay(self.n_replays, schedule, times_launches=times_launches)
         self.n_replays += 1
-        doing = f"replay {self.n_replays}{self._sites.told(schedule)}"
+        doing = f"replay {self.n_replays - 1}{self._sites.told(schedule)}"
         note_progress()
         self.watchdog.note(f"replay {self.n_replays - 1}", Kind.REPLAY, schedule)
         interception.push(self.trials)

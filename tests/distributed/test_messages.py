@@ -210,15 +210,25 @@ def test_the_rank_that_left_others_in_a_collective_is_found(first: Header, secon
     assert "gloo" not in str(error)
     assert ("raise DIST_TUNE_DEADLINE_S" in str(error)) is ("was late" in cause)
     assert cause or (error.rank, error.error) == (0, "gloo")
-    others = "ranks [0] did so, rank 1 at 't' (after replay 2) did not" if second.topic == "t" else "ranks [0, 1] did so, no other"
+    others = "ranks [0] did so, rank 1 at 't' (after replay 2) did not" if second.topic == "t" else "all ranks did so. "
     assert others in str(error)
 
 
 GLOO = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234")
+
+
+def test_a_group_whose_collective_failed_before_is_named_as_the_cause():
+    """Not the collectives of the call, which find no peers any more."""
+    topic = f"{FAILED}RuntimeError: {CLOSED}"
+    told = str(error_of(mismatched({rank: header(topic=topic) for rank in (0, 1)}, CALL), 0, CALL))
+    assert "all ranks did so. A collective of the group has failed before, and gloo cannot use it again: make the group anew." in told
+
+
+CLOSED = RuntimeError("Application timeout caused pair closure")  # of gloo, once a collective has timed out
 CAUSES = [RuntimeError("my signal timed out"), ValueError("gloo"), NoValidConfigError("site nccl_kernel")]
 
 
-@pytest.mark.parametrize("error", [GLOO, dist.DistNetworkError("x"), *CAUSES])
+@pytest.mark.parametrize("error", [GLOO, CLOSED, dist.DistNetworkError("x"), *CAUSES])
 def test_only_a_broken_collective_is_a_consequence(error: Exception):
     """Words of gloo and NCCL count in a RuntimeError of torch; in an error of ours they are a kernel's name."""
     assert is_secondary(error) is (error not in CAUSES)

@@ -166,9 +166,9 @@ def test_without_a_terminal_there_is_a_plain_line_every_five_seconds(clock: _Clo
     assert re.fullmatch(r"dist_tune: f: compiling \d+ of 120, \d+ s left", lines[0])
 
 
-@pytest.mark.parametrize("columns", ["", "60"])
+@pytest.mark.parametrize("columns", ["", "0", "60"])
 def test_a_terminal_without_a_size_shows_all_lines(clock: _Clock, monkeypatch: pytest.MonkeyPatch, columns: str):
-    """Of 0 columns, as a bare pty or one under ``script``: plain lines, and a live one where COLUMNS says its width."""
+    """Of 0 columns, as a bare pty or one under ``script``: plain lines, and a live one where COLUMNS says a width."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.delenv("COLUMNS", raising=False)
     reader, writer = pty.openpty()
@@ -186,7 +186,7 @@ def test_a_terminal_without_a_size_shows_all_lines(clock: _Clock, monkeypatch: p
         while "page\r\n" not in shown and select.select([screen_of_pty], [], [], 5)[0]:  # it comes in parts
             shown += screen_of_pty.read(10_000).decode()
     assert "f: racing 3 of 10, 14 s left" in shown
-    assert ("\x1b" in shown) == bool(columns)
+    assert ("\x1b" in shown) == (columns == "60")
     assert "50 %" in shown
     assert shown.count("page\r\n") == 1
 
@@ -215,6 +215,20 @@ def test_a_late_rank_is_a_plain_line_every_ten_seconds(clock: _Clock, monkeypatc
             clock.now += 1
             progress.late(f"rank 1 is late, {seconds} s" if seconds != 23 else "")
         assert shown.text.splitlines() == [f"dist_tune: rank 1 is late, {seconds} s" for seconds in (1, 11, 21, 24)]
+
+
+def test_a_wait_for_a_late_rank_is_not_told_as_work(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
+    """A phase that begins after it has no line of its own until it has taken five seconds."""
+    shown = screen(monkeypatch, is_terminal=False)
+    progress = Terminal("m.f", is_shown=True)
+    for seconds in range(2, 10):
+        clock.now += 1
+        progress.late(f"rank 1 is late, {seconds} s")
+    progress.begin_phase("compile")
+    assert shown.text == "dist_tune: rank 1 is late, 2 s\n"
+    clock.now += 5
+    progress.step(1)
+    assert shown.text.endswith("\ndist_tune: f: compiling, 13 s\n")
 
 
 def test_other_ranks_show_nothing(clock: _Clock, monkeypatch: pytest.MonkeyPatch):

@@ -17,6 +17,7 @@ PUSH = "[666,1003,1008,2,True,0,triton.language.bfloat16,torch.bfloat16,torch.in
         ("__main__.gla.<locals>.step", "step"),
         ("kernels.row_parallel_tuners.tune_products.<locals>.<lambda>", "tune_products.<lambda>"),
         ("tests.<lambda>", "tests.<lambda>"),
+        ("__main__.<lambda>", "<lambda>"),
         ("f", "f"),
         ("<lambda>", "<lambda>"),
         ("", ""),
