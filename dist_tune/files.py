@@ -176,7 +176,7 @@ def topics_told() -> list[str]:
 def tell_held(tellers: Mapping[str, int] | None = None) -> None:
     """Give the warnings that this rank holds and no other tells. ``tellers``: topic -> the first rank that has it; None: all of them."""
     rank = rank_of_job()
-    for topic in [topic for topic in _held if tellers is None or topic in tellers]:
+    for topic in [topic for topic in list(_held) if tellers is None or topic in tellers]:
         text = _held.pop(topic, "")  # another thread may have been faster
         if text and (tellers is None or tellers[topic] == rank):
             _warn(f"rank {rank}: {text}")
@@ -184,7 +184,11 @@ def tell_held(tellers: Mapping[str, int] | None = None) -> None:
 
 def texts_to_log() -> list[str]:
     """Warnings since the last time that this was asked."""
-    return [_unlogged.pop(0) for _ in range(len(_unlogged))]
+    texts = []
+    with suppress(IndexError):  # another thread has been faster
+        while _unlogged:
+            texts.append(_unlogged.pop(0))
+    return texts
 
 
 def rank_of_job() -> int:

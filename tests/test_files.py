@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune import autotune
+from dist_tune import autotune, files
 from dist_tune.files import PRIVATE, RefusedFileError, json_bytes, read_regular, write_whole
 from tests.function_options import BLOCKS
 
@@ -81,3 +83,17 @@ def test_a_warning_names_the_programs_line(monkeypatch: pytest.MonkeyPatch, tmp_
     with pytest.warns(UserWarning, match="DIST_TUNE_DEADLINE_S='soon' cannot be read") as told:
         tuned(3)
     assert {each.filename for each in told if "DEADLINE" in str(each.message)} == {__file__}
+
+
+def test_threads_that_log_warnings_at_once_take_each_of_them_once():
+    """A tuning and the thread of one beside the step."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        texts = [str(i) for i in range(50_000)]
+        files._unlogged.extend(texts)
+        with ThreadPoolExecutor(4) as pool:
+            taken = [*pool.map(lambda _: files.texts_to_log(), range(4))]
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(text for some in taken for text in some) == sorted(texts)

@@ -163,7 +163,7 @@ class Limits:
             return "alone", passed
         here = {rank for rank, card in missing.items() if call.holds(*card.inside)}
         died = {rank for rank, card in missing.items() if card.state == "gone" and not card.is_over}
-        if self.is_broken and waited_s >= min(1.0, self.deadline_s):  # those in no call so far have had no part in what failed
+        if self.is_broken and mine.for_s >= min(1.0, self.deadline_s):  # those in no call so far have had no part in what failed
             died |= {rank for rank, card in missing.items() if card.question < 0}
         lost = [r for r, card in missing.items() if r in died or card.is_over or self._is_stuck(card, is_here=r in here)]
         if lost:

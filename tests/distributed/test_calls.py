@@ -76,7 +76,7 @@ FRESH = Card(0, "p", 10, n_calls={"f": 2, "g": 1}, inside=[OTHER.place], waits=O
 )
 def test_what_a_wait_comes_to(other: Card, waited_s: float, gathered: str, visited: str, reduced: str, broken: str):
     """The table of docs/how-it-works.md."""
-    mine = Card(0, "p", 10, n_calls={"f": 3}, inside=[HERE])
+    mine = Card(0, "p", 10, n_calls={"f": 3}, inside=[HERE], for_s=waited_s)
     for options, outcome in (
         ({"is_gathering": True}, gathered),
         ({"is_gathering": True, "is_optional": True}, visited),
@@ -84,6 +84,12 @@ def test_what_a_wait_comes_to(other: Card, waited_s: float, gathered: str, visit
         ({"is_broken": True}, broken),
     ):
         assert Limits(DEADLINE_S, GATHER_S, is_first=True, **options).outcome(CALL, mine, {1: other}, waited_s)[0] == outcome, options
+
+
+def test_a_rank_that_never_came_is_given_up_while_others_are_in_the_collective_that_failed():
+    """Gloo tells only the neighbours of a process that has ended; the others wait in that collective, until these are gone, too."""
+    mine, missing = Card(0, "p", 10, inside=[HERE], for_s=1.5), {1: Card(), 3: card(3, HERE, for_s=9.0, may_last=True)}
+    assert Limits(DEADLINE_S, GATHER_S, is_first=True, is_broken=True).outcome(CALL, mine, missing, 0.0) == ("timed out", [1])
 
 
 def test_ranks_that_fell_silent_together_are_named_together():
