@@ -39,7 +39,7 @@ class Meetings:
     def __init__(self, store: Any, rank: int, members: tuple[int, ...], deadline_s: float) -> None:
         self.rank = rank
         self.members = members
-        self._has_peers = len(members) > 1
+        self._has_peers = self._can_look = len(members) > 1
         self.deadline_s = deadline_s
         self.gather_s = deadline_s
         """Seconds that a rank with something to tune waits in a call's first meeting for those that live."""
@@ -217,14 +217,18 @@ class Meetings:
     def look(self, tell: Callable[[str], object]) -> None:
         """Called a few times a second while this rank tunes: ``tell`` gets a line for each rank that is late."""
         # On a thread of its own: the store may be silent, and the calling thread has more to mind.
-        if self._has_peers and self.activity.is_waiting(tell) and not self._looking.is_alive():
+        if self._can_look and self.activity.is_waiting(tell) and not self._looking.is_alive():
             with suppress(RuntimeError):  # no more threads
                 self._looking = talk_beside(lambda: self._compare(tell))
                 self._looking.join(0.25)
 
     def _compare(self, tell: Callable[[str], object]) -> None:
-        with suppress(dist.DistError):  # the next meeting says so
+        try:
             self.activity.compare(self._placed(self._questions.ask(self.activity.others)), tell)
+        except dist.DistNetworkError:  # its host is gone, and torch tells of each further request at length
+            self._can_look, self.activity.late = False, ""
+        except dist.DistError:
+            pass  # the next meeting says so
 
     def last_signs(self) -> dict[int, str]:
         """Rank -> where it is. For another thread than the tuning's; it may wait for ever, like the next."""

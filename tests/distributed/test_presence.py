@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from dist_tune.distributed.calls import Card, Place, State
+from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.presence import CARD, Activity, Presence, process_name, state_of
 
 PLACE = Place("step", 1)
@@ -98,6 +99,24 @@ def test_looks_of_all_ranks_are_bounded(n_ranks: int, monkeypatch: pytest.Monkey
             n_looks[rank] += activity.is_waiting(lambda line: None)
     assert n_looks[1] * n_ranks / 200 <= max(64 + 1, 2 * n_ranks if n_ranks <= 32 else 0)
     assert 1.9 < n_looks[0] / 200 <= 2
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("error", "n_asked"), [(dist.DistNetworkError("Broken pipe"), 1), (dist.DistStoreError("wait timeout"), 3)])
+def test_a_host_that_is_gone_is_not_asked_again(error: Exception, n_asked: int, monkeypatch: pytest.MonkeyPatch):
+    """Because torch tells of each request to it in twenty lines; one that is silent is."""
+    asked: list[object] = []
+
+    def ask(ranks: object) -> None:
+        asked.append(ranks)
+        raise error
+
+    meetings = Meetings(dist.HashStore(), 0, (0, 1), 5.0)
+    monkeypatch.setattr(meetings._questions, "ask", ask)
+    monkeypatch.setattr(meetings.activity, "is_waiting", lambda tell: True)
+    for _ in range(3):
+        meetings.look(print)
+    assert len(asked) == n_asked
 
 
 def _becomes(name: str, state: State) -> bool:
