@@ -33,7 +33,7 @@ _ALIKE = 5e-4
 _TIMES = 1.1
 """Gain from which it is told in times, and not in percent."""
 _AS_FAST = 0.995
-"""Gain from which it reads "1.00x"."""
+"""Gain from which the winner is not slower."""
 _ERROR = re.compile(r"\b([A-Za-z_]\w*(?:Error|Exception|OutOfResources))\b")
 
 
@@ -106,17 +106,13 @@ def why_chosen(record: TuningRecord) -> str:
 
 
 def gain_told(record: TuningRecord) -> str:
-    """The winner beside the first config: "1.43x the first config (0.209 ms)", or why there is no such number; empty for a single one.
-
-    In percent if it is slower, because 0.95x reads like a gain.
-    """
+    """The winner beside the first config: "1.43x faster than the first config (0.209 ms)", or why there is none; empty for a single one."""
     first, ratio = record.candidates[0], gain(record)
     if record.winner == 0:
         return "the first config" * (len(record.candidates) > 1)
     if ratio is not None:
-        gained = f"{ratio:.2f}x" if ratio >= _AS_FAST else f"{100 * (1 / ratio - 1):.0f} % slower than"
-        by_what = " by its kernel" * (ratio < _AS_FAST)
-        return f"{gained} the first config{by_what} ({milliseconds(first.latency_ms or 0.0)} ms)"
+        gained = f"{faster(ratio)}{' by its kernel' * (ratio < _AS_FAST)} than".replace("as before than", "as")
+        return f"{gained} the first config ({milliseconds(first.latency_ms or 0.0)} ms)"
     if first.failure is not None:
         return "the first config cannot run here"
     return "the first config was not timed" * (first.latency_ms is None)

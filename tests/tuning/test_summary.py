@@ -63,6 +63,16 @@ def test_a_gain_is_told_as_it_is_meant(ratio: float, told: str):
     assert account.faster(ratio) == told
 
 
+@pytest.mark.parametrize(
+    ("ms", "told"),
+    [(0.146, "1.43x faster than"), (0.2, "4 % faster than"), (0.2088, "as fast as"), (0.22, "5 % slower by its kernel than")],
+)
+def test_the_gain_of_a_record_is_told_as_it_is_meant(ms: float, told: str):
+    """In ``dist-tune show`` and the report: "1.43x the first config" read like a loss."""
+    rows = [row(0, 0.209), row(1, ms)]
+    assert account.facts(ag_gemm(candidates=rows))["measured"].endswith(f", {told} the first config (0.209 ms)")
+
+
 def test_of_many_sites_the_slowest_five_are_told():
     """And how many there are besides; the id of the slowest that is kept. A site that was not timed comes last."""
     sites = [Settled(i, ag_gemm(key=f"[{i}]", candidates=[row(0, 1.0 + i), row(1, 0.5 + i)]), f"{i:06}") for i in range(51)]
