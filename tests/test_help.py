@@ -39,7 +39,10 @@ def programs() -> list[str]:
 def shell_scripts() -> list[str]:
     """Files that begin with ``#!``."""
     found = [
-        path for pattern in ("*", ".ci/*", "*/*", "*/*/*") for path in ROOT.glob(pattern) if path.is_file() and ".venv" not in path.parts
+        path
+        for pattern in ("*", ".ci/*", "*/*", "*/*/*")
+        for path in ROOT.glob(pattern)
+        if path.is_file() and not {".venv", ".git"} & {*path.parts}
     ]
     return sorted({str(path.relative_to(ROOT)) for path in found if path.read_bytes()[:2] == b"#!"})
 

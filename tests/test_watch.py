@@ -36,11 +36,11 @@ def test_a_silent_store_ends_the_process_after_one_and_a_half_deadlines(
     def leave(subject: Any, late_s: float) -> None:
         raise _Left(watchdog._text(subject, late_s))
 
-    activity = SimpleNamespace(absent=())
+    activity = SimpleNamespace(absent=(), late="")
     asked = Asked("get", 0.0)
     ranks: Any = SimpleNamespace(rank=0, asked=asked, activity=activity, gather_s=60.0, is_alone=False, look=lambda tell: None)
     settings: Any = SimpleNamespace(deadline_s=DEADLINE_S)
-    log: Any = SimpleNamespace(warning=told.append)
+    log: Any = SimpleNamespace(warning=told.append, late=lambda text: None)
     watchdog = Watchdog(ranks, log, settings, log, None)
     for name, value in {
         "_arm": lambda: None,

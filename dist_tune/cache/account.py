@@ -215,7 +215,7 @@ def step_times(records: Sequence[TuningRecord]) -> tuple[float | None, float | N
     known_ms = [ms for each in records if (ms := _timed_step_ms(each.best)) is not None]
     if not records or len(known_ms) < len(records):
         return None, None
-    best_ms = max(known_ms)
+    best_ms = max(min(known_ms), *(each.best.latency_ms or 0.0 for each in records))  # in the race others ran beside it
     losses_ms = [ms for each in records if (ms := _loss_ms(each)) is not None]
     return (None if len(losses_ms) < len(records) else best_ms + sum(losses_ms)), best_ms
 

@@ -107,8 +107,8 @@ class FirstRun:
             if is_fatal(error) or isinstance(error, DistTuneError):
                 raise
             free_frames(error)
-            how = LEFT if is_secondary(error) else f"raises {type(error).__name__}"
-            self.why_not = self.why_not or f"{how} when it runs again ({str(error).partition(chr(10))[0]})"
+            how = f"raises {type(error).__name__} when it runs again ({str(error).partition(chr(10))[0]})"
+            self.why_not = self.why_not or (f"{LEFT} when it runs again" if is_secondary(error) else how)
         else:
             self.why_not = self.why_not or state.why_not(stepped) or self._another(value, first, sums) or state.compare()
         finally:

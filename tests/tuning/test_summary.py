@@ -157,6 +157,8 @@ STEPS: list[Any] = [
     # In the race other sites tried candidates beside the first config: 3.4 ms was told of a step that its kernels slow down by 0.2 ms.
     ([[left_race(0.7, 3.0), row(1, 0.5, closure_ms=1.0)]] * 2, 1, (1.4, 1.0)),
     ([[row(0, 0.7, closure_ms=1.1, left="left the finals after round 0"), row(1, 0.5, closure_ms=1.0)]], 1, (1.1, 1.0)),
+    # A site that was decided in the race was timed beside others' candidates: 37.6 ms were told of a step that took 23 ms.
+    ([[left_race(2.0, 4.0), row(1, 0.5, closure_ms=3.7)], [row(0, 0.6, closure_ms=1.1), row(1, 0.5, closure_ms=1.0)]], 1, (2.6, 1.0)),
     # The winner's kernel is slower, and its step faster: by how much, the race does not tell.
     ([[left_race(0.4, 3.0), row(1, 0.5, closure_ms=1.0)]], 1, (None, 1.0)),
     ([[row(0, 0.4), row(1, 0.5)]], 0, (0.5, 0.5)),
