@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,24 +24,45 @@ from dist_tune import contextual_autotune
 SHAPE = (2, 4096, 8, 128)
 
 
-def main(name: str) -> None:
-    """Time the first call and later ones; ``name`` stands in the line that is printed."""
+def make_step() -> Callable[[], torch.Tensor]:
+    """The step with its operands, untuned."""
     from fla.ops.gla import chunk_gla  # here, so that --help needs no GPU
 
-    rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
-    torch.manual_seed(rank)
     q, k, v = (torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     gates = functional.logsigmoid(torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16))
     gradient = torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16)
 
-    @contextual_autotune(is_dist=True)
     def step() -> torch.Tensor:
         out: torch.Tensor = chunk_gla(q, k, v, gates)[0]
         for each in torch.autograd.grad(out, (q, k, v), gradient):
             dist.all_reduce(each)
         return out
+
+    return step
+
+
+def device_ms(step: Callable[[], Any]) -> float:
+    """Median milliseconds on the device, the host ahead."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    found = list[float]()
+    for _ in range(30):
+        dist.barrier()
+        torch.cuda._sleep(20_000_000)  # until the host has queued the step
+        begin.record()
+        step()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(begin.elapsed_time(end))
+    return sorted(found)[15]
+
+
+def main(name: str) -> None:
+    """Time the first call and later ones; ``name`` stands in the line that is printed."""
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    torch.manual_seed(rank)
+    step = contextual_autotune(is_dist=True)(make_step())
 
     def seconds() -> float:
         torch.cuda.synchronize()
@@ -51,18 +74,9 @@ def main(name: str) -> None:
     dist.all_reduce(torch.ones(1, device="cuda"))
     first_s = seconds()
     later_s = [seconds() for _ in range(6)][-1]
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    device_ms = []
-    for _ in range(30):
-        dist.barrier()
-        torch.cuda._sleep(20_000_000)  # until the host has queued the step
-        begin.record()
-        step()
-        end.record()
-        torch.cuda.synchronize()
-        device_ms.append(begin.elapsed_time(end))
+    ms = device_ms(step)
     if rank == 0:
-        print(f"{name}: first call {first_s:.2f} s, later {later_s * 1e3:.2f} ms, device {sorted(device_ms)[15]:.4f} ms", flush=True)
+        print(f"{name}: first call {first_s:.2f} s, later {later_s * 1e3:.2f} ms, device {ms:.4f} ms", flush=True)
     dist.destroy_process_group()
 
 

@@ -21,28 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 
+from benchmarks import chunk_gla
 from dist_tune import contextual_autotune
 
 SHAPE = (4096, 11008, 4096)
-
-
-def gla_step() -> Callable[[], Any]:
-    """Forward, backward and the all-reduce of three gradients of a public library's operator: 11 sites."""
-    from fla.ops.gla import chunk_gla
-
-    from benchmarks.chunk_gla import SHAPE as sizes
-
-    q, k, v = (torch.randn(sizes, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-    gates = torch.nn.functional.logsigmoid(torch.randn(sizes, device="cuda", dtype=torch.bfloat16))
-    gradient = torch.randn(sizes, device="cuda", dtype=torch.bfloat16)
-
-    def step() -> torch.Tensor:
-        out: torch.Tensor = chunk_gla(q, k, v, gates)[0]
-        for each in torch.autograd.grad(out, (q, k, v), gradient):
-            dist.all_reduce(each)
-        return out
-
-    return step
 
 
 def ag_gemm_step() -> Callable[[], Any]:
@@ -60,21 +42,6 @@ def ag_gemm_step() -> Callable[[], Any]:
     return lambda: product(*operands)
 
 
-def device_ms(step: Callable[[], Any]) -> float:
-    """Median milliseconds on the device, the host ahead."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    found = list[float]()
-    for _ in range(30):
-        dist.barrier()
-        torch.cuda._sleep(20_000_000)  # until the host has queued the step
-        begin.record()
-        step()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(begin.elapsed_time(end))
-    return sorted(found)[15]
-
-
 def main() -> None:
     """Run one job one way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -86,7 +53,7 @@ def main() -> None:
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     torch.manual_seed(rank)
-    plain = gla_step() if options.step == "gla" else ag_gemm_step()
+    plain = chunk_gla.make_step() if options.step == "gla" else ag_gemm_step()
     if options.way == "first":
         from triton.runtime.autotuner import Autotuner
 
@@ -108,7 +75,7 @@ def main() -> None:
             tuned_at, tuned_s = i, time.perf_counter() - began
     torch.cuda.synchronize()
     total_s = time.perf_counter() - began
-    ms = device_ms(plain)
+    ms = chunk_gla.device_ms(plain)
     if rank == 0:
         told = f"first call {first_s:.2f} s, winners at call {tuned_at} after {tuned_s:.1f} s" if options.way != "first" else ""
         print(f"{options.step} {options.way}: {options.calls} calls in {total_s:.2f} s; {told}; step {ms:.4f} ms on the device", flush=True)

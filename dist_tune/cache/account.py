@@ -73,12 +73,12 @@ def gain(record: TuningRecord) -> float | None:
     return first_ms / best_ms if first_ms is not None and best_ms else None
 
 
-def faster(ratio: float) -> str:
-    """A time before over that after: "23.9x faster", "8 % faster", "as fast as before", "3 % slower"."""
-    if ratio >= _TIMES:
-        return f"{ratio:.3g}x faster"
-    percent = 100 * (ratio - 1)
-    return "as fast as before" if abs(percent) < 0.5 else f"{abs(percent):.0f} % {'faster' if percent > 0 else 'slower'}"  # half a percent
+def faster(ratio: float, other: str = "", by_what: str = "") -> str:
+    """A time before over that after: "23.9x faster", "as fast as before", "3 % slower"; beside ``other``: "8 % faster than other"."""
+    if abs(ratio - 1) < 1 - _AS_FAST:
+        return f"as fast as {other or 'before'}"
+    amount = f"{ratio:.3g}x" if ratio >= _TIMES else f"{100 * abs(ratio - 1):.0f} %"
+    return f"{amount} {'faster' if ratio > 1 else 'slower'}{by_what}" + f" than {other}" * bool(other)
 
 
 def before_and_after(record: TuningRecord) -> str:
@@ -111,8 +111,8 @@ def gain_told(record: TuningRecord) -> str:
     if record.winner == 0:
         return "the first config" * (len(record.candidates) > 1)
     if ratio is not None:
-        gained = f"{faster(ratio)}{' by its kernel' * (ratio < _AS_FAST)} than".replace("as before than", "as")
-        return f"{gained} the first config ({milliseconds(first.latency_ms or 0.0)} ms)"
+        gained = faster(ratio, "the first config", " by its kernel" * (ratio < _AS_FAST))
+        return f"{gained} ({milliseconds(first.latency_ms or 0.0)} ms)"
     if first.failure is not None:
         return "the first config cannot run here"
     return "the first config was not timed" * (first.latency_ms is None)

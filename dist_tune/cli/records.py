@@ -39,7 +39,7 @@ from dist_tune.cache import (
 from dist_tune.cache import explain as explain_miss
 from dist_tune.cli.render import Answer, RefusedError, facts, table, write_file
 from dist_tune.files import read_regular
-from dist_tune.output import amount, plain
+from dist_tune.output import amount, phase_told, plain
 from dist_tune.report import lasting
 from dist_tune.settings import Settings
 
@@ -191,7 +191,9 @@ def show(key: str) -> Answer:
         return Answer(values, [*_list(chosen), f"{amount(len(chosen), 'record')} of {plain(key)}: name one by its id"])
     ((number, (path, record)),) = chosen.items()
     where = record.environment
-    spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in record.spent.model_dump(exclude={"total"}).items() if seconds >= 0.05)
+    spent = ", ".join(
+        f"{phase_told(name)} {seconds:.1f}" for name, seconds in record.spent.model_dump(exclude={"total"}).items() if seconds >= 0.05
+    )
     versions = f"Python {where.python}, torch {where.torch}, triton {where.triton}, CUDA {where.cuda or 'none'}"
     pairs = account.facts(record) | {
         "tuned": f"{record.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {lasting(time.time() - record.tuned_at.timestamp())} ago",

@@ -12,6 +12,7 @@ from dist_tune.output.words import (
     first_mistake,
     kernels_told,
     milliseconds,
+    phase_told,
     plain,
     printable,
     shortened,
@@ -22,5 +23,5 @@ from dist_tune.output.words import (
 
 __all__ = [
     "EVENT", "EVENTS_VERSION", "PHASES", "AnyEvent", "LineFile", "RunBegun", "Story", "amount", "closure_name", "events",
-    "first_mistake", "kernels_told", "milliseconds", "plain", "printable", "shortened", "site_name", "site_names", "table",
+    "first_mistake", "kernels_told", "milliseconds", "phase_told", "plain", "printable", "shortened", "site_name", "site_names", "table",
 ]  # fmt: skip

@@ -86,6 +86,11 @@ def kernels_told(kernels: Iterable[str], step: str) -> str:
     return amount(len(counts), "kernel") + f" at {counts.total()} keys" * (counts.total() > len(counts))
 
 
+def phase_told(name: str) -> str:
+    """A field of ``Seconds``, as people read it: files say "settle" and "meetings" for what they call "apply" and "waits"."""
+    return {"settle": "apply", "meetings": "waits"}.get(name, name)
+
+
 def milliseconds(ms: float) -> str:
     """Three digits or more, as people compare them: "0.0146", "0.146", "12.3", "1234"."""
     return f"{ms:.4f}" if ms < 0.1 else f"{ms:.3f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"

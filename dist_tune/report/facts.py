@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from dist_tune.cache import account
-from dist_tune.output import PHASES, amount, events, printable, shortened, site_name
+from dist_tune.output import PHASES, amount, events, phase_told, printable, shortened, site_name
 from dist_tune.report.story import RankStory, SiteStory, Story, TuningStory, numbers
 
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
@@ -54,7 +54,7 @@ def _tuning(story: Story, tuning: TuningStory) -> dict[str, Any]:
     if end.first_ms and end.best_ms:
         steps = f"{end.first_ms:.4g} ms with the first configs, {end.best_ms:.4g} ms with the winners"
         told["step"] = f"{steps}: {end.first_ms / end.best_ms:.2f}x"
-    if seconds := ", ".join(f"{'apply' if name == 'settle' else name} {seconds:.1f}" for name, seconds in parts.items() if seconds > 0.005):
+    if seconds := ", ".join(f"{phase_told(name)} {seconds:.1f}" for name, seconds in parts.items() if seconds > 0.005):
         told["took"] = f"{end.seconds.get('total', 0.0):.1f} s ({seconds}), {amount(end.n_replays, 'replay')}"
     meetings = end.seconds.get("meetings", 0.0)
     return told | {"meetings": f"{meetings:.2f} s, a part of the phases" * bool(meetings), "came_last": stragglers(tuning)}

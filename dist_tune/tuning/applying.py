@@ -11,14 +11,12 @@ from dist_tune.cache import TuningRecord, account, environment
 from dist_tune.distributed import Reduction
 from dist_tune.errors import StoreGoneError, is_machine_failure
 from dist_tune.measure import peak_bytes
-from dist_tune.output import amount, events
+from dist_tune.output import amount, events, phase_told
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.notices import tell_of_unmet, tell_of_untuned
 from dist_tune.tuning.results import Settled, make_record, outcome, page, site_lines, table_rows
 
-_IN_WORDS = {"settle": "apply", "meetings": "waits"}
-"""Names of seconds in files -> as people read them."""
 _LAST_RUN = (
     "rank {rank}: {name} is tuned, and this was its last run, which is the call's own and is not made twice. All kernels have their "
     "configs: give the machine what it lacks and call again; the call runs with these, and a new process finds them in the cache"
@@ -93,7 +91,7 @@ def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
     seconds, n_replays = context.expenses.total(), context.replays.n_replays
     records = [each.record for each in settled]
     tables = [row for each in settled for row in table_rows(each)]
-    spent = " ".join(f"{_IN_WORDS.get(name, name)}={value:.3f}" for name, value in seconds)
+    spent = " ".join(f"{phase_told(name)}={value:.3f}" for name, value in seconds)
     again = f", {context.replays.n_run_again} of them run again" * bool(context.replays.n_run_again)
     told = outcome(context.name, records, seconds.total)
     context.story.info(told, shown=True)

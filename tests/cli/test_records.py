@@ -123,7 +123,7 @@ def test_show_tells_all_of_one_tuning(cache: Cache, ask: Answers):
     assert table[3].endswith("rank 1: OutOfResources: shared memory")
     for word in (" 227 ", "90 replays of step", "2026-03-01 12:00:00 UTC"):
         assert word in out
-    assert "10.0 s (discover 1.0, race 7.0, meetings 3.0, compile_cpu 99.0)" in out
+    assert "10.0 s (discover 1.0, race 7.0, waits 3.0, compile_cpu 99.0)" in out
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert [f"{heading} {told}" for heading, told in account.facts(kept).items() if f"{heading} {told}" not in lines] == []
     assert "helper.work" in ask("explain", "gemm")
