@@ -105,6 +105,8 @@ class SiteManifest:
     """That compile on the host with the most."""
     why_not: str = ""
     """Reason why the call is not tuned, and what to do: of the first rank that has one; empty if nothing asks for a replay."""
+    late: int | None = None
+    """The rank with the longest second run, if the only reason of all that say no is that they were left alone in a collective there."""
     goes_online: bool = False
     """True if ``why_not`` is no reason against tuning online, on any rank."""
     deaths: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -161,6 +163,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         for label in sites
         if label in mixed and label not in cached
     ]
+    all_left = bool(against) and all(why.startswith(LEFT) for _, why in against)
     goes_online = bool(against) and all(manifests[rank].may_go_online for rank, _ in against)
     untuned = [why + f" (on rank {rank})" * (len(manifests) > 1) for rank, why in against]
     is_equal = bool(sites) and all(len(mine.sites) == len(sites) and not mine.is_watched for mine in everyone)
@@ -183,6 +186,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
         differing=_differing_settings(manifests),
         why_not=next(iter([*namesakes, *untuned] if goes_online else [*untuned, *namesakes]), ""),
+        late=max(manifests, key=lambda rank: manifests[rank].run_s) if all_left and not namesakes else None,
         goes_online=goes_online and not namesakes,
         n_threads=max((mine.n_threads for mine in everyone), default=1),
     )

@@ -10,14 +10,18 @@ from dataclasses import replace
 
 from dist_tune.cache import TuningRecord, digest
 from dist_tune.distributed import Reduction
-from dist_tune.errors import AloneError, CacheMissError, RankMismatchError, StoreGoneError
+from dist_tune.errors import AloneError, CacheMissError, PeerFailedError, RankMismatchError, StoreGoneError
 from dist_tune.output import kernels_told
-from dist_tune.search import PriorTimes
+from dist_tune.search import PriorTimes, Trial
 from dist_tune.settings import shared_settings
-from dist_tune.sites import LEFT, RankManifest, SiteManifest, reduce_manifests
+from dist_tune.sites import RankManifest, SiteManifest, reduce_manifests
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.notices import of_process
 
+_LATE = (
+    "rank {rank} was late: the second run of {name}{ran}; so the others waited in vain in a collective. Leave out a config that is so slow "
+    "there, or raise DIST_TUNE_DEADLINE_S, which collectives wait for while ranks tune. A process group that timed out has to be made anew"
+)
 _MAX_DISCOVERIES = 4
 MANIFESTS = Reduction(reduce_manifests)
 
@@ -45,8 +49,12 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
             waiting = f"; until all ranks meet in one call untuned: {context.sites.new}" if context.sites.new else ""
             context.story.warning(f"{context.name} goes on with the configs it has: {error}{waiting}")
             return None
-        if manifest.why_not.startswith(LEFT):  # on each rank that says no
+        if manifest.late is not None:  # the group has broken, and no call could go on with it
             context.ranks.check_group()
+            ran = context.sites.told(
+                {label: Trial(site.first_guess, is_timed=False) for label, site in context.sites.met.items() if site.is_new}
+            )
+            raise PeerFailedError(_LATE.format(rank=manifest.late, name=context.name, ran=ran), manifest.late)
         is_under_way = True
         is_settled = not manifest.disputed and not manifest.refused and not manifest.wrong and manifest.is_watched
         is_open = bool(manifest.to_tune) and replays.is_undecided

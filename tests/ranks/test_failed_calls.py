@@ -199,6 +199,29 @@ def test_a_config_that_comes_too_late_for_a_collective_is_named_with_its_rank(sl
         assert ("/gloo/" in outcome.message, "/gloo/" in outcome.notes) == (False, True)
 
 
+def _too_slow_at_first(rank: int) -> None:
+    kernel, runs = autotuned(), []
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        y = launch(kernel, x)
+        time.sleep(1.25 * DEADLINE_S if (rank, len(runs)) == (1, 2) else 0.0)
+        dist.all_reduce(y)
+        return y
+
+    tuned(None, step)(torch.zeros(64))
+
+
+def test_a_first_config_that_comes_too_late_for_a_collective_is_named_with_its_rank():
+    """Of a step, whose first run has the group's own timeout: in its second run the group breaks, and no call could go on with it."""
+    for outcome in on_ranks(2, _too_slow_at_first):
+        assert outcome.error == "PeerFailedError", f"{outcome.error}: {outcome.message}"
+        assert re.match(
+            r"rank 1 was late: the second run of .*, .*kernel\[.* candidate \d \"BLOCK=.*\. Leave out a config that ", outcome.message
+        )
+        assert "/gloo/" not in outcome.message
+
+
 # -- calls made again --------------------------------------------------------------------------------------------------
 
 
