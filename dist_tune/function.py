@@ -341,7 +341,7 @@ def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings) -> 
     def mine() -> tuple[str, str, str]:
         configs, texts, _ = launch.candidates()
         by_text.update(zip(texts, configs, strict=True))
-        cache, candidates = Cache(settings.cache_folders, is_shared=settings.cache_shared), digest(texts)
+        cache, candidates = Cache.of(settings), digest(texts)
         here = environment(len(ranks.members), ranks.neighbours[1])
         key = CacheKey(name=launch.name, source=launch.code().digest, key=launch.key_text, candidates=candidates, **here.keyed)
         record = cache.find(key, any_software=not settings.version_check) or nearest_shape(key, cache.of_name(launch.name))

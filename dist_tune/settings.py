@@ -6,6 +6,7 @@ Those at the start of a tuning count and not those at import, so that a test or 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import lru_cache
@@ -27,6 +28,9 @@ _ALLOWED = {
     "cache_dir": "a path", "cache_path": f"paths with {os.pathsep} between them", "verbosity": "quiet, normal or verbose",
 }  # fmt: skip
 """Setting -> what it may hold; ``_BOOL`` for all others."""
+_FOLDER = "~/.dist_tune/autotune"
+_ENTRY = re.compile(rf"(?:[A-Za-z][\w+.-]+:(?=//))?[^{os.pathsep}]+")
+"""Of ``cache_path``: a path, or a URL, whose own colon separates nothing."""
 
 
 class SettingsError(ValueError):
@@ -66,10 +70,10 @@ class Settings(BaseSettings):
     """Rank 0 on stderr: quiet writes nothing, normal what is being tuned and what won, verbose all lines of the log from INFO on."""
     progress: bool | None = None
     """The older name of ``verbosity``, which counts where that is unset: False means quiet, True normal."""
-    cache_dir: Path = Path("~/.dist_tune/autotune")
-    """Folder of the records of finished tunings, where ``cache_path`` is unset."""
+    cache_dir: str = _FOLDER
+    """Folder of the records of finished tunings, where ``cache_path`` is unset or names no folder of this machine first."""
     cache_path: str = ""
-    """Several such folders, separated as in PATH: the first is written, the others are only read."""
+    """Several such folders, separated as in PATH: the first is written, the others are only read. ``package://name`` is a package's."""
     cache_shared: bool = False
     """True: records are the group's as well, with mode 0660 in folders of mode 0770; otherwise their owner's alone, 0600 and 0700."""
     always_tune: bool = False
@@ -86,9 +90,11 @@ class Settings(BaseSettings):
         return Path(os.path.expanduser(folder))
 
     @property
-    def cache_folders(self) -> list[Path]:
-        """Folders of records; the first is written."""
-        return [Path(each) for each in self.cache_path.split(os.pathsep) if each] or [self.cache_dir]
+    def cache_folders(self) -> list[str]:
+        """Folders of records, paths and URLs; the first is a path, and is written."""
+        named = _ENTRY.findall(self.cache_path) or [str(self.cache_dir)]
+        own = [each for each in (str(self.cache_dir), _FOLDER) if "://" not in each]
+        return named if "://" not in named[0] else [own[0], *named]
 
     @property
     def shown(self) -> str:

@@ -21,14 +21,14 @@ pytestmark = pytest.mark.once
 OURS, THEIRS = "DIST_TUNE_", "TRITON_DIST_AUTOTUNE_"
 DEFAULTS = {
     "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "INFO", "progress": None, "verbosity": None,
-    "cache_dir": Path("~/.dist_tune/autotune"), "cache_path": "", "always_tune": False, "cache_shared": False,
+    "cache_dir": "~/.dist_tune/autotune", "cache_path": "", "always_tune": False, "cache_shared": False,
     "version_check": True, "require_cache": False,
 }  # fmt: skip
 ENVIRONMENTS: list[tuple[dict[str, str], dict[str, Any]]] = [
     ({"ALWAYS_TUNE": "1", f"{OURS}ALWAYS_TUNE": "", f"{OURS}DEADLINE_S": ""}, {}),  # without the prefix, or empty
     (
         {f"{OURS}DEADLINE_S": "2.5", f"{OURS}LOG_LEVEL": "TRACE", f"{OURS}LOG_DIR": "/x/y", f"{OURS}CACHE_DIR": "/x"},
-        {"deadline_s": 2.5, "log_level": "TRACE", "log_dir": Path("/x/y"), "cache_dir": Path("/x")},
+        {"deadline_s": 2.5, "log_level": "TRACE", "log_dir": Path("/x/y"), "cache_dir": "/x"},
     ),
     ({f"{OURS}VERBOSITY": "quiet", f"{OURS}PROGRESS": "0"}, {"verbosity": "quiet", "progress": False}),
     ({f"{OURS}ALWAYS_TUNE": "1", f"{OURS}VERSION_CHECK": "0"}, {"always_tune": True, "version_check": False}),
@@ -85,13 +85,24 @@ def test_a_bad_value_is_one_line_with_what_is_allowed(monkeypatch: pytest.Monkey
 
 
 def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The log's may be in the home directory. Of several of the cache the first is written, in place of DIST_TUNE_CACHE_DIR."""
+    """The log's may be in the home directory. Of several of the cache the first path is written; a URL stays whole."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("DIST_TUNE_LOG_DIR", "~/logs")
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", "/c")
-    assert (Settings().log_dir, Settings().cache_folders) == (tmp_path / "logs", [Path("/c")])
+    assert (Settings().log_dir, Settings().cache_folders) == (tmp_path / "logs", ["/c"])
     monkeypatch.setenv("DIST_TUNE_CACHE_PATH", os.pathsep.join(["", "/a", "", "~/b"]))
-    assert Settings().cache_folders == [Path("/a"), Path("~/b")]
+    assert Settings().cache_folders == ["/a", "~/b"]
+    for path, folders in {
+        "x/my.s3:/b:c://d": ["x/my.s3", "/b", "c", "//d"],
+        "/a:s3://b/c:package://d/e:f": ["/a", "s3://b/c", "package://d/e", "f"],
+        "s3://b/c:/a": ["/c", "s3://b/c", "/a"],
+    }.items():
+        monkeypatch.setenv("DIST_TUNE_CACHE_PATH", path)
+        assert Settings().cache_folders == folders
+    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", "gs://c")
+    assert Settings().cache_folders == ["~/.dist_tune/autotune", "s3://b/c", "/a"]
+    monkeypatch.delenv("DIST_TUNE_CACHE_PATH")
+    assert Settings().cache_folders == ["~/.dist_tune/autotune", "gs://c"]
 
 
 def test_a_tuning_goes_on_with_defaults_and_one_warning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

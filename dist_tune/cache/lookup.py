@@ -59,7 +59,7 @@ class CacheLookup:
         self._settings = settings
         self._log = log
         self._is_used = is_used
-        self.cache = Cache(settings.cache_folders, is_shared=settings.cache_shared)
+        self.cache = Cache.of(settings)
         self._world = world_size, ranks_per_host
         self._keys: dict[str, CacheKey] = {}
         """By label of the site; none where the cache is not used."""

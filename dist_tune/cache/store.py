@@ -13,15 +13,18 @@ import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, warn_not_kept
 from dist_tune.cache.records import HARDWARE, SOFTWARE, BrokenRecordError, CacheKey, TuningRecord, digest, record_bytes, record_in
 from dist_tune.files import PRIVATE, SHARED, make_folder, read_regular, warn_once, write_whole
+from dist_tune.settings import Settings
 
 MAX_BYTES = 16 * 2**20
 """Of a record's file; a larger one is not read. 216 candidates with all fields set take 0.2 MB."""
+_PACKAGE = "package://"
 _FILE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{12}\.json")
 _OWN_FILE = re.compile(rf"({JOURNALS}|{QUARANTINE})/.*{LINES_SUFFIX}|[^/]+/([0-9a-f]{{12}}(-[0-9a-f]{{12}}){{1,2}}\.json|.*\.tmp)")
 
@@ -39,15 +42,20 @@ class Cache:
     Only ``remove`` raises for the state of the disk; the other methods warn, and answer that there is nothing.
     """
 
-    def __init__(self, folders: Path | Sequence[Path], *, is_shared: bool = False) -> None:
+    def __init__(self, folders: Path | Sequence[Path | str], *, is_shared: bool = False) -> None:
         """``is_shared``: its files are the group's as well (DIST_TUNE_CACHE_SHARED=1); otherwise its owner's alone."""
-        self.folders = [_absolute(Path(os.path.expanduser(each))) for each in ([folders] if isinstance(folders, Path) else folders)]
+        self.folders = [path for each in ([folders] if isinstance(folders, Path) else folders) for path in _paths_of(str(each))]
         self.folder = self.folders[0]
         """The one that is written; the others are only read."""
         self.rights = SHARED if is_shared else PRIVATE
         """Permissions of its files and folders."""
         self.unused: dict[Path, str] = {}
         """Files that were to be records, with the reason; each has been warned of."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Cache:
+        """The cache that the variables name."""
+        return cls(settings.cache_folders, is_shared=settings.cache_shared)
 
     @property
     def identity(self) -> str:
@@ -168,9 +176,22 @@ def _folder_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]|^[.-]", "_", name)[:100] or "_"
 
 
-def _absolute(folder: Path) -> Path:
-    """The folder wherever the program changes its own to; one of an unknown user's home stays, and cannot be made."""
-    return folder if str(folder).startswith("~") else folder.absolute()
+def _paths_of(name: str) -> list[Path]:
+    """The folder wherever the program changes its own to; one of an unknown user's home stays, and cannot be made.
+
+    Of ``package://name/folder`` those where the package has its files; it is not imported, because nothing that is read is executed.
+    """
+    if not name.startswith(_PACKAGE):
+        folder = Path(os.path.expanduser(name))
+        return [folder if str(folder).startswith("~") else folder.absolute()]
+    package, _, folder_in_it = name.removeprefix(_PACKAGE).partition("/")
+    spec = None
+    with suppress(ValueError):  # a module that says nothing of its origin
+        spec = find_spec(package) if package.isidentifier() else None
+    found = [Path(each, folder_in_it).absolute() for each in (spec and spec.submodule_search_locations) or ()]
+    if not found:
+        warn_once(f"{name} in DIST_TUNE_CACHE_PATH is left out: no package {package} is installed here. Install it, or take it out")
+    return found
 
 
 def _newest_first(records: Iterable[TuningRecord]) -> list[TuningRecord]:

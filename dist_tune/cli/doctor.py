@@ -15,6 +15,7 @@ import triton.language as tl
 from torch.utils import collect_env
 
 from dist_tune import __version__, runtime
+from dist_tune.cache import Cache
 from dist_tune.cli.render import Answer, facts, table
 from dist_tune.settings import Settings, unread_variables
 from dist_tune.tuning import newer_than_tested
@@ -103,7 +104,7 @@ def _interpreter() -> Found:
 
 
 def _cache_folder() -> Found:
-    path = Settings().cache_folders[0].expanduser().absolute()
+    path = Cache.of(Settings()).folder
     there = next(each for each in (path, *path.parents) if each.exists())
     with TemporaryDirectory(prefix=".doctor-", dir=there) as inside:
         Path(inside, "written").write_bytes(b"well")

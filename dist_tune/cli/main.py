@@ -34,6 +34,7 @@ _EXAMPLES = (
 )
 _A_KEY = "A record's id or any beginning that no other id has, or a kernel's name for all its records"
 _SOURCES = "The folder of a tuning's logs (DIST_TUNE_LOG_DIR if left out), or records: files, exports, cache folders, ids."
+_TARGET = "A file: an earlier export there is replaced, anything else is left alone. With / at its end a folder: records are added to it."
 _ALL_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False, "help_option_names": []}
 _AGO = re.compile(r"(\d{1,9}) ?(s|m|min|h|d|w)")
 _UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -44,6 +45,7 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help=f"{_A_KEY}.")]
 AnyKey = Annotated[str | None, typer.Argument(metavar="KEY", help=f"{_A_KEY}; all records if left out.")]
 # readable=False: a path that may not be read is one line of the command's, and no error of usage.
 Folder = Annotated[Path | None, typer.Argument(metavar="DIR", readable=False, help="Folder of the logs; DIST_TUNE_LOG_DIR if left out.")]
+Device = Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Made on devices with this in their name.")]
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(epilog="\n\n".join(_EXAMPLES), context_settings=_HELP, no_args_is_help=True, rich_markup_mode=None)
@@ -245,7 +247,7 @@ def path(as_json: AsJson = False) -> Answer:
 @on_cache.command()
 def ls(
     kernel: Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Of kernels with this in their name.")] = "",
-    device: Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Made on devices with this in their name.")] = "",
+    device: Device = "",
     newer: Annotated[datetime | None, typer.Option("--since", parser=since, metavar="WHEN", help="Since 30min, 2h, 3d, or a date.")] = None,
     sort: Annotated[Order, typer.Option(help="By name, by age with the newest last, by the winner's time, or by the tuning's.")] = "kernel",
     quarantine: Annotated[bool, typer.Option("--quarantine", help="The configs that ended their process twice, and run no more.")] = False,
@@ -267,14 +269,18 @@ def explain(key: AnyKey = None, as_json: AsJson = False) -> Answer:
 
 @on_cache.command()
 def export(
-    file: Annotated[Path, typer.Argument(readable=False, help="An earlier export there is replaced, anything else is left alone.")],
+    file: Annotated[str, typer.Argument(metavar="FILE|FOLDER/", help=_TARGET)],
     name: Annotated[str | None, typer.Option(metavar="KEY", help="These records only; see show.")] = None,
+    device: Device = "",
     as_json: AsJson = False,
 ) -> Answer:
-    """Write records into one file. Exit code 1 if files are damaged, unless KEY chooses records: no export holds those."""
+    """Write records into one file, or into a folder for others' DIST_TUNE_CACHE_PATH.
+
+    Exit code 1 if files are damaged, unless KEY chooses records: no export holds those.
+    """
     from dist_tune.cli import records
 
-    return records.export(file, name)
+    return records.export(file, name, device)
 
 
 @on_cache.command()

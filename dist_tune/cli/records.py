@@ -38,7 +38,7 @@ from dist_tune.cache import (
 )
 from dist_tune.cache import explain as explain_miss
 from dist_tune.cli.render import Answer, RefusedError, facts, table, write_file
-from dist_tune.files import read_regular
+from dist_tune.files import Rights, read_regular
 from dist_tune.output import amount, phase_told, plain
 from dist_tune.report import lasting
 from dist_tune.settings import Settings
@@ -58,8 +58,7 @@ _ASK_THE_PROGRAM = (
 
 def opened() -> Cache:
     """The cache that DIST_TUNE_CACHE_DIR names; an empty one where no folder is there yet. RefusedError if it cannot be read."""
-    settings = Settings()
-    cache = Cache(settings.cache_folders, is_shared=settings.cache_shared)
+    cache = Cache.of(Settings())
     try:
         with suppress(FileNotFoundError):
             os.listdir(cache.folder)
@@ -146,7 +145,7 @@ def ls(kernel: str = "", device: str = "", since: datetime | None = None, sort: 
         for number, each in sorted(found.items(), key=lambda each: _ORDERS[sort](each[1].record))
         if (since is None or each.record.tuned_at >= since)
         and kernel.casefold() in each.record.kernel.casefold()
-        and device.casefold() in each.record.environment.device.casefold()
+        and _is_made_on(each.record, device)
     }
     of_all = f" of {len(found)}" if len(chosen) < len(found) else ""
     total = f"{amount(len(chosen), 'record') if chosen else 'no records'}{of_all} in {cache.folder}"
@@ -177,6 +176,10 @@ def _list(chosen: Mapping[str, Entry]) -> list[str]:
             for number, each in chosen.items()
         ]
     )
+
+
+def _is_made_on(record: TuningRecord, device: str) -> bool:
+    return device.casefold() in record.environment.device.casefold()
 
 
 def _n_dropped(record: TuningRecord) -> int:
@@ -241,21 +244,30 @@ def explain(key: str | None) -> Answer:
 
 def path() -> Answer:
     """The cache folder; nothing is read."""
-    folder = Cache(Settings().cache_folders).folder.absolute()
+    folder = Cache.of(Settings()).folder
     return Answer({"path": str(folder), "exists": os.path.isdir(folder)}, [str(folder)])
 
 
-def export(file: Path, name: str | None = None) -> Answer:
-    """Write records into one file, whole or not at all, in place of an earlier export."""
-    cache = opened()
-    records = [each.record for each in choose(cache, name).values()]
+def export(target: str, name: str | None = None, device: str = "") -> Answer:
+    """Write records into one file, whole or not at all, in place of an earlier export; with "/" at its end into a folder, beside others."""
+    cache, file = opened(), Path(target)
+    records = [each.record for each in choose(cache, name).values() if _is_made_on(each.record, device)]
     if not records:
-        raise RefusedError(f"nothing to export: there are no records in {cache.folder}")
+        raise RefusedError(f"nothing to export: there are no records {f'of {plain(device)!r} ' if device else ''}in {cache.folder}")
+    code = 1 if cache.unused and name is None else 0
+    if target.endswith("/"):
+        mask = os.umask(0)
+        os.umask(mask)
+        pack = Cache(file)
+        pack.rights = Rights(0o666 & ~mask, 0o777 & ~mask)  # as of all that is handed on
+        if None in [pack.store(each) for each in records]:
+            raise RefusedError(f"{file} cannot be written")
+        return Answer({"path": str(pack.folder), "n_records": len(records)}, [f"{amount(len(records), 'record')} in {file}/"], code)
     if file.is_file() and not isinstance(next(records_in(file))[1], TuningRecord):
         raise RefusedError(f"{file} exists and is no export: it is left alone")
     write_file(file, packed(records))
     values = {"path": str(file.absolute()), "n_records": len(records), "bytes": file.stat().st_size}
-    return Answer(values, [f"{amount(len(records), 'record')} in {file}"], 1 if cache.unused and name is None else 0)
+    return Answer(values, [f"{amount(len(records), 'record')} in {file}"], code)
 
 
 def packed(records: Sequence[TuningRecord]) -> bytes:

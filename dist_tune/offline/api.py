@@ -301,7 +301,7 @@ class Job:
 
     def _forget(self) -> None:
         """Delete the records: what is tuned again begins anew."""
-        cache = Cache(self._settings.cache_folders, is_shared=self._settings.cache_shared)
+        cache = Cache.of(self._settings)
         for key in self._keys:
             with suppress(OSError):
                 cache.remove(cache.path_of(key))
