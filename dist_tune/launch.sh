@@ -30,7 +30,7 @@ if [[ $name != "dist-tune launch" ]]; then
     python=python3
     if [[ -x $root/.venv/bin/python ]]; then python=$root/.venv/bin/python; fi
 fi
-n_gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())') || die "$python has no usable torch; in a checkout 'make tune' sets one up"
+n_gpus=$("$python" -c 'import torch; print(torch.accelerator.device_count())') || die "$python has no usable torch; in a checkout 'make tune' sets one up"
 
 nproc_per_node=$((n_gpus > 0 ? n_gpus : 2)) nnodes=${NNODES:-${SLURM_NNODES:-1}} node_rank=${NODE_RANK:-${SLURM_NODEID:-}}
 master_addr=${MASTER_ADDR:-} master_port=${MASTER_PORT:-$((20000 + ${SLURM_JOB_ID:-9500} % 10000))}

@@ -1,7 +1,7 @@
 """Rules that say of a config of a matrix product, before anything is compiled, that it is not worth it. For ``prune_fn``: True keeps.
 
 Know the usual names of tile sizes, what the current device can do, and the operands; nothing of what a kernel does with them,
-so a rule keeps what it does not understand, and without a GPU everything.
+so a rule keeps what it does not understand, and without a GPU of NVIDIA's everything.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _staged_bytes(operand: torch.Tensor, block: int, tiles: _Tiles, *, is_k_last
 
 
 def _shared_limit_bytes() -> int | None:
-    """Shared memory that a block may have on the current device; None without one."""
+    """Shared memory that a block may have on the current device; None without one, and on other GPUs, which stage tiles in other ways."""
     if triton.knobs.runtime.interpret:
         return None
     if torch.cuda.is_available() and not torch.version.hip:
@@ -109,10 +109,13 @@ def _shared_limit_bytes() -> int | None:
             return int(known)
     try:
         driver = triton.runtime.driver.active
+        if driver.get_current_target().backend != "cuda":
+            return None
         return int(driver.utils.get_device_properties(driver.get_current_device())["max_shared_mem"])
     except (RuntimeError, AttributeError, KeyError, AssertionError):  # no driver, or one without such a limit
         return None
 
 
 def _n_multiprocessors(a: torch.Tensor) -> int | None:
-    return torch.cuda.get_device_properties(a.device).multi_processor_count if a.device.type == "cuda" else None
+    is_nvidia = a.device.type == "cuda" and not torch.version.hip
+    return torch.cuda.get_device_properties(a.device).multi_processor_count if is_nvidia else None

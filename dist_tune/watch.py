@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from dist_tune.accelerator import api, device_type
 from dist_tune.compiler import is_compiling, noted
 from dist_tune.distributed import Asked, Ranks, within
 from dist_tune.errors import CandidateFailure, FailureKind, StuckConfigError
@@ -71,12 +72,13 @@ def prepare_release(given: Releases) -> Callable[[], None] | None:
     Made before anything hangs, because a kernel that spins may hold up allocations and new streams.
     """
     # From pinned memory the copy engine writes flags; a kernel that fills them might find no free multiprocessor.
-    flags = [(each, torch.ones_like(each, device="cpu", pin_memory=each.is_cuda)) for each in given if isinstance(each, torch.Tensor)]
-    device = next((flag.device for flag, _ in flags if flag.is_cuda), None)
-    stream = torch.cuda.Stream(device) if given and torch.cuda.is_initialized() else None
+    tensors = [each for each in given if isinstance(each, torch.Tensor)]
+    flags = [(each, torch.ones_like(each, device="cpu", pin_memory=each.device.type == device_type())) for each in tensors]
+    device = next((each.device for each in tensors if each.device.type == device_type()), None)
+    stream = api.Stream(device) if given and api.is_initialized() else None
 
     def release() -> None:
-        with torch.cuda.stream(stream):
+        with api.stream(stream):
             for flag, ones in flags:
                 flag.copy_(ones, non_blocking=True)
             for each in given:

@@ -117,6 +117,10 @@ GUARDS = (
     Guard("a trial waits for the budget", "search/pace.py", "        return self._began + ceil(cost_ms / (self.max_slowdown * self.step_ms)) if cost_ms > 0 else 0\n", "        return 0\n", "tests/search/test_pace.py"),
     Guard("what trials took is charged", "search/pace.py", "            self.spent_ms += n_new * self._cost_ms(race, label, i)\n", "", "tests/search/test_pace.py"),
     Guard("a lost count of the parser is no failure", "compiler/compilation.py", '        stack.enter_context(replaced(JITFunction, "parse", lambda own: lambda kernel: parsed(lambda: own(kernel))))\n', "", "tests/compiler/test_processes.py"),
+    # Other devices
+    Guard("no launcher of NVIDIA's for other GPUs", "compiler/compilation.py", '        if target.backend == "cuda":', "        if True:", "tests/ranks/test_other_devices.py"),
+    Guard("a record is of one runtime", "accelerator.py", 'return torch.version.cuda if kind() == "cuda" else f"{kind()} {getattr(torch.version, kind())}"', "return torch.version.cuda", "tests/test_accelerator.py"),
+    Guard("a part of a GPU is told from the whole", "accelerator.py", '{properties.multi_processor_count} compute units"', 'many compute units"', "tests/test_accelerator.py"),
     # Around the step
     Guard("Triton is restored", "runtime/interception.py", "        if not listeners:\n            self.function.__code__ = self.own_code\n", "        if False:\n            self.function.__code__ = self.own_code\n", "tests/ranks/test_failed_calls.py tests/runtime tests/ranks/test_contextual.py"),
     Guard("nothing is tuned under capture", "contextual.py", "if is_new and (not self.is_waived or self.online is not None) and not is_capturing():", "if is_new and (not self.is_waived or self.online is not None):", "tests/ranks/test_calls.py tests/ranks/test_contextual.py tests/tuning"),

@@ -211,7 +211,7 @@ def test_it_starts_from_an_installed_package(tmp_path: Path):
     """As ``python -m dist_tune launch``: with this Python, without a PYTHONPATH of its own, and naming itself in its messages."""
     (tmp_path / "job.py").touch()
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("class cuda:\n    device_count = staticmethod(lambda: 3)\n")
+    (tmp_path / "torch" / "__init__.py").write_text("class accelerator:\n    device_count = staticmethod(lambda: 3)\n")
     (tmp_path / "torch" / "distributed").mkdir()
     (tmp_path / "torch" / "distributed" / "__init__.py").write_text("")
     shown = "import json, os, sys\nprint(json.dumps([[sys.executable, *sys.argv[1:]], dict(os.environ)]))\n"

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "dist_tune"
 
 # A module imports only from its own place and from places above it. A place is a folder, or some files of the package's root.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "validation", "files", "settings", "configs", "keys", "pruning"),
+    ("accelerator", "errors", "validation", "files", "settings", "configs", "keys", "pruning"),
     ("output",),
     ("distributed",),
     ("measure",),

@@ -52,7 +52,7 @@ class _Machine(BaseModel):
     triton: str
     """Version."""
     cuda: str | None
-    """Version that torch was built with; None without one."""
+    """Version that torch was built with; of AMD's and Intel's runtimes with the name, as "hip 6.4.2"; None without one."""
 
 
 class Environment(_Machine):
@@ -239,16 +239,17 @@ def environment(world_size: int, ranks_per_host: int) -> Environment:
     """The environment of this process."""
     import torch  # here, because records are read without it
 
+    from dist_tune import accelerator
     from dist_tune.configs import triton_version
 
-    on_gpu = torch.cuda.is_available()
+    on_gpu = accelerator.api.is_available()
     return Environment(
-        device=torch.cuda.get_device_name() if on_gpu else platform.machine(),
-        device_count=torch.cuda.device_count() if on_gpu else 0,
+        device=accelerator.name() if on_gpu else platform.machine(),
+        device_count=accelerator.api.device_count() if on_gpu else 0,
         world_size=world_size,
         ranks_per_host=ranks_per_host,
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         torch=torch.__version__,
         triton=triton_version(),
-        cuda=torch.version.cuda,
+        cuda=accelerator.runtime(),
     )

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch.utils import collect_env
 
-from dist_tune import __version__, runtime
+from dist_tune import __version__, accelerator, runtime
 from dist_tune.cache import Cache
 from dist_tune.cli.render import Answer, facts, table
 from dist_tune.settings import Settings, unread_variables
@@ -23,7 +23,7 @@ from dist_tune.tuning import newer_than_tested
 Found = tuple[str, str]
 """State ("ok", "warn" for what works with a restriction, "off" for what is not there, "fail"), and what was found."""
 _COLOURS = {"warn": "yellow", "fail": "red"}
-_VERSIONS = ("os", "python_version", "torch_version", "cuda_compiled_version", "nvidia_driver_version", "nvidia_gpu_models")
+_VERSIONS = ("os", "python_version", "torch_version", "nvidia_driver_version", "nvidia_gpu_models")
 
 
 def examine() -> Answer:
@@ -32,7 +32,7 @@ def examine() -> Answer:
     checks: dict[str, tuple[Callable[[], Found], str]] = {
         "settings": (_settings, "correct or unset it: a tuning warns and takes the default"),
         "Triton": (_triton, "remove what replaces Autotuner.run, or install a Triton that dist_tune knows"),
-        "GPU": (_gpu, "Triton needs a C compiler, Python.h and a driver as new as its CUDA; nvidia-smi and dmesg may say more"),
+        "GPU": (_gpu, "Triton needs a C compiler, Python.h and a driver as new as torch's runtime; nvidia-smi and dmesg may say more"),
         "interpreter": (_interpreter, "TRITON_INTERPRET=1 needs numpy, and before Triton 3.7 numpy<2.4"),
         "cache folder": (_cache_folder, "every job tunes again: set DIST_TUNE_CACHE_DIR to a folder that can be written"),
     }
@@ -48,11 +48,12 @@ def examine() -> Answer:
     if not can_tune:
         verdict = "Nothing can be tuned here: see what fails above."
     elif "GPU" in works:
-        verdict = f"Ready to tune on {torch.cuda.device_count()} x {torch.cuda.get_device_name()}."
+        verdict = f"Ready to tune on {accelerator.api.device_count()} x {accelerator.name()}."
     else:
         verdict = "Kernels can be tuned here under Triton's interpreter only (TRITON_INTERPRET=1): good for tests, the times mean nothing."
     known = collect_env.get_env_info()._asdict()
-    versions = {"dist_tune": __version__, "triton": triton.__version__, **{name: known[name] for name in _VERSIONS}}
+    own = {"dist_tune": __version__, "triton": triton.__version__, "runtime": accelerator.runtime()}
+    versions = own | {name: known[name] for name in _VERSIONS}
     lines = [*facts(versions), *table(findings, [_COLOURS.get(each["state"]) for each in findings], has_header=False), verdict]
     return Answer({"can_tune": can_tune, "verdict": verdict, "versions": versions, "findings": findings}, lines, 0 if can_tune else 1)
 
@@ -88,12 +89,19 @@ def _run(kernel: Any, device: str) -> None:
 
 
 def _gpu() -> Found:
-    if not torch.cuda.is_available():
-        return "off", "this torch has no CUDA" if torch.version.cuda is None else "none: no driver, or hidden by CUDA_VISIBLE_DEVICES"
+    if not accelerator.api.is_available():
+        hiding = {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "HIP_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}[accelerator.kind()]
+        return "off", f"none: no driver, or hidden by {hiding}" if accelerator.runtime() else "this torch has no CUDA, HIP or XPU"
     if triton.knobs.runtime.interpret:
         return "off", "TRITON_INTERPRET=1: kernels are interpreted, not compiled. Unset it to tune for this GPU"
-    _run(triton.runtime.jit.JITFunction(_sum_steps), "cuda")
-    return "ok", f"a kernel was compiled and ran on {torch.cuda.get_device_name()}"
+    _run(triton.runtime.jit.JITFunction(_sum_steps), accelerator.device_type())
+    ran = f"a kernel was compiled and ran on {accelerator.name()}"
+    if accelerator.kind() == "cuda":
+        return "ok", ran
+    return (
+        "warn",
+        f"{ran}. dist_tune is not measured on {accelerator.kind().upper()}: Other devices in docs/libraries.md says what is plain there",
+    )
 
 
 def _interpreter() -> Found:

@@ -197,7 +197,8 @@ def show(key: str) -> Answer:
     spent = ", ".join(
         f"{phase_told(name)} {seconds:.1f}" for name, seconds in record.spent.model_dump(exclude={"total"}).items() if seconds >= 0.05
     )
-    versions = f"Python {where.python}, torch {where.torch}, triton {where.triton}, CUDA {where.cuda or 'none'}"
+    runtime = where.cuda if " " in (where.cuda or "") else f"CUDA {where.cuda or 'none'}"  # of other GPUs it has its name
+    versions = f"Python {where.python}, torch {where.torch}, triton {where.triton}, {runtime}"
     pairs = account.facts(record) | {
         "tuned": f"{record.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {lasting(time.time() - record.tuned_at.timestamp())} ago",
         "took": f"{record.seconds:.1f} s ({spent}), {amount(record.n_replays, 'replay')} of {record.closure}",

@@ -267,7 +267,8 @@ class Compilation:
 
     def make_ir(self, own: Callable[..., Any], source: Any, target: Any, options: Any, *rest: Any) -> Any:
         """TTIR of the front end as text, which is all that our stages need."""
-        build_ahead(source)
+        if target.backend == "cuda":
+            build_ahead(source)
         if not self._takes_text:
             return timed(self.seconds, FRONT_END, own, source, target, options, *rest)
         self._worker = self._tools.take()  # it starts beside the front end

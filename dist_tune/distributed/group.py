@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from dist_tune.accelerator import api
 from dist_tune.distributed import messages
 from dist_tune.distributed.calls import Calls
 from dist_tune.distributed.meetings import Meetings
@@ -230,10 +231,10 @@ def ranks_of(group: dist.ProcessGroup | None, deadline_s: float, closure: str) -
 
 
 def device_identity() -> str:
-    """This machine and the current CUDA device, by which processes tell whether they share it; empty without one."""
-    if not torch.cuda.is_available():
+    """This machine and the current GPU, by which processes tell whether they share it; empty without one."""
+    if not api.is_available():
         return ""
-    return f"{socket.gethostname()} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    return f"{socket.gethostname()} {api.get_device_properties(api.current_device()).uuid}"
 
 
 def is_symmetric(tensor: torch.Tensor) -> bool:

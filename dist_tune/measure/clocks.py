@@ -10,13 +10,14 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 import triton
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from dist_tune.accelerator import api, flush_cache, spin
 from dist_tune.measure.memory import tensors_in
 
 MAX_LEAD_MS = 10.0
@@ -38,30 +39,26 @@ _WITHOUT_DATA = frozenset({"FakeTensor", "FunctionalTensor"})
 
 
 class Clock:
-    """A source of spans: of the current CUDA device, or of the host, which is right where a launch returns only when it is done."""
+    """A source of spans: of the current GPU, or of the host, which is right where a launch returns only when it is done."""
 
     now: ClassVar[Callable[[], float]] = staticmethod(lambda: time.perf_counter())
     """Seconds of the host's clock that is read."""
 
     def __init__(self, *, is_cuda: bool) -> None:
         self.is_cuda = is_cuda
-        self._cycles_per_ms = 2e6  # at least as long as asked on any clock up to 2 GHz
 
     def span(self) -> Span:
         """A span of work, not yet begun."""
-        return Span(*((torch.cuda.Event(enable_timing=True) if self.is_cuda else _HostEvent()) for _ in range(2)))
+        return Span(*((api.Event(enable_timing=True) if self.is_cuda else _HostEvent()) for _ in range(2)))
 
     def prepare(self, lead_ms: float, *, is_cold: bool = True) -> None:
         """Flush the L2 cache, then spin on the device for ``lead_ms``, so that launch gaps are not timed. Nothing on the host."""
         if not self.is_cuda:
             return
         if is_cold:
-            n_bytes = 2 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-            # Writing twice the L2 evicts the data that the last replay left there. Freed at once: the replay may need the memory.
-            with suppress(torch.OutOfMemoryError):
-                torch.empty(n_bytes, dtype=torch.uint8, device="cuda").zero_()
+            flush_cache()
         if lead_ms:
-            torch.cuda._sleep(int(lead_ms * self._cycles_per_ms))
+            spin(lead_ms)
 
 
 class _HostEvent:
@@ -167,21 +164,21 @@ def is_interpreted() -> bool:
 
 
 def device_clock() -> Clock:
-    """The clock of the device that runs the kernels: CUDA events on a GPU, wall time on the host."""
-    return Clock(is_cuda=torch.cuda.is_available() and not is_interpreted())
+    """The clock of the device that runs the kernels: events on a GPU, wall time on the host."""
+    return Clock(is_cuda=api.is_available() and not is_interpreted())
 
 
 def wait_for_device() -> None:
-    """Until the current CUDA device, if there is one, has done all that was queued."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    """Until the current GPU, if there is one, has done all that was queued."""
+    if api.is_available():
+        api.synchronize()
 
 
 def is_capturing() -> bool:
-    """True while the current stream records a CUDA graph."""
+    """True while the current stream records a graph."""
     try:
-        return bool(torch.cuda.is_current_stream_capturing())
-    except (RuntimeError, AssertionError):  # torch without CUDA, or no driver: nothing can be capturing
+        return bool(api.is_current_stream_capturing())
+    except (RuntimeError, AssertionError, AttributeError):  # no GPU, no driver, or a torch without graphs of XPU: nothing can be capturing
         return False
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dist_tune.accelerator import api
 from dist_tune.errors import DistTuneError
 from dist_tune.measure.compare import difference
 from dist_tune.measure.memory import Snapshot, leaves_of, n_bytes_of, parts_of, shares_memory, tensors_in, version_of
@@ -21,7 +22,7 @@ from dist_tune.measure.reachable import Leaf, held_by
 
 
 def _cuda_state() -> torch.Tensor | None:
-    return torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return api.get_rng_state() if api.is_initialized() else None
 
 
 def generators_in(value: Any) -> list[tuple[torch.Generator, torch.Tensor]]:
@@ -47,7 +48,7 @@ class RngState:
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.torch_cpu)
         if self.torch_cuda is not None:
-            torch.cuda.set_rng_state(self.torch_cuda)
+            api.set_rng_state(self.torch_cuda)
         for generator, state in self.others:
             generator.set_state(state)
 

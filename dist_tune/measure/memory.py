@@ -16,6 +16,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from dist_tune.accelerator import api, device_type, free_bytes
+
 Path = tuple[Any, ...]
 """Position in nested containers: indices and keys, from the outside in."""
 
@@ -109,9 +111,8 @@ class Snapshot:
 
     def spare(self, device: torch.device) -> None:
         """Copy from here on small tensors, or up to half of what a GPU has beyond its peak: a run beside the copies needs that."""
-        if device.type == "cuda":
-            free_bytes, _ = torch.cuda.mem_get_info(device)
-            spare_bytes = free_bytes + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+        if device.type == device_type():
+            spare_bytes = free_bytes(device) + api.memory_allocated(device) - api.max_memory_allocated(device)
             self._room_bytes[device] = min(self._room_bytes.get(device, _room_bytes(device)), max(spare_bytes / 2, _SMALL_BYTES))
 
     def copy(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -159,10 +160,7 @@ class Snapshot:
 
 def _room_bytes(device: torch.device) -> float:
     """Memory that copies may take: of a GPU's free memory, with what torch's allocator holds without using it, or of the host's."""
-    if device.type != "cuda":
-        return _MAX_HOST_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    return _COPIES_SHARE * (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return _COPIES_SHARE * free_bytes(device) if device.type == device_type() else _MAX_HOST_BYTES
 
 
 def shares_memory(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:

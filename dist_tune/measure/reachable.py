@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from dist_tune.accelerator import api
 from dist_tune.distributed import is_symmetric
 from dist_tune.measure.compare import difference, flat
 from dist_tune.measure.memory import is_mapping, plain_tensors, version_of
@@ -273,7 +274,7 @@ def _parts(value: Any, kind: Kind, namespace: Any) -> Iterator[tuple[str, Any, K
 def _is_used_up(value: Any) -> bool:
     """True for what gives other values at each use: not torch's, numpy's and Python's global generators, which replays put back."""
     if isinstance(value, _GENERATORS):
-        shared = (random._inst, np.random.mtrand._rand, torch.default_generator, *getattr(torch.cuda, "default_generators", ()))
+        shared = (random._inst, np.random.mtrand._rand, torch.default_generator, *getattr(api, "default_generators", ()))
         return all(value is not each for each in shared)
     if isinstance(value, IOBase):
         return not value.closed and value.readable()

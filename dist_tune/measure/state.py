@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dist_tune.accelerator import api
 from dist_tune.measure.compare import difference, flat
 from dist_tune.measure.memory import Region, Snapshot, bits_of, memory_of, n_bytes_of, plain_tensors, tensors_in, version_of
 from dist_tune.measure.reachable import Holder, Leaf, Reachable, reachable
@@ -244,4 +245,4 @@ def _listed(names: Iterable[str]) -> str:
 
 def peak_bytes() -> int:
     """Peak of the memory that this process has allocated on the current GPU; 0 without one."""
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() and torch.cuda.is_initialized() else 0
+    return api.max_memory_allocated() if api.is_available() and api.is_initialized() else 0

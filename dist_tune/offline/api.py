@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import ConfigDict, TypeAdapter
 
+from dist_tune.accelerator import device_type
 from dist_tune.cache import Cache, CacheKey
 from dist_tune.configs import describe
 from dist_tune.distributed import Part, Ranks, Reduction, Result, WorkQueue, check_group, device_identity, group_of, member_ranks
@@ -332,6 +333,6 @@ def _mismatch(parts: Mapping[int, tuple[list[str], str]]) -> str:
         if device and (other := on.setdefault(device, rank)) != rank:
             return (
                 f"ranks {other} and {rank} are on one GPU, {device}, and would time each other: call "
-                f'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything is made on a device'
+                f'torch.{device_type()}.set_device(int(os.environ["LOCAL_RANK"])) before anything is made on a device'
             )
     return ""

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import torch
-
+from dist_tune.accelerator import api
 from dist_tune.cache import Code, digest, read_code
 from dist_tune.configs import describe_all
 from dist_tune.measure import Checker, Matches, Snapshot, Span
@@ -122,7 +121,7 @@ class RunLaunch(FunctionLaunch):
 
 def _is_memory_short() -> bool:
     # The allocator's own reserve counts as free.
-    return torch.cuda.is_available() and torch.cuda.memory_allocated() > 0.5 * torch.cuda.get_device_properties().total_memory
+    return bool(api.is_available() and api.memory_allocated() > 0.5 * api.get_device_properties().total_memory)
 
 
 class _RunChecker(Checker):

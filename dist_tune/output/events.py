@@ -62,7 +62,7 @@ class RunBegun(Event):
     device: str
     """Name of the GPU, or kind of the processor."""
     versions: dict[str, str]
-    """Name to version: dist_tune, python, torch, triton, cuda."""
+    """Name to version: dist_tune, python, torch, triton, cuda (of other GPUs as "hip 6.4.2")."""
 
 
 class TuningBegun(Event):

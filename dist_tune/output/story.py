@@ -229,8 +229,11 @@ class Story:
             name: str(sys.modules[name].__version__) for name in ("torch", "triton") if hasattr(sys.modules.get(name), "__version__")
         }
         device = platform.machine()
-        if torch is not None and torch.cuda.is_available():
-            device, versions["cuda"] = torch.cuda.get_device_name(), str(torch.version.cuda)
+        if torch is not None:
+            from dist_tune import accelerator  # here: it imports torch
+
+            if accelerator.api.is_available():
+                device, versions["cuda"] = accelerator.name(), str(accelerator.runtime())
         date = datetime.now().astimezone().isoformat(timespec="seconds")
         host, *command = (each.encode("utf-8", "replace").decode() for each in (socket.gethostname(), *getattr(sys, "orig_argv", sys.argv)))
         run = {"date": date, "host": host, "pid": os.getpid(), "world_size": self._begun.world_size, "command": command, "device": device}

@@ -16,10 +16,10 @@ from dist_tune.errors import CandidateFailure, CaptureError, DistTuneError, Fail
 from dist_tune.measure import Checker, is_capturing
 from dist_tune.runtime import Argument, NoFitError, Slot, Timings, Tunable
 
-# After one of these the CUDA context is gone and every later call fails: nothing can stand in.
+# After one of these the device's context is gone and every later call fails: nothing can stand in.
 _FATAL = re.compile(
     r"illegal memory access|misaligned address|illegal instruction|illegal address|device-side assert|launch timed out|"
-    r"unspecified launch failure|hardware stack error|invalid program counter|uncorrectable",
+    r"unspecified launch failure|hardware stack error|invalid program counter|uncorrectable|device_lost",
     re.IGNORECASE,
 )
 

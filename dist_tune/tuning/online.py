@@ -8,8 +8,7 @@ from collections.abc import Callable
 from threading import Thread
 from typing import TypeVar
 
-import torch
-
+from dist_tune.accelerator import api
 from dist_tune.distributed import Calls
 from dist_tune.files import warn_once
 from dist_tune.replays import InUse, OnlineRuns
@@ -37,7 +36,7 @@ class Online:
                         slot.clear()
                     text = site.texts[site.configs.index(site.winner)]
                     runs.use((owner, site.key), site.kernel + site.key, text, InUse(slot, site.winner, fills=not site.is_whole))
-        self._device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+        self._device = api.current_device() if api.is_available() and api.is_initialized() else None
         self._thread = Thread(target=self._run, name="dist_tune online", daemon=True)
         atexit.register(self._close)
         try:
@@ -57,7 +56,7 @@ class Online:
     def _run(self) -> None:
         try:
             if self._device is not None:
-                torch.cuda.set_device(self._device)  # each thread has its own
+                api.set_device(self._device)  # each thread has its own
             self._tuning.tune_beside()
         except BaseException:  # noqa: BLE001  # told; the job has nothing to do with it, and goes on
             self._runs.close()

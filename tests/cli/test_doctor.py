@@ -14,12 +14,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from dist_tune import accelerator
 from dist_tune.cli import doctor
 from dist_tune.errors import DistTuneError
 from dist_tune.runtime import interception
 from tests.cli_answers import run
 
 KNOWN = collect_env.get_env_info()
+UNITS = SimpleNamespace(gcnArchName="gfx942:xnack-", multi_processor_count=304)
 # Triton 3.6 under a numpy that warns of what 2.4 forbids.
 pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")]
 
@@ -97,10 +99,18 @@ def test_kernels_are_really_tried(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_gpu_is_tried_and_told(monkeypatch: pytest.MonkeyPatch):
-    """TRITON_INTERPRET=1 left over in a shell is why nothing is fast; and a driver may raise."""
-    monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_available=lambda: True, device_count=lambda: 2, get_device_name=lambda: "H200"))
+    """On AMD's with a warning; TRITON_INTERPRET=1 left over in a shell is why nothing is fast; and a driver may raise."""
+    there = {"is_available": lambda: True, "device_count": lambda: 2, "get_device_name": lambda: "H200", "current_device": lambda: 0}
+    monkeypatch.setattr(accelerator, "api", SimpleNamespace(**there, get_device_properties=lambda device: UNITS))
     monkeypatch.setattr(doctor, "_run", lambda kernel, device: None)
     assert run("doctor").stdout.splitlines()[-1] == "Ready to tune on 2 x H200."
+    with monkeypatch.context() as other:
+        other.setattr(torch.version, "hip", "6.4.2")
+        state, fact = findings()["GPU"]
+        assert (state, "ran on H200, gfx942, 304 compute units. dist_tune is not measured on HIP" in fact) == ("warn", True)
+        assert doctor.examine().values["versions"]["runtime"] == "hip 6.4.2"
+        other.setattr(accelerator, "api", SimpleNamespace(is_available=lambda: False))
+        assert findings()["GPU"] == ("off", "none: no driver, or hidden by HIP_VISIBLE_DEVICES")
     with monkeypatch.context() as interpreting:
         interpreting.setenv("TRITON_INTERPRET", "1")
         assert findings()["GPU"] == ("off", "TRITON_INTERPRET=1: kernels are interpreted, not compiled. Unset it to tune for this GPU")
