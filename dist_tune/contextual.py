@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial, update_wrapper
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
@@ -22,7 +22,7 @@ from dist_tune.files import rank_of_job, warn_once
 from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.measure import StepState, is_capturing, is_traced
 from dist_tune.replays import FirstRun
-from dist_tune.runtime import Listener, Timings, Tunable, interception, own_runs
+from dist_tune.runtime import Buckets, Listener, Timings, Tunable, interception, own_runs
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.sites import Site, Turn, check_not_capturing
@@ -52,6 +52,7 @@ def contextual_autotune(
     budget_s: float | None = None,
     max_slowdown: float = 0.05,
     cache: bool = True,
+    bucket: Mapping[str, Mapping[str, Callable[[int], Hashable]]] | None = None,
 ) -> Callable[[Callable[P, R]], TunedClosure[P, R]]:
     """Tune all ``triton.autotune`` kernels that a function launches by replaying the whole function.
 
@@ -81,10 +82,12 @@ def contextual_autotune(
             Candidates that were not measured by then are named in the log and the record.
         max_slowdown: share of the job's time that tuning online may cost, from 0 to 1; with 0 nothing is tuned online.
         cache: whether winners are kept on disk, and taken from there when all ranks can use the same.
+        bucket: sizes that count as one in the key of a kernel that cannot be edited: name or pattern of kernels -> argument ->
+            ``power_of_two``, ``size_classes(...)``, a function of one size. Tuned at the sizes of a bucket's first call, for all of it.
 
     Raises:
-        TypeError: a number of replays is not an int, ``budget_s`` is no number, ``reset`` no function, ``group`` no process group, or what
-            is decorated is not an ordinary function.
+        TypeError: a number of replays is not an int, ``budget_s`` is no number, ``reset`` no function, ``group`` no process group,
+            ``bucket`` no such mapping, or what is decorated is not an ordinary function.
         ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, ``budget_s`` <= 0 or not finite, an unknown ``search`` or
             ``objective``, ``max_slowdown`` not from 0 to 1, ``reset`` or ``max_slowdown=0`` with ``search="online"``, a ``group`` without
             ``is_dist``; at a call: this rank is not in ``group``.
@@ -99,6 +102,7 @@ def contextual_autotune(
         raise ValueError("group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group")
     check_group("group", group)
     plan = Plan(n_warmup, n_repeat, search, objective, budget_s)
+    buckets = None if bucket is None else Buckets(bucket)
     check_online(search, max_slowdown, reset=reset)
     if restore is not False and rank_of_job() == 0:
         told = "restore= has no effect any more, and the next release refuses it: a step that changes its state is tuned online"
@@ -106,7 +110,7 @@ def contextual_autotune(
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
         check_ordinary(function, "contextual_autotune")
-        options = TuningOptions(plan, reset, uses_cache=cache, release=release, max_slowdown=max_slowdown)
+        options = TuningOptions(plan, reset, uses_cache=cache, release=release, max_slowdown=max_slowdown, buckets=buckets)
         return _ClosureTuner(function, is_dist, group, options).tuned()
 
     return decorate
@@ -220,7 +224,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
     def __init__(self, function: Callable[P, R], is_dist: bool, group: ProcessGroup | None, options: TuningOptions) -> None:
         name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
         super().__init__(name, options)
-        self.function, self.is_dist, self.group = function, is_dist, group
+        self.function, self.is_dist, self.group, self.buckets = function, is_dist, group, options.buckets
         self.calls = Calls()
         self.why_not = ""
         """Why no run of the function may be repeated, if a first run has shown it."""
@@ -238,6 +242,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
     def tuned(self) -> TunedClosure[P, R]:
         """The function to put in the closure's place; a plain function, so that it also works as a method."""
         function, seen, listeners, patch = self.function, self.seen, interception.listeners, interception.triton_patch()
+        patch.has_buckets |= self.buckets is not None
         run, our_code, own_code, marks, mark = patch.function, patch.our_code, patch.own_code, patch.marks, interception.DYNAMO_SKIPS
         note_tracing = self.note_tracing
 

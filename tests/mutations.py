@@ -123,6 +123,8 @@ GUARDS = (
     Guard("a part of a GPU is told from the whole", "accelerator.py", '{properties.multi_processor_count} compute units"', 'many compute units"', "tests/test_accelerator.py"),
     # Around the step
     Guard("Triton is restored", "runtime/interception.py", "        if not listeners:\n            self.function.__code__ = self.own_code\n", "        if False:\n            self.function.__code__ = self.own_code\n", "tests/ranks/test_failed_calls.py tests/runtime tests/ranks/test_contextual.py"),
+    Guard("a bucket comes before an exact size", "runtime/interception.py", "        if buckets:  # Triton would look for the exact size\n            raise _Miss\n", "", "tests/ranks/test_buckets.py"),
+    Guard("a bucket's known config is no miss", "runtime/interception.py", "if (config := launch.slot.config) is not None:  # of a bucket", "if (config := None) is not None:  # of a bucket", "tests/ranks/test_buckets.py"),
     Guard("nothing is tuned under capture", "contextual.py", "if is_new and (not self.is_waived or self.online is not None) and not is_capturing():", "if is_new and (not self.is_waived or self.online is not None):", "tests/ranks/test_calls.py tests/ranks/test_contextual.py tests/tuning"),
     Guard("a hang ends the process", "watch.py", "            elif late_s >= limit_s + self._deadline_s", "            elif late_s >= 1e9 + self._deadline_s", "tests/test_watch.py tests/ranks/test_watchdog.py"),
     Guard("a released config is out", "watch.py", "                self._sites.fail(site, i, CandidateFailure(FailureKind.STUCK, reason))\n", "                pass\n", "tests/test_watch.py tests/ranks/test_watchdog.py"),

@@ -95,7 +95,7 @@ class OnlineRuns(Replayer):
         self, ranks: Ranks, trials: Trials, clock: Clock, deadline_s: float, sites: Sites, race: Race, pace: Pace, calls: Calls
     ) -> None:
         super().__init__(ranks, trials, clock, None, deadline_s, sites=sites, start=lambda: None)
-        self.members = trials.members
+        self.members, self.buckets = trials.members, trials.buckets
         self.ended_at: int | None = None
         """The first call after the tuning, with its winners."""
         self.n_waits = 0

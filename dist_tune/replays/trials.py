@@ -15,7 +15,7 @@ from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of
 from dist_tune.measure import Clock, Inputs, Snapshot, Span, is_capturing, written
 from dist_tune.replays.variants import Variants
-from dist_tune.runtime import Tunable, around_launches, interception
+from dist_tune.runtime import Buckets, Tunable, around_launches, interception
 from dist_tune.search import Replay, Samples, Trial
 from dist_tune.sites import Site, Sites, check_not_capturing, is_fatal, none_left
 from dist_tune.watch import Watchdog
@@ -63,6 +63,8 @@ class Trials:
         """In the first run of a function: names of what it has changed so far."""
         self.failed: Exception | None = None
         """The error of a function's run that gave no value, because its collectives were made."""
+        self.buckets: Buckets | None = None
+        """Of sizes in keys, as the step's options say."""
         self.in_use: Callable[[Tunable], Any] | None = None
         """Of calls that are the user's own, which nothing is undone in: the config that a launch would have otherwise."""
         self._closure = closure

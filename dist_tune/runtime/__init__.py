@@ -4,6 +4,7 @@ The only user of Triton's Autotuner internals. Knows nothing of ranks, times or 
 """
 
 from dist_tune.runtime import interception
+from dist_tune.runtime.buckets import Buckets
 from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
 from dist_tune.runtime.interception import Listener
 from dist_tune.runtime.kernel import Argument, Launch, NoFitError, specialisation
@@ -13,7 +14,7 @@ from dist_tune.runtime.stores import noting_tensors, noting_training
 from dist_tune.runtime.tunable import Slot, Timings, Tunable
 
 __all__ = [
-    "Argument", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "RecordedLaunch", "Slot",
+    "Argument", "Buckets", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "RecordedLaunch", "Slot",
     "Timings", "Tunable", "TunableFunction", "around_launches", "interception", "noting_tensors", "noting_training",
     "own_runs", "precompiles", "refusing_talk", "specialisation", "unheard_tuners",
 ]  # fmt: skip

@@ -27,6 +27,7 @@ from triton.runtime.autotuner import Autotuner
 
 from dist_tune.compiler import begin_digest
 from dist_tune.errors import DistTuneError
+from dist_tune.runtime.buckets import NO_BUCKETS, Bucketing, Buckets
 from dist_tune.runtime.kernel import Launch, key_of
 from dist_tune.runtime.libraries import find_own_runs, note_wrappers, own_key, own_runs
 from dist_tune.runtime.recording import here
@@ -39,6 +40,10 @@ class Listener(Protocol):
     @property
     def members(self) -> frozenset[int]:
         """Global ranks that decide together; empty for a process that decides alone."""
+
+    @property
+    def buckets(self) -> Buckets | None:
+        """Sizes that count as one in keys; None where each counts, as in Triton."""
 
     @property
     def launching(self) -> Callable[[Tunable], None] | None:
@@ -70,7 +75,7 @@ class _Patch:
         self.own_code: CodeType = function.__code__
         self.our_code = _listening_code(function, self)
         _skip_in_dynamo(self.our_code)
-        self.is_watched = False
+        self.is_watched = self.has_buckets = False
         self.marks: dict[str, Any] = function.__dict__
         """Attributes of the function: while it listens ``DYNAMO_SKIPS``, because torch.compile cannot read our constant."""
 
@@ -91,15 +96,25 @@ class _Patch:
         if listener.is_watching:
             note_wrappers()  # ranks may turn out to have different configs
         if listener.is_watching or kernel.restore_value or kernel.reset_to_zero:
-            listener.launching(Launch(kernel, args, kwargs))
+            listener.launching(Launch(kernel, args, kwargs, self.buckets_of(kernel, kwargs)))
 
     def known_config(self, kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any]) -> Any:
         """The config that Triton would find, found faster; None if it has a hook, or the cache is a library's own mapping."""
         cache = kernel.cache
-        if type(cache) is not dict or len(kernel.configs) < 2:
+        if len(kernel.configs) < 2:
             return None
-        config = cache.get(key_of(kernel, nargs, kwargs))
-        return config if config is None or config.pre_hook is None else None
+        buckets = self.buckets_of(kernel, kwargs) if self.has_buckets else NO_BUCKETS
+        config = cache.get(key_of(kernel, nargs, kwargs, buckets)) if type(cache) is dict else None
+        if config is not None and config.pre_hook is None:
+            return config
+        if buckets:  # Triton would look for the exact size
+            raise _Miss
+        return None
+
+    def buckets_of(self, kernel: Any, kwargs: dict[str, Any]) -> Bucketing:
+        """Those that this thread's listener has for a launch."""
+        listener = listener_here() if self.has_buckets and kwargs.get("warmup") is False else None
+        return NO_BUCKETS if listener is None or listener.buckets is None else listener.buckets.of(kernel)
 
     def prune_configs(self, kernel: Any, kwargs: dict[str, Any]) -> Any:
         """Called on a miss: leave if this thread has a listener."""
@@ -112,8 +127,11 @@ class _Patch:
         kernel.nargs = None  # Triton's run has set it, and would keep the tensors alive
         listener = listener_here()
         assert listener is not None
+        launch = Launch(kernel, args, kwargs, self.buckets_of(kernel, kwargs))
+        if (config := launch.slot.config) is not None:  # of a bucket, with a hook
+            return launch.run(config, None, is_trial=False)
         note_wrappers()
-        return listener.missed(Launch(kernel, args, kwargs))
+        return listener.missed(launch)
 
     def hear(self, run: Any, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called in place of the ``run`` of a class that has its own."""
@@ -130,15 +148,14 @@ def run():
     if "patch".is_watched:
         "patch".announce(self, args, kwargs)
     self.nargs = nargs = dict(zip(self.arg_names, args))
-    config = "patch".known_config(self, nargs, kwargs)
-    if config is not None:
-        self.best_config = config
+    try:
         try:
-            return self.fn.run(*args, **kwargs, **config.all_kwargs())
+            config = "patch".known_config(self, nargs, kwargs)
+            if config is not None:
+                self.best_config = config
+                return self.fn.run(*args, **kwargs, **config.all_kwargs())
         finally:
             self.nargs = None
-    try:
-        pass
     except "patch".miss:
         pass
     return "patch".deliver(self, args, kwargs)
@@ -170,7 +187,7 @@ def _listening_code(function: Any, patch: _Patch) -> CodeType:
     assert isinstance(around, ast.FunctionDef)
     for node in ast.walk(around):
         if isinstance(node, ast.Try) and node.handlers:
-            node.body = original.body
+            node.body += original.body
     original.body = around.body
     module = compile(ast.fix_missing_locations(ast.Module([original], [])), function.__code__.co_filename, "exec")
     (code,) = (constant for constant in module.co_consts if isinstance(constant, CodeType))

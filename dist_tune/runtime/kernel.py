@@ -28,6 +28,7 @@ from dist_tune.compiler import NotLoaded
 from dist_tune.configs import describe_all, distinct, stable_repr
 from dist_tune.errors import NoValidConfigError
 from dist_tune.measure import Snapshot, Span
+from dist_tune.runtime.buckets import NO_BUCKETS, Bucketing
 from dist_tune.runtime.libraries import own_key
 from dist_tune.runtime.tunable import Slot, Timings, Tunable, name_of, rule_error
 
@@ -43,10 +44,10 @@ class Launch(Tunable):
 
     is_compiled = True
 
-    def __init__(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], buckets: Bucketing = NO_BUCKETS) -> None:
         self.owner = self.kernel = kernel
         self.arguments = args, kwargs
-        key = tuning_key(kernel, args, kwargs)
+        key = tuning_key(kernel, args, kwargs, buckets)
         self.name, self.key_text = name_of(kernel.base_fn), _text(key)
         self.slot = KernelSlot(kernel, key)
         self.identify = partial(_identity_of, kernel)
@@ -196,7 +197,7 @@ class NoFitError(NoValidConfigError, triton.OutOfResources):  # type: ignore[mis
 NoFitError.__name__ = NoFitError.__qualname__ = NoValidConfigError.__name__  # as the other ranks raise it
 
 
-def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], buckets: Bucketing = NO_BUCKETS) -> Any:
     """The key of ``Autotuner.run`` into ``kernel.cache``; the same in Triton 3.3 to 3.9. Empty for kernels with one config.
 
     A tuple, or what a library's own ``run`` looks up.
@@ -205,16 +206,22 @@ def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return ()
     if key := own_key(kernel, args, kwargs):
         return key[0]
-    return key_of(kernel, dict(zip(kernel.arg_names, args, strict=False)), kwargs)
+    return key_of(kernel, dict(zip(kernel.arg_names, args, strict=False)), kwargs, buckets)
 
 
-def key_of(kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The key of a kernel with several configs. ``nargs``: the positional arguments by name."""
+def key_of(kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any], buckets: Bucketing = NO_BUCKETS) -> tuple[Any, ...]:
+    """The key of a kernel with several configs. ``nargs``: the positional arguments by name. ``buckets``: of what stands there for a size.
+
+    Raises:
+        ValueError: a bucket's function raises, TypeError if it raises that.
+    """
     names, named = kernel.arg_names, nargs
     for name, value in kwargs.items():
         if name in names:
             named = {**named, name: value}
     values = [named[name] for name in kernel.keys if name in named]
+    if buckets:
+        values = [buckets[name](named[name]) if name in buckets else named[name] for name in kernel.keys if name in named]
     return tuple(values + [_dtype_texts[value.dtype] for value in named.values() if hasattr(value, "dtype")])
 
 

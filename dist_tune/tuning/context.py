@@ -16,6 +16,7 @@ from dist_tune.compiler import Compiler
 from dist_tune.distributed import Part, Ranks, Reduction, Result
 from dist_tune.errors import CandidateFailure, FailureKind, Failures, reasons
 from dist_tune.output import Story, events
+from dist_tune.runtime import Buckets
 from dist_tune.search import Guide, Plan, Race, Report, reduce_reports
 from dist_tune.settings import Settings
 from dist_tune.sites import Sites, none_left
@@ -47,6 +48,8 @@ class TuningOptions:
     """Ends what waits for ever in a replay."""
     max_slowdown: float = 0.0
     """Share of its time that a job may take longer for being tuned online; 0: it is not."""
+    buckets: Buckets | None = None
+    """Of sizes in the keys of kernels."""
 
     def __post_init__(self) -> None:
         check_release(self.release)

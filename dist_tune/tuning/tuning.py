@@ -77,6 +77,7 @@ class Tuning:
             self._watchdog.mind()
         weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
         trials = Trials(name, ranks, sites, Variants(sites, compiler, story), clock, watchdog=self._watchdog)
+        trials.buckets = options.buckets
         ranks.activity.troubles = trials.suspects
         race = Race(options.plan, ONLINE if calls is not None else None)
         replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites, start=self._start)

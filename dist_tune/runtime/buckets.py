@@ -1,0 +1,92 @@
+"""Sizes in buckets for kernels whose ``key`` cannot be edited: what ``bucket=`` of a step says of the kernels that it launches.
+
+Knows names, keys and functions of a size. Knows nothing of listeners, ranks or where keys are looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from dist_tune.runtime.libraries import own_runs
+from dist_tune.runtime.tunable import name_of, rule_error
+from dist_tune.validation import check_function, spelled
+
+Bucketing = Mapping[str, Callable[[Any], Any]]
+"""Argument of a kernel -> the function of its value whose result stands in the key."""
+NO_BUCKETS: Bucketing = {}
+_FORM = 'bucket must map names of kernels to their arguments, as {"chunk_fwd_kernel_o": {"T": power_of_two}}'
+
+
+class Buckets:
+    """Those of one step, and what there is to tell of them."""
+
+    def __init__(self, given: Any) -> None:
+        """``given``: name or pattern of kernels -> argument -> function of a size. TypeError or ValueError for what is no such mapping."""
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{_FORM}, got {spelled(given)}")
+        for pattern, arguments in given.items():
+            if not isinstance(pattern, str) or not isinstance(arguments, Mapping):
+                raise TypeError(f"{_FORM}, got {spelled(pattern)}: {spelled(arguments)}")
+            if not arguments:
+                raise ValueError(f"bucket names no argument of {pattern!r}: {_FORM}")
+            for name, function in arguments.items():
+                if not isinstance(name, str):
+                    raise TypeError(f"{_FORM}, got the argument {spelled(name)} of {pattern!r}")
+                check_function(f"bucket of {name!r} of {pattern!r}", function, "function(size), as power_of_two", is_needed=True)
+        self._given = {pattern: dict(arguments) for pattern, arguments in given.items()}
+        self._of = WeakKeyDictionary[Any, Bucketing]()
+        self._names = set[str]()
+        self._keyless, self._own = dict[str, str](), dict[str, str]()
+
+    def of(self, kernel: Any) -> Bucketing:
+        """Those of one kernel; empty for most."""
+        found = self._of.get(kernel)
+        if found is None:
+            found = self._of[kernel] = self._read(kernel)
+        return found
+
+    def told(self, step: str) -> list[dict[str, str]]:
+        """Topic -> text of what has no effect on the kernels that were launched so far; by kind."""
+        kernels = ", ".join(sorted({name.rpartition(".")[2] for name in self._names}))
+        unmatched = [pattern for pattern in self._given if not any(_fits(name, pattern) for name in self._names)] if kernels else []
+        misnamed = {pattern: f"{pattern!r}: no kernel launched so far is called so, they are {kernels}" for pattern in unmatched}
+        kinds = misnamed, self._keyless, self._own
+        return [{f"bucket {name}": f"{step}: bucket= has no effect on {text}" for name, text in kind.items()} for kind in kinds]
+
+    def _read(self, kernel: Any) -> Bucketing:
+        self._names.add(name := name_of(kernel.base_fn))
+        # The first pattern wins.
+        arguments = {each: fn for pattern in reversed(self._given) if _fits(name, pattern) for each, fn in self._given[pattern].items()}
+        if not arguments or len(kernel.configs) < 2:
+            return NO_BUCKETS
+        if isinstance(kernel, tuple(own_runs)):
+            self._own[name] = f"{name}: its tuner {type(kernel).__module__}.{type(kernel).__qualname__} makes the key itself"
+            return NO_BUCKETS
+        for argument in [each for each in arguments if each not in kernel.keys]:
+            self._keyless[f"{name} {argument}"] = f"{argument!r} of {name}, whose key is {[*kernel.keys]}"
+        return {each: _bucket(name, each, function) for each, function in arguments.items() if each in kernel.keys}
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a kernel of this name with its module is meant."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition(".")[2], pattern)
+
+
+def _bucket(kernel: str, argument: str, function: Callable[[int], Any]) -> Callable[[Any], Any]:
+    def of(value: Any) -> Any:
+        if type(value) is not int:  # a size that is not given, a switch
+            return value
+        try:
+            found = function(value)
+            hash(found)
+            if callable(found):  # of size_classes without its limits; it would equal no other
+                raise TypeError(f"it returned {spelled(found)}")
+        except Exception as error:
+            where = f"it was asked of {argument}={value}, and must return what can be hashed, as an int"
+            raise rule_error("bucket", kernel, error, where) from error
+        return found
+
+    return of
