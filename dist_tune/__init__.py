@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dist_tune.ahead import tune_all
     from dist_tune.cache import CandidateRecord, Environment, TuningRecord
     from dist_tune.contextual import contextual_autotune
     from dist_tune.errors import (
@@ -39,13 +40,14 @@ if TYPE_CHECKING:
     from dist_tune.function import autotune
     from dist_tune.keys import power_of_two, size_classes, to_hashable
     from dist_tune.measure import matches
+    from dist_tune.operators import as_operator
     from dist_tune.pruning import prune_by_group_size_m, prune_by_shared_memory
     from dist_tune.tuning import TunedClosure, TunedFunction
 
 __version__ = "0.2.0"
 
 __all__ = [  # noqa: RUF022  # by what it is for
-    "contextual_autotune", "autotune", "TunedClosure", "TunedFunction",
+    "contextual_autotune", "autotune", "TunedClosure", "TunedFunction", "tune_all", "as_operator",
     "to_hashable", "power_of_two", "size_classes", "prune_by_shared_memory", "prune_by_group_size_m", "matches",
     "TuningRecord", "CandidateRecord", "Environment",
     "DistTuneError", "AbsentRanksError", "CacheMissError", "CaptureError", "CommunicatesError",
@@ -57,6 +59,8 @@ _HOMES = {
     "contextual": ("contextual_autotune",),
     "function": ("autotune",),
     "tuning": ("TunedClosure", "TunedFunction"),
+    "ahead": ("tune_all",),
+    "operators": ("as_operator",),
     "keys": ("to_hashable", "power_of_two", "size_classes"),
     "pruning": ("prune_by_shared_memory", "prune_by_group_size_m"),
     "measure": ("matches",),

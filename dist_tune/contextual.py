@@ -289,6 +289,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         self.call = call
         wrapper = cast("TunedClosure[P, R]", update_wrapper(call, function))
         wrapper.records = self.records
+        vars(wrapper)["_tuner"] = self  # for ``tune_all``
         return wrapper
 
     def first_call_in_turn(self, signature: object, args: Any, kwargs: Any) -> R:
@@ -368,10 +369,14 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         else:
             self.calls.n_calls += 1
 
+    def ranks(self, deadline_s: float, _: object = None) -> Ranks:
+        """The ranks that decide together, in each call the same."""
+        return group_of(self.group, deadline_s, self.name) if self.is_dist else Ranks()
+
     def open(self) -> Tuning:
         """A tuning for the call that begins."""
         settings = read_settings()
-        ranks = group_of(self.group, settings.deadline_s, self.name) if self.is_dist else Ranks()
+        ranks = self.ranks(settings.deadline_s)
         tuning = Tuning(self.name, ranks, self.options, settings)
         self.calls = ranks.calls(self.name)
         return tuning

@@ -212,9 +212,14 @@ class _FunctionTuner(Tuner):
         wrapper = cast("TunedFunction[Any, Any]", update_wrapper(call, function))
         wrapper.records = self.records
         wrapper.configs = self.tunable.configs
+        vars(wrapper)["_tuner"] = self  # for ``tune_all``
         if signature is not None:
             vars(wrapper)["__signature__"] = signature
         return wrapper
+
+    def ranks(self, deadline_s: float, group: ProcessGroup | None) -> Ranks:
+        """The ranks that decide together in a call with this ``autotune_pg``."""
+        return ranks_of(group, deadline_s, self.name)
 
     def call_new(self, key: Hashable, args: Any, kwargs: Any, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
         """A call that may have to tune, or that a tuning is listening to."""
@@ -250,13 +255,13 @@ class _FunctionTuner(Tuner):
         """``key_fn`` raised, or the call is refused: count it, because peers may wait for this rank in it."""
         if interception.listener_here() is None:
             with suppress(DistTuneError, ValueError):  # no such group, which is not what went wrong first
-                self.calls[group] = ranks_of(group, read_settings().deadline_s, self.name).calls(self.name)
+                self.calls[group] = self.ranks(read_settings().deadline_s, group).calls(self.name)
             self.calls[group].n_calls += 1
 
     def call_counted(self, launch: FunctionLaunch, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
         """A call without a config outside of any tuning."""
         settings = read_settings()
-        ranks = ranks_of(group, settings.deadline_s, self.name)
+        ranks = self.ranks(settings.deadline_s, group)
         with self.turn.taken(settings.deadline_s):
             if (online := self.online) is not None and self.online_calls is self.calls[group]:
                 if online.goes_on():
@@ -315,7 +320,7 @@ class _FunctionTuner(Tuner):
             known = launch.slot.config
             if known is None and (group, key) not in self.nearest and interception.listener_here() is None:
                 settings = read_settings()
-                self.nearest[group, key] = nearest_config(launch, ranks_of(group, settings.deadline_s, self.name), settings)
+                self.nearest[group, key] = nearest_config(launch, self.ranks(settings.deadline_s, group), settings)
             config = self.nearest.get((group, key), config) if known is None else known
         return self.tunable.function(*args, **{**config, **kwargs})
 

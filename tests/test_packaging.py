@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("watch",),
     ("replays",),
     ("tuning",),
-    ("contextual", "function", "testing"),
+    ("contextual", "function", "operators", "ahead", "testing"),
     ("offline",),
     ("report",),
     ("cli", "__main__"),
