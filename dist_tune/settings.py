@@ -92,9 +92,17 @@ class Settings(BaseSettings):
     @property
     def cache_folders(self) -> list[str]:
         """Folders of records, paths and URLs; the first is a path, and is written."""
-        named = _ENTRY.findall(self.cache_path) or [str(self.cache_dir)]
         own = [each for each in (str(self.cache_dir), _FOLDER) if "://" not in each]
-        return named if "://" not in named[0] else [own[0], *named]
+        return self._named if "://" not in self._named[0] else [own[0], *self._named]
+
+    @property
+    def is_cache_remote(self) -> bool:
+        """True if a URL stands first, to which records are written as well."""
+        return "://" in self._named[0] and not self._named[0].startswith("package://")
+
+    @property
+    def _named(self) -> list[str]:
+        return _ENTRY.findall(self.cache_path) or [str(self.cache_dir)]
 
     @property
     def shown(self) -> str:

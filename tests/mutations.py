@@ -91,10 +91,12 @@ GUARDS = (
     Guard("of several suspects one counts", "sites/journal.py", "if len(under_way) == 1 or len(again) == 1 or (key, i) not in again:", "if True:", "tests/sites tests/ranks/test_journals.py"),
     Guard("SIGTERM makes no suspects", "cache/journal.py", "self.events += [events.UnderWay(at=0.0, rank=0, candidates=[])] * line.startswith(_STACKS)", "pass", "tests/cache/test_journal.py tests/ranks/test_journals.py"),
     Guard("a journal is of one process", "cache/journal.py", "fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass", "tests/cache/test_journal.py tests/ranks/test_journals.py"),
-    Guard("a record of another key is refused", "cache/store.py", "if path.parts[-2:] != Path(_place_of(record.cache_key)).parts:", "if False:", "tests/cache"),
+    Guard("a record of another key is refused", "cache/store.py", "if place != _place_of(record.cache_key):", "if False:", "tests/cache"),
     Guard("the better record stays", "cli/records.py", "if (before.n_samples, before.tuned_at) >= (record.n_samples, record.tuned_at):", "if False:", "tests/cli"),
     Guard("a file is whole or absent", "files.py", "        os.replace(temporary, path)\n", "        path.write_bytes(content)\n", "tests/cache tests/test_files.py"),
     Guard("an unmeasured choice is not kept", "cache/lookup.py", "is_kept = self._is_used and record.source and (record.best.latency_ms is not None or not had_choice)", "is_kept = self._is_used and record.source", "tests/cache tests/tuning/test_notices.py tests/ranks/test_machine_failures.py"),
+    Guard("a store that has failed is left alone", "cache/remote.py", "        if self._is_over[what]:\n", "        if False:\n", "tests/cache/test_remote.py"),
+    Guard("a store that hangs is left behind", "cache/remote.py", "return within(max(0.0, self._left_s), question)", "return question()", "tests/cache/test_remote.py"),
     Guard("one tuning at a time", "sites/exclusive.py", "    if not _acquired(_lock, wait_s):\n", "    if _acquired(_lock, 0.0) and False:\n", "tests/ranks/test_threads.py"),
     # Replays
     Guard("an undo between replays", "replays/replays.py", "            undo.put_back()\n", "            undo.forget()\n", "tests/tuning"),

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, warn_not_kept
 from dist_tune.cache.records import HARDWARE, SOFTWARE, BrokenRecordError, CacheKey, TuningRecord, digest, record_bytes, record_in
-from dist_tune.files import PRIVATE, SHARED, make_folder, read_regular, warn_once, write_whole
+from dist_tune.cache.remote import LIMIT_S, RemoteFolder, remote_folder
+from dist_tune.files import PRIVATE, SHARED, RefusedFileError, make_folder, read_regular, warn_once, write_whole
 from dist_tune.settings import Settings
 
 MAX_BYTES = 16 * 2**20
@@ -44,6 +45,10 @@ class Cache:
 
     def __init__(self, folders: Path | Sequence[Path | str], *, is_shared: bool = False) -> None:
         """``is_shared``: its files are the group's as well (DIST_TUNE_CACHE_SHARED=1); otherwise its owner's alone."""
+        self.remotes: list[RemoteFolder] = []
+        """Behind URLs: asked where no folder has a record. What is found there is copied into the folder that is written."""
+        self.is_remote = False
+        """What is stored goes to the first of them as well."""
         self.folders = [path for each in ([folders] if isinstance(folders, Path) else folders) for path in _paths_of(str(each))]
         self.folder = self.folders[0]
         """The one that is written; the others are only read."""
@@ -55,7 +60,12 @@ class Cache:
     @classmethod
     def of(cls, settings: Settings) -> Cache:
         """The cache that the variables name."""
-        return cls(settings.cache_folders, is_shared=settings.cache_shared)
+        named = settings.cache_folders
+        urls = [each for each in named if "://" in each and not each.startswith(_PACKAGE)]
+        cache = cls([each for each in named if each not in urls], is_shared=settings.cache_shared)
+        cache.remotes = [remote_folder(url, min(LIMIT_S, settings.deadline_s / 4)) for url in urls]
+        cache.is_remote = settings.is_cache_remote
+        return cache
 
     @property
     def identity(self) -> str:
@@ -71,12 +81,12 @@ class Cache:
         return self.folder / _place_of(key)
 
     def find(self, key: CacheKey, *, any_software: bool = False) -> TuningRecord | None:
-        """The record of this key in the first folder that has one, or None.
+        """The record of this key in the first folder that has one, those behind URLs last, or None.
 
         With ``any_software``, failing that, the newest one that differs in versions of torch, triton or CUDA alone.
         """
         found = (record for folder in self.folders if (record := self._read(folder / _place_of(key))) is not None)
-        return next(found, None) or (next(iter(self._alike(key, SOFTWARE)), None) if any_software else None)
+        return next(found, None) or self._fetched(key) or (next(iter(self._alike(key, SOFTWARE)), None) if any_software else None)
 
     def siblings(self, key: CacheKey) -> list[TuningRecord]:
         """Records of keys that differ from this one in the candidates alone, newest first."""
@@ -100,9 +110,14 @@ class Cache:
 
         Of two processes that store a record of one key, the later one's stays.
         """
+        return self._store(record, self.remotes[: self.is_remote])
+
+    def _store(self, record: TuningRecord, remotes: Sequence[RemoteFolder] = ()) -> Path | None:
         path = self.path_of(record.cache_key)
         try:
             content = record_bytes(record) + b"\n"
+            for each in remotes:
+                each.write(_place_of(record.cache_key), content)
             self._make(path.parent)
             write_whole(path, content, self.rights)
         except BrokenRecordError as error:
@@ -133,17 +148,24 @@ class Cache:
     def _read(self, path: Path) -> TuningRecord | None:
         """The record at this path, or None; a file that holds no record of its name is warned of, and left where it is."""
         try:
-            record = record_in(read_regular(path, MAX_BYTES))
-            if path.parts[-2:] != Path(_place_of(record.cache_key)).parts:
-                raise BrokenRecordError(f"it is the record of another key, {record.kernel[:80]!r} for {record.key[:80]!r}")
+            return _checked(read_regular(path, MAX_BYTES), "/".join(path.parts[-2:]))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, BrokenRecordError) as error:
-            self.unused[path] = reason = str(getattr(error, "strerror", None) or error)
-            told = f"cache file {path} is not used: {reason}. What it was for is tuned again and takes its place, or delete it"
-            warn_once(told, topic=f"unused {path}")
+            self.unused[path] = _tell_unused(str(path), error)
             return None
-        return record
+
+    def _fetched(self, key: CacheKey) -> TuningRecord | None:
+        """The record of this key behind the first URL that has one, which is then here, too."""
+        for remote in self.remotes:
+            try:
+                if (content := remote.read(_place_of(key), MAX_BYTES)) is not None:
+                    record = _checked(content, _place_of(key))
+                    self._store(record)
+                    return record
+            except (RefusedFileError, BrokenRecordError) as error:
+                _tell_unused(f"{remote.url}/{_place_of(key)}", error)
+        return None
 
     def _alike(self, key: CacheKey, fields: Sequence[str]) -> list[TuningRecord]:
         """Records whose keys differ from this one, and in no other fields than these, of software and candidates; newest first."""
@@ -162,6 +184,22 @@ class Cache:
                     if _FILE.fullmatch(path.name):
                         paths.setdefault(path.parts[-2:], path)
         return [Entry(path, record) for path in paths.values() if (record := self._read(path)) is not None]
+
+
+def _checked(content: bytes, place: str) -> TuningRecord:
+    """The record in the content of the file at this place. BrokenRecordError if it has none, or that of another key."""
+    record = record_in(content)
+    if place != _place_of(record.cache_key):
+        raise BrokenRecordError(f"it is the record of another key, {record.kernel[:80]!r} for {record.key[:80]!r}")
+    return record
+
+
+def _tell_unused(file: str, error: Exception) -> str:
+    """The reason why a file is no record, of which it warns."""
+    reason = str(getattr(error, "strerror", None) or error)
+    told = f"cache file {file} is not used: {reason}. What it was for is tuned again and takes its place, or delete it"
+    warn_once(told, topic=f"unused {file}")
+    return reason
 
 
 @lru_cache(maxsize=256)

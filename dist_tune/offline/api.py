@@ -199,7 +199,10 @@ class Job:
         if mode is not None and mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {get_args(Mode)}, got {spelled(mode)}")
         check_group("group", group)
-        self._settings = read_settings()
+        settings = read_settings()
+        # Its records are deleted at its end, and another script's must not end it: they stay on this machine.
+        here = os.pathsep.join(each for each in settings.cache_folders if "://" not in each)
+        self._settings = settings.model_copy(update={"cache_path": here})
         is_dist = group is not None or bool(member_ranks(None))
         self._ranks: Ranks = group_of(group, self._settings.deadline_s) if is_dist else Ranks()
         self._is_split = is_dist and mode != "merge"
