@@ -39,6 +39,7 @@ _ALL_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_i
 _AGO = re.compile(r"(\d{1,9}) ?(s|m|min|h|d|w)")
 _UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
+AnEngine = Literal["vllm", "sglang", "fla", "aiter"]
 Order = Literal["kernel", "age", "ms", "seconds"]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help=f"{_A_KEY}.")]
@@ -214,6 +215,25 @@ def trace(
     write_file(output, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")).encode())
     values = {"path": str(output), "n_events": len(events), "notes": notes}
     return Answer(values, [f"{output}: {len(events)} events; open it in ui.perfetto.dev"], LEFT_OUT * bool(story.damage), notes)
+
+
+@app.command()
+def convert(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="SOURCE", help="Config files, folders of such; records: files, exports, ids, kernels.")
+    ],
+    engine: Annotated[AnEngine | None, typer.Option("--to", help="The engine that shall read it; if left out, show what there is.")] = None,
+    folder: Annotated[Path | None, typer.Option("--output", "-o", help="The folder to write to; if left out, nothing is written.")] = None,
+    given: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="What the source does not say: see the docs.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    as_json: AsJson = False,
+) -> Answer:
+    """Config files of vLLM, SGLang, FLA and aiter, made of each other or of records."""
+    from dist_tune.cli.convert import convert
+
+    return convert(sources, engine, folder, given or [], replaces=force)
 
 
 @app.command()
