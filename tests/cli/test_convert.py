@@ -62,7 +62,8 @@ def test_records_come_from_all_places_that_show_knows(cache: Cache, tmp_path: Pa
     ids = keep(cache, *ROWS)
     (tmp_path / "export.json").write_bytes(packed(ROWS))
     expected = {"triton_version": "3.6.0", "16": MOE, "64": MOE}
-    for number, source in enumerate((["fused_moe_kernel"], ids, [tmp_path / "export.json"], [cache.folder])):
+    sources: list[list[str | Path]] = [["fused_moe_kernel"], [*ids], [tmp_path / "export.json"], [cache.folder]]
+    for number, source in enumerate(sources):
         run("convert", *source, "--to", "vllm", *KNOWN, "-o", tmp_path / str(number))
         assert json.loads((tmp_path / str(number) / NAME).read_text()) == expected
     (tmp_path / NAME).write_text(json.dumps({"8": MOE}))

@@ -36,7 +36,7 @@ def moe_step(n_tokens: int) -> torch.Tensor:
     return c
 
 
-def fla_kernel() -> Any:
+def fla_kernel() -> tuple[Any, Any]:
     """A kernel of FLA that looks into FLA_CONFIG_DIR, and its launch at a length."""
     from fla.ops.utils.cumsum import chunk_local_cumsum_scalar, chunk_local_cumsum_scalar_kernel
 
@@ -45,12 +45,14 @@ def fla_kernel() -> Any:
 
 def main() -> None:
     """``moe`` and ``fla`` tune; ``load`` launches the kernel of FLA without dist_tune, and prints the config that FLA has found."""
-    kernel, launch = fla_kernel() if sys.argv[1] != "moe" else (None, None)  # before the fake driver: FLA would ask for its CUDA
+    kernel, launch = (
+        fla_kernel() if sys.argv[1] != "moe" else (fused_moe_kernel, moe_step)
+    )  # before the fake driver: FLA would ask for its CUDA
     install_fake_driver()
     FakeH200.launch_ms = staticmethod(lambda src, metadata: 0.5 if metadata.num_warps == 8 else 2.0)
     if sys.argv[1] == "moe":
         for n_tokens in (16, 64):
-            moe_step(n_tokens)
+            launch(n_tokens)
         return
     if sys.argv[1] == "fla":
         contextual_autotune(is_dist=False)(launch)(256)

@@ -83,7 +83,7 @@ def written(tmp_path: Path, name: str, values: Any) -> Path:
 
 
 def tuned(key: str, fields: dict[str, Any] = MOE, kernel: str = "moe.fused_moe_kernel", where: Environment | None = None) -> EngineConfig:
-    made = {"winner": 0, "candidates": [candidate(0, fields=fields)]}
+    made: dict[str, Any] = {"winner": 0, "candidates": [candidate(0, fields=fields)]}
     return config_of_record(record(key=key, kernel=kernel, environment=where or environment(), **made))
 
 
@@ -100,7 +100,9 @@ def test_a_public_file_comes_back_as_it_was(path: Path, tmp_path: Path):
 def test_sglang_reads_a_file_of_vllm_and_vllm_reads_it_back(path: Path, tmp_path: Path):
     """The version of Triton is a key of vLLM's file and a folder of SGLang's."""
     facts = configs_in_file(path)[0].facts
-    known = {name: [*value] if name == "block_shape" else value for name, value in facts.items() if name != "triton_version"}
+    known: dict[str, Any] = {
+        name: [*value] if name == "block_shape" else value for name, value in facts.items() if name != "triton_version"
+    }
     there = convert("sglang", path, tmp_path)
     device = known.pop("device_name")
     asked = vllm_reads(path.parent, device, **known)
