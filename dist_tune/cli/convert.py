@@ -34,7 +34,8 @@ def convert(sources: list[str], engine: Engine | None, folder: Path | None, word
     if engine is None:
         rows = [{"facts": each.facts, "key": each.key, "config": each.config, "where": each.where} for each in configs]
         shown = [{"key": json.dumps(each.key), **each.config, **each.facts} for each in configs]
-        return Answer({"configs": rows}, table([{name: plain(value) for name, value in row.items()} for row in shown]))
+        names = dict.fromkeys(name for each in shown for name in each)
+        return Answer({"configs": rows}, table([{name: plain(each[name]) if name in each else "" for name in names} for each in shown]))
     paths = {(folder or Path()) / name: values for name, values in files.items()}
     if folder and (there := [path for path in paths if path.exists()]) and not replaces:
         raise RefusedError(f"{there[0]} exists: --force replaces it; named as a SOURCE as well, its configs stay")

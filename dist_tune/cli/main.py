@@ -225,7 +225,7 @@ def convert(
     engine: Annotated[AnEngine | None, typer.Option("--to", help="The engine that shall read it; if left out, show what there is.")] = None,
     folder: Annotated[Path | None, typer.Option("--output", "-o", help="The folder to write to; if left out, nothing is written.")] = None,
     given: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="What the source does not say: see the docs.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="What a source does not say: E=8, any=4096, ...")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: AsJson = False,

@@ -13,6 +13,7 @@ from tests.offline.test_engines import FILES, MOE, NAME, SGLANG, VLLM
 
 pytestmark = pytest.mark.once
 
+SIZES = ["96", "128", "256", "512", "1024"]
 KNOWN = ("--set", "E=8", "--set", "N=512")
 ROWS = [record(kernel="moe.fused_moe_kernel", key=f"[{M}]", winner=0, candidates=[candidate(0, fields=MOE)]) for M in (16, 64)]
 
@@ -34,6 +35,17 @@ def test_without_an_engine_it_shows_what_there_is():
         "2",
         "True",
         *("257", "256", "NVIDIA_H200", "fp8_w8a8", "(128,", "128)", "True", "3.5.1"),
+    ]
+    mixed = run("convert", FILES / "aiter", VLLM[1]).stdout.splitlines()
+    assert {"NUM_KSPLIT", "kpack", "block_shape"} < {*mixed[0].split()}
+    assert [line.split()[0] for line in mixed[1:] if line] == [
+        '"M_LEQ_16"',
+        '"M_LEQ_64"',
+        '"any"',
+        '"small_M"',
+        '"medium_M"',
+        '"large_M"',
+        *SIZES,
     ]
     shown = json.loads(run("convert", VLLM[0], "--json").stdout)["configs"]
     assert [each["key"] for each in shown] == [int(size) for size in json.loads(VLLM[0].read_text()) if size != "triton_version"]
