@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import closing
 from functools import partial, update_wrapper
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
@@ -15,18 +16,19 @@ from weakref import WeakValueDictionary
 
 from torch.compiler import is_dynamo_compiling
 
-from dist_tune.cache import TuningRecord
+from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.distributed import Calls, Ranks, check_group, group_of, member_ranks
 from dist_tune.errors import DistTuneError, NestedTuningError
 from dist_tune.files import rank_of_job, warn_once
 from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.measure import StepState, is_capturing, is_traced
+from dist_tune.output import Story
 from dist_tune.replays import FirstRun
 from dist_tune.runtime import Buckets, Listener, Timings, Tunable, interception, own_runs
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import read_settings
 from dist_tune.sites import Site, Turn, check_not_capturing
-from dist_tune.tuning import Online, TunedClosure, Tuning, TuningOptions, note_of_tracing
+from dist_tune.tuning import Online, TunedClosure, Tuning, TuningOptions, note_of_tracing, note_use
 from dist_tune.validation import check_function, check_online, check_ordinary
 
 if TYPE_CHECKING:
@@ -205,6 +207,31 @@ class Tuner:
             warn_once(f"{self.name} is not tuned in the calls to come: {error}")
         return self.online is not None
 
+    def ranks(self, deadline_s: float, group: ProcessGroup | None = None) -> Ranks:
+        """The ranks that decide together in a call; ``group``: that of this call, where calls name one."""
+        raise NotImplementedError
+
+    def under_capture(self, launch: Tunable, group: ProcessGroup | None = None) -> Any:
+        """The config for a launch without one while a CUDA graph is captured, where DIST_TUNE_MODE lets nothing be tuned.
+
+        Each rank finds it by itself, because a capture waits for no other rank.
+
+        Raises:
+            CaptureError: the mode is another one.
+        """
+        settings = read_settings()
+        if settings.may_tune:
+            check_not_capturing(launch, self.name)
+        (configs, texts, _), members, label = launch.candidates(), self.ranks(settings.deadline_s, group), launch.name + launch.key_text
+        world = {"world_size": len(members.members), "ranks_per_host": members.neighbours[1]}
+        with closing(Story(settings, members.rank)) as log:
+            lookup = CacheLookup(settings, log, is_used=self.options.uses_cache, **world)
+            record = lookup.look_up(label, (launch.name, launch.key_text), lambda: launch.code().digest, texts)
+            index = texts.index(record.best.config) if record is not None else lookup.nearest_config(label, texts)
+        note_use(settings, label, "exact" if record is not None else "nearest" if index is not None else "first")
+        launch.slot.fill(configs[index or 0], Timings())
+        return configs[index or 0]
+
     def check_nested(self, group: ProcessGroup | None) -> None:
         """Refuse a call inside a closure that does not ask all ranks of the group, and so cannot tune for them."""
         outer = interception.listener_here()
@@ -355,7 +382,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
 
     def first_run(self, args: Any, kwargs: Any, *, is_watched: bool) -> FirstRun:
         """The first run of a call, made or yet to make; with ``reset`` the user answers for what it changes."""
-        if self.options.reset is not None:
+        if self.options.reset is not None or not read_settings().may_tune:
             return FirstRun()
         if self.options.plan.search == "online":
             return FirstRun(why_not='has search="online"')
@@ -369,7 +396,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         else:
             self.calls.n_calls += 1
 
-    def ranks(self, deadline_s: float, _: object = None) -> Ranks:
+    def ranks(self, deadline_s: float, group: ProcessGroup | None = None) -> Ranks:
         """The ranks that decide together, in each call the same."""
         return group_of(self.group, deadline_s, self.name) if self.is_dist else Ranks()
 
@@ -388,7 +415,8 @@ class _ClosureTuner(Tuner, Generic[P, R]):
 
     def missed(self, launch: Tunable) -> Any:
         """A miss in a call that expected none: from here on this call is the first replay of a tuning."""
-        check_not_capturing(launch, self.name)
+        if is_capturing():
+            return launch.run(self.under_capture(launch), None, is_trial=False)
         if is_traced(launch.arguments):
             self.note_tracing()
             configs, *_ = launch.candidates()

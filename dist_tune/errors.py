@@ -117,7 +117,7 @@ class RankMismatchError(DistTuneError):
 
 
 class CacheMissError(DistTuneError):
-    """``DIST_TUNE_REQUIRE_CACHE`` is set and no record fits. The message says which field of the key differs from the nearest one."""
+    """``DIST_TUNE_MODE`` is ``require`` and no record fits. The message says which field of the key differs from the nearest one."""
 
 
 class PeerFailedError(DistTuneError):

@@ -24,12 +24,12 @@ from dist_tune.distributed import Calls, Ranks, Reduction, check_group, ranks_of
 from dist_tune.errors import DistTuneError
 from dist_tune.files import callers_level
 from dist_tune.keys import named_key, signature_of
-from dist_tune.measure import StepState, is_traced
+from dist_tune.measure import StepState, is_capturing, is_traced
 from dist_tune.replays import FirstRun
 from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
 from dist_tune.search import Plan, SearchName
 from dist_tune.settings import Settings, read_settings
-from dist_tune.sites import check_not_capturing, one_at_a_time
+from dist_tune.sites import one_at_a_time
 from dist_tune.tuning import TunedFunction, Tuning, TuningOptions, shown_signature
 from dist_tune.validation import check_function, check_online, check_ordinary, check_space
 
@@ -217,7 +217,7 @@ class _FunctionTuner(Tuner):
             vars(wrapper)["__signature__"] = signature
         return wrapper
 
-    def ranks(self, deadline_s: float, group: ProcessGroup | None) -> Ranks:
+    def ranks(self, deadline_s: float, group: ProcessGroup | None = None) -> Ranks:
         """The ranks that decide together in a call with this ``autotune_pg``."""
         return ranks_of(group, deadline_s, self.name)
 
@@ -236,11 +236,13 @@ class _FunctionTuner(Tuner):
         try:
             self.tunable.check_key(key)
             self.tunable.check_arguments(args, kwargs)
-            if listener is None:
-                check_not_capturing(launch, launch.name)
+            if listener is None and is_capturing():
+                config = self.under_capture(launch, group)
         except BaseException:
             self.count_raised(group)
             raise
+        if config is not None:
+            return self.call_known(launch, config, group)
         if listener is None:
             return self.call_counted(launch, group, is_verbose=is_verbose)
         self.check_nested(group)
@@ -282,7 +284,7 @@ class _FunctionTuner(Tuner):
         try:
             tuning.meet(launch)
             is_online, state = options.plan.search == "online", None
-            if not (is_free or is_online):
+            if not (is_free or is_online) and settings.may_tune:
                 state = StepState(self.tunable.function, *launch.given)
             first = FirstRun(state, 'has search="online"' * is_online)
         except BaseException as error:  # the user's prune_fn: the other ranks must know

@@ -26,6 +26,7 @@ _BOOL = "1, 0, true, false, yes, no, on or off"
 _ALLOWED = {
     "deadline_s": "a number of seconds above 0, at most 86400", "log_level": "TRACE, DEBUG, INFO or WARNING", "log_dir": "a path",
     "cache_dir": "a path", "cache_path": f"paths with {os.pathsep} between them", "verbosity": "quiet, normal or verbose",
+    "mode": "tune, cached, require or first",
 }  # fmt: skip
 """Setting -> what it may hold; ``_BOOL`` for all others."""
 _FOLDER = "~/.dist_tune/autotune"
@@ -80,8 +81,11 @@ class Settings(BaseSettings):
     """True: tune although there is a record, and replace it."""
     version_check: bool = True
     """True: a record counts only with the versions of torch, triton and CUDA that it was made with."""
+    mode: str | None = Field(default=None, pattern="^(?i:tune|cached|require|first)$")
+    """What may happen where a config is missing. None is tune. cached: the nearest record's config, else the first; nothing is tuned, and
+    nothing fails. require: an error. first: the first config, also where there is a record, for debugging."""
     require_cache: bool = False
-    """True: a miss is an error and not a tuning, for jobs that must not spend time, or not choose."""
+    """The older name of ``mode``, which counts where that is unset: True means require."""
 
     @field_validator("log_dir")
     @classmethod
@@ -103,6 +107,16 @@ class Settings(BaseSettings):
     @property
     def _named(self) -> list[str]:
         return _ENTRY.findall(self.cache_path) or [str(self.cache_dir)]
+
+    @property
+    def effective_mode(self) -> str:
+        """The mode: "tune", "cached", "require" or "first"."""
+        return self.mode.lower() if self.mode else "require" if self.require_cache else "tune"
+
+    @property
+    def may_tune(self) -> bool:
+        """False where a missing config is neither tuned nor an error: in the modes "cached" and "first"."""
+        return self.effective_mode in ("tune", "require")
 
     @property
     def shown(self) -> str:
@@ -143,16 +157,21 @@ def _read(variables: tuple[tuple[bytes, bytes], ...]) -> tuple[Settings, list[st
     """Settings of an environment with these variables, which is that of the process, and what is wrong with it; read once, in 0.7 ms."""
     told = unread_variables(os.fsdecode(name) for name, _ in variables)
     try:
-        return Settings(), told
+        settings = Settings()
     except SettingsError as error:
         defaults = {name: Settings.model_fields[name].default for name in error.names}
-        return Settings(**defaults), [*told, f"{error}. The default is used"]
+        settings, told = Settings(**defaults), [*told, f"{error}. The default is used"]
+    if settings.require_cache:
+        told.append(
+            "DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require" + ", and has no effect beside it" * bool(settings.mode)
+        )
+    return settings, told
 
 
-def shared_settings(settings: Settings) -> dict[str, float | bool]:
+def shared_settings(settings: Settings) -> dict[str, float | bool | str]:
     """Variable -> value, of the settings that all ranks should have in common. Folders and the terminal may differ."""
-    names = ("deadline_s", "always_tune", "version_check", "require_cache")
-    return {f"{_PREFIX}{name.upper()}": getattr(settings, name) for name in names}
+    names = ("deadline_s", "always_tune", "version_check")
+    return {f"{_PREFIX}MODE": settings.effective_mode, **{f"{_PREFIX}{name.upper()}": getattr(settings, name) for name in names}}
 
 
 def _variable(name: str) -> str:

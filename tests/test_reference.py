@@ -55,7 +55,7 @@ def test_the_table_has_each_variable_with_its_default():
     listed = {name: cells[0].strip("`") for name, cells in rows("Environment variables").items() if name.startswith("DIST_TUNE_")}
     assert sorted(listed) == variables_read()
     fields = {name: field.default for name, field in Settings.model_fields.items()}
-    fields["verbosity"] = Settings.model_construct().shown  # None, because an older name counts then
+    fields |= {"verbosity": Settings.model_construct().shown, "mode": Settings.model_construct().effective_mode}  # None: older names count
     spelled = {name: int(value) if isinstance(value, bool | float) else "" if value is None else value for name, value in fields.items()}
     assert listed == {"DIST_TUNE_CONFIG_DIR": ""} | {f"DIST_TUNE_{name.upper()}": str(value) for name, value in spelled.items()}
 

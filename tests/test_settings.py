@@ -22,7 +22,7 @@ OURS, THEIRS = "DIST_TUNE_", "TRITON_DIST_AUTOTUNE_"
 DEFAULTS = {
     "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "INFO", "progress": None, "verbosity": None,
     "cache_dir": "~/.dist_tune/autotune", "cache_path": "", "always_tune": False, "cache_shared": False,
-    "version_check": True, "require_cache": False,
+    "version_check": True, "require_cache": False, "mode": None,
 }  # fmt: skip
 ENVIRONMENTS: list[tuple[dict[str, str], dict[str, Any]]] = [
     ({"ALWAYS_TUNE": "1", f"{OURS}ALWAYS_TUNE": "", f"{OURS}DEADLINE_S": ""}, {}),  # without the prefix, or empty
@@ -126,6 +126,22 @@ def test_one_variable_says_how_much_is_shown():
     for verbosity, shown in {"": "quiet", "Quiet": "quiet", "verbose": "verbose", "normal": "normal"}.items():
         assert Settings(verbosity=verbosity or None, progress=False).shown == shown
     assert [Settings(progress=each).shown for each in (None, True)] == ["normal", "normal"]
+
+
+def test_the_older_name_of_a_mode_says_the_new_one(monkeypatch: pytest.MonkeyPatch):
+    """Once; beside the new one it has no effect. A mode that does not exist is one line, and the default counts."""
+    assert [Settings(mode=each, require_cache=True).effective_mode for each in (None, "Cached", "tune")] == ["require", "cached", "tune"]
+    assert [Settings(mode=each).may_tune for each in (None, "require", "cached", "FIRST")] == [True, True, False, False]
+    for mode, told in {
+        "": "DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require",
+        "tune": "DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require, and has no effect beside it",
+        "fast": "DIST_TUNE_MODE='fast' cannot be read: need tune, cached, require or first. The default is used",
+    }.items():
+        monkeypatch.setenv("DIST_TUNE_MODE", mode)
+        monkeypatch.setenv("DIST_TUNE_REQUIRE_CACHE", "0" if mode == "fast" else "1")
+        with pytest.warns(UserWarning, match="dist_tune") as warned:
+            assert read_settings() == read_settings()
+        assert [str(each.message) for each in warned] == [f"dist_tune: {told}"]
 
 
 NAMES = [*variables_read(), f"{THEIRS}ALWAYS_TUNE", "dist_tune_deadline_s", "Dist_Tune_Progress", "DIST_TUNE_", "DIST"]

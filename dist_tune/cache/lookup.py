@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dist_tune.cache.records import SOFTWARE, CacheKey, TuningRecord, digest, environment
+from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, TuningRecord, digest, environment
 from dist_tune.cache.store import Cache
 from dist_tune.search import PriorTimes, Times
 from dist_tune.settings import Settings
@@ -57,6 +57,8 @@ class CacheLookup:
 
     def __init__(self, settings: Settings, log: Story, *, is_used: bool, world_size: int, ranks_per_host: int) -> None:
         self._settings = settings
+        self.mode, self.may_tune = settings.effective_mode, settings.may_tune
+        self._tunes_anew = settings.always_tune and settings.may_tune
         self._log = log
         self._is_used = is_used
         self.cache = Cache.of(settings)
@@ -76,17 +78,17 @@ class CacheLookup:
     @property
     def is_required(self) -> bool:
         """A miss is an error."""
-        return self._settings.require_cache
+        return self.mode == "require"
 
     def look_up(self, label: str, named: tuple[str, str], source: Callable[[], str], texts: list[str]) -> TuningRecord | None:
         """This rank's record of a site with the candidates ``texts``, or None. ``named``: kernel and key; ``source``: of its code."""
-        if not self._is_used:
+        if not self._is_used or self.mode == "first":
             return None
         began = time.perf_counter()
         name, key_text = named
         key = CacheKey(name=name, source=source(), key=key_text, candidates=digest(texts), **self._environment)
         self._keys[label] = key
-        if self._settings.always_tune:
+        if self._tunes_anew:
             return None
         record = self.cache.find(key, any_software=not self._settings.version_check)
         if record is not None and (others := differences(key, record.cache_key)):
@@ -109,12 +111,12 @@ class CacheLookup:
         if record is not None:
             return LookupResult(self.key_digest(label), record.best.config, is_open=runs)
         miss = self.reason_of_miss(label).reason if self.is_required else ""
-        return LookupResult(self.key_digest(label), miss=miss, is_open=label in self._keys and not self._settings.always_tune)
+        return LookupResult(self.key_digest(label), miss=miss, is_open=label in self._keys and not self._tunes_anew)
 
     def reason_of_miss(self, label: str) -> Miss:
         """The reason why a site without a record has none."""
         key = self._keys.get(label)
-        if key is None or self._settings.always_tune:
+        if key is None or self._tunes_anew:
             return Miss("It uses no cache." if key is None else "DIST_TUNE_ALWAYS_TUNE is set.")
         records = self.cache.of_name(key.name)
         record = nearest(key, records)
@@ -126,10 +128,22 @@ class CacheLookup:
 
         Of several records the one that measured the most of these candidates, and of equals the newest.
         """
-        if label not in self._keys or self._settings.always_tune:
+        if label not in self._keys or self._tunes_anew:
             return PriorTimes()
         found = [_times_of(record, texts) for record in self.cache.siblings(self._keys[label])]
         return max(found, key=lambda prior: len(prior.times), default=PriorTimes())
+
+    def nearest_config(self, label: str, texts: list[str]) -> int | None:
+        """The candidate that won in the nearest record of the site's code; None without one."""
+        key = self._keys.get(label)
+        record = nearest_usable(key, self.cache.of_name(key.name), texts) if key is not None else None
+        if key is None or record is None:
+            return None
+        differing = ", ".join(
+            f"{name} {theirs}" for name, (_, theirs) in differences(key, record.cache_key).items() if name != "candidates"
+        )
+        self._log.info(f"site={label} has no record: the nearest is of {differing or 'another list of candidates'}")
+        return texts.index(record.best.config)
 
     def record_id(self, record: TuningRecord) -> str:
         """Beginning of a record's file name, by which ``dist-tune show`` finds it; empty if it is not to be kept.
@@ -195,6 +209,21 @@ def nearest_shape(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRe
     fitting = [each for each in records if differences(wanted, each.cache_key).keys() <= {"key"}]
     key = nearest_key(wanted.key, [each.key for each in fitting])
     return max((each for each in fitting if each.key == key), key=lambda each: each.tuned_at, default=None)
+
+
+def nearest_usable(wanted: CacheKey, records: Sequence[TuningRecord], texts: Sequence[str]) -> TuningRecord | None:
+    """The nearest record of the same code whose winner is one of the candidates ``texts``; None if there is none.
+
+    Nearest is first the same hardware, then the nearest numbers of the tuning key, then the same versions, then the newest.
+    """
+    fitting = [each for each in records if each.source == wanted.source and each.best.config in texts]
+    unlike = {id(each): differences(wanted, each.cache_key).keys() for each in fitting}
+    for n in range(len(HARDWARE) + 1):
+        group = [each for each in fitting if len(unlike[id(each)] & {*HARDWARE}) == n]
+        if key := nearest_key(wanted.key, [each.key for each in group]):
+            alike = [each for each in group if each.key == key]
+            return min(alike, key=lambda each: (len(unlike[id(each)]), -each.tuned_at.timestamp()))
+    return None
 
 
 def nearest_key(wanted: str, known: Sequence[str]) -> str:

@@ -48,7 +48,7 @@ _MAX_EXPORT = 2**30
 _COLOURS = {"kept": None, "added": "green", "replaced": "green", "refused": "red"}
 """Of the outcomes of ``merge``; refusals last, next to the prompt."""
 _ASK_THE_PROGRAM = (
-    "Its source, its candidates, its key and its ranks only the program knows: run it with DIST_TUNE_REQUIRE_CACHE=1, "
+    "Its source, its candidates, its key and its ranks only the program knows: run it with DIST_TUNE_MODE=require, "
     "and instead of tuning it says which of them differs."
 )
 

@@ -146,7 +146,8 @@ class Trials:
         """
         if self.in_use is not None and is_capturing():
             return launch.run(self.in_use(launch), None, is_trial=False)
-        check_not_capturing(launch, self._closure)
+        if self._sites.lookup.may_tune:
+            check_not_capturing(launch, self._closure)
         site = self._sites.meet(launch)
         site.is_replayed |= bool(self._schedule)
         if self.in_use is not None and site.stand_in is None:

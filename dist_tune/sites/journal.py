@@ -81,7 +81,7 @@ class TuningJournal:
         The digest of its cache key, for the site's event; empty without a cache.
         """
         key, cache = self._lookup.key_digest(site.label), self._lookup.cache
-        if not key or self._lookup.is_required:
+        if not key or self._lookup.mode != "tune":
             return ""
         if self._file is None:
             self._file = Journal(cache.folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}", cache.rights)

@@ -43,7 +43,7 @@ class RankManifest:
     """Label -> the code of its kernel and the values that it has captured, by name."""
     wrong: dict[str, str] = field(default_factory=dict)
     """Sites whose config from the cache has answered wrongly here -> how."""
-    settings: dict[str, float | bool] = field(default_factory=dict)
+    settings: dict[str, float | bool | str] = field(default_factory=dict)
     """Environment variables that ranks should have in common."""
     n_threads: int = 1
     """That compile on this rank's host."""
@@ -105,6 +105,8 @@ class SiteManifest:
     """That compile on the host with the most."""
     why_not: str = ""
     """Reason why the call is not tuned, and what to do: of the first rank that has one; empty if nothing asks for a replay."""
+    mode: str = ""
+    """DIST_TUNE_MODE, if nothing is tuned for it: "first" if any rank has that, else "cached" if any has that."""
     late: int | None = None
     """The rank with the longest second run, if the only reason of all that say no is that they were left alone in a collective there."""
     goes_online: bool = False
@@ -163,6 +165,8 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         for label in sites
         if label in mixed and label not in cached
     ]
+    modes = [mine.settings.get("DIST_TUNE_MODE") for mine in everyone]
+    mode = next((each for each in ("first", "cached") if each in modes), "")
     all_left = bool(against) and all(why.startswith(LEFT) for _, why in against)
     goes_online = bool(against) and all(manifests[rank].may_go_online for rank, _ in against)
     untuned = [why + f" (on rank {rank})" * (len(manifests) > 1) for rank, why in against]
@@ -187,7 +191,8 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         differing=_differing_settings(manifests),
         why_not=next(iter([*namesakes, *untuned] if goes_online else [*untuned, *namesakes]), ""),
         late=max(manifests, key=lambda rank: manifests[rank].run_s) if all_left and not namesakes else None,
-        goes_online=goes_online and not namesakes,
+        goes_online=goes_online and not namesakes and not mode,
+        mode=mode,
         n_threads=max((mine.n_threads for mine in everyone), default=1),
     )
 
@@ -196,11 +201,12 @@ def _differing_settings(manifests: Mapping[int, RankManifest]) -> str:
     """Each variable with its values and the first rank of each: "NAME is 0 on rank 0, 1 on rank 1"."""
     told = []
     for name in next(iter(manifests.values())).settings:
-        first = dict[float | bool, int]()
+        first = dict[float | bool | str, int]()
         for rank, mine in manifests.items():
             first.setdefault(mine.settings.get(name, 0), rank)
         if len(first) > 1:
-            told.append(f"{name} is {', '.join(f'{value:g} on rank {rank}' for value, rank in first.items())}")
+            values = {value if isinstance(value, str) else f"{value:g}": rank for value, rank in first.items()}
+            told.append(f"{name} is {', '.join(f'{value} on rank {rank}' for value, rank in values.items())}")
     return "; ".join(told)
 
 

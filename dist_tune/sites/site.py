@@ -176,5 +176,5 @@ def check_not_capturing(launch: Tunable, closure: str) -> None:
     if is_capturing():
         raise CaptureError(
             f"{launch.name}{launch.key_text} has no config yet and {closure} is being captured in a CUDA graph, where nothing can be "
-            f"tuned. Call it once with these shapes before the capture."
+            f"tuned. Call it once with these shapes before the capture, or set DIST_TUNE_MODE=cached."
         )

@@ -234,14 +234,17 @@ class Sites:
         self.story.site(label, (site.kernel, site.key), texts, n_pruned=site.n_removed, cache_key=cache_key)
         near = launch.slot.nearest()
         site.near = next((i for i, config in enumerate(configs) if config is near), None)
+        if not self.lookup.may_tune:
+            site.near = self.lookup.nearest_config(label, texts)
+            site.stand_in = site.near or 0
         if launch.is_compiled:
             guide = guide_of(self._search, texts, n_threads=self._compiler.n_threads * self._compiler.n_ranks)
             site.untried = guide.untried if guide is not None else set()
-            # Where there has to be a record only the first run needs anything.
-            first = [] if self.lookup.is_required else site.tried
+            # Where nothing is tuned only the first run needs anything.
+            first = site.tried if self.lookup.mode == "tune" else []
             site.quickest = sorted(quickest(configs), key=lambda i: (i in site.suspects, i in site.untried))
             site.variants.append(Variant(label, specialisation(launch)))
-            self._compiler.begin(label, launch, configs, first, site.quickest[0])
+            self._compiler.begin(label, launch, configs, first, site.first_guess)
         return site
 
     def _label_of(self, launch: Tunable) -> str:

@@ -5,11 +5,12 @@ Used by the two decorators and by tuning scripts.
 """
 
 from dist_tune.tuning.context import TuningOptions
-from dist_tune.tuning.notices import newer_than_tested, note_of_tracing
+from dist_tune.tuning.notices import newer_than_tested, note_of_tracing, note_use
 from dist_tune.tuning.online import Online
 from dist_tune.tuning.tuned import TunedClosure, TunedFunction, shown_signature
 from dist_tune.tuning.tuning import Tuning
 
 __all__ = [
-    "Online", "TunedClosure", "TunedFunction", "Tuning", "TuningOptions", "newer_than_tested", "note_of_tracing", "shown_signature",
+    "Online", "TunedClosure", "TunedFunction", "Tuning", "TuningOptions", "newer_than_tested", "note_of_tracing", "note_use",
+    "shown_signature",
 ]  # fmt: skip

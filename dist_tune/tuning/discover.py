@@ -16,13 +16,14 @@ from dist_tune.search import PriorTimes, Trial
 from dist_tune.settings import shared_settings
 from dist_tune.sites import RankManifest, SiteManifest, reduce_manifests
 from dist_tune.tuning.context import Closure, TuningContext
-from dist_tune.tuning.notices import of_process
+from dist_tune.tuning.notices import note_use, of_process
 
 _LATE = (
     "rank {rank} was late: the second run of {name}{ran}; so the others waited in vain in a collective. Leave out a config that is so slow "
     "there, or raise DIST_TUNE_DEADLINE_S, which collectives wait for while ranks tune. A process group that timed out has to be made anew"
 )
 _MAX_DISCOVERIES = 4
+_WRONG = "the config from the cache answers wrongly"
 MANIFESTS = Reduction(reduce_manifests)
 
 
@@ -58,7 +59,10 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
         is_under_way = True
         is_settled = not manifest.disputed and not manifest.refused and not manifest.wrong and manifest.is_watched
         is_open = bool(manifest.to_tune) and replays.is_undecided
-        if manifest.why_not or (is_settled and not is_open):
+        if manifest.mode or manifest.why_not or (is_settled and not is_open):
+            for label in manifest.wrong.keys() & context.sites.met.keys():  # nothing is tuned, and no other run may follow
+                context.story.warning(f"site={label} {_WRONG}; later calls use the first config: {manifest.wrong[label]}", shown=True)
+                context.sites.apply(label, context.sites.met[label].texts[0])
             return manifest
         if not is_settled:
             n_disputes += 1
@@ -87,6 +91,8 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
         if (site := context.sites.met.get(label)) is not None:
             site.is_unchecked = site.is_whole and site.checker is not None
         context.story.info(f"site={label}: {record.best.config}, from the cache, tuned {record.tuned_at:%Y-%m-%d}")
+        if manifest.mode:
+            note_use(context.settings, label, "exact")
     if records:
         days = sorted({f"{record.tuned_at:%Y-%m-%d}" for record in records.values()})
         kernels = kernels_told((each.kernel for each in records.values()), context.name) or "its config"
@@ -103,7 +109,7 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
 def _refute(context: TuningContext, wrong: Mapping[str, str]) -> None:
     """Tune sites anew whose config from the cache has answered wrongly on some rank."""
     for label, how in wrong.items():
-        told = f"site={label} the config from the cache answers wrongly, and it is tuned anew: {how}"
+        told = f"site={label} {_WRONG}, and it is tuned anew: {how}"
         context.story.warning(told, shown=True)
     context.sites.forget(wrong)
     context.records[:] = [each for each in context.records if not (each.is_recalled and each.kernel + each.key in wrong)]
@@ -146,17 +152,17 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
         if manifest.differing:
             text = f"settings differ between ranks: {manifest.differing}. Give all ranks the same environment"
             of_process.tell(context.story, {text: text})
-        if manifest.mismatch:
+        if manifest.mismatch and not manifest.mode:
             raise RankMismatchError(manifest.mismatch)
-        required = "DIST_TUNE_REQUIRE_CACHE is set: tune once without it"
+        required = "DIST_TUNE_MODE is require: tune once without it"
         if manifest.missed:
             raise CacheMissError(f"{manifest.missed} {required}, or merge a file that has it.")
         if manifest.refused and context.lookup.is_required:
             raise CacheMissError(f"site {manifest.refused[0]}: ranks have records that not all of them can use. {required}.")
         for label, how in manifest.wrong.items():
             if context.lookup.is_required:
-                raise CacheMissError(f"site {label}: the config from the cache answers wrongly, {how}. {required}.")
-        if not manifest.unlisted:
+                raise CacheMissError(f"site {label}: {_WRONG}, {how}. {required}.")
+        if not manifest.unlisted or manifest.mismatch:
             return manifest
         spelled |= set(manifest.unlisted)
 
@@ -187,6 +193,12 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
             label: replace(context.sites.journal.prior(label, lookup.prior_times(label, site.texts)), near=site.near)
             for label, site in sites.items()
             if is_first and site.record is None
+        }
+        if context.settings.may_tune
+        else {
+            label: PriorTimes(near=near)
+            for label, site in sites.items()
+            if (near := site.near if site.record is None else site.record.winner) is not None
         },
         warm_ups={label: 1 if site.checker is None else site.checker.n_runs for label, site in sites.items() if not site.is_compiled},
         run_s=round(context.replays.run_s, 4),

@@ -17,7 +17,7 @@ from dist_tune.sites import Site, SiteManifest
 from dist_tune.tuning.compilation import Waves, compile_ahead, precompile, tell_of_work
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
-from dist_tune.tuning.notices import tell_of_sites, tell_of_untuned
+from dist_tune.tuning.notices import note_use, tell_of_sites, tell_of_untuned
 
 
 def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest) -> None:
@@ -29,7 +29,7 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
     context.story.phase("compile")
     context.race.expect(manifest.run_s)
     context.records.extend(take_cached(context, manifest))
-    if manifest.why_not:
+    if manifest.why_not or manifest.mode:
         leave_untuned(context, manifest)
     elif manifest.to_tune:
         _enter(context, manifest)
@@ -94,22 +94,27 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
 
     If it does not, each rank goes on with what has run there.
     """
-    tell_of_untuned(context, manifest.why_not)
+    if not manifest.mode:
+        tell_of_untuned(context, manifest.why_not)
     chosen: dict[str, int] = {}
     for label in manifest.to_tune:
         prior, site = manifest.prior.get(label, PriorTimes()), context.sites.met.get(label)
         fastest = min(prior.times, key=lambda i: (prior.times[i].kernel_ms, i), default=None)
-        chosen[label] = next(i for i in (prior.winner, fastest, prior.near, 0) if i is not None)
-        if site is not None and site.is_compiled and site.is_new:
+        is_first = manifest.mode == "first" or bool(manifest.mismatch)
+        chosen[label] = 0 if is_first else next(i for i in (prior.winner, fastest, prior.near, 0) if i is not None)
+        if manifest.mode:
+            note_use(context.settings, label, "nearest" if prior.near is not None and not is_first else "first")
+        if site is not None and site.variants and site.is_new:  # none with a record that not all ranks can use
             context.sites.load(site, chosen[label])
     failed = context.vote("not tuned", context.sites.take_failures())
+    by_mode = f" (DIST_TUNE_MODE={manifest.mode})" * bool(manifest.mode)
     for label, index in chosen.items():
         site = context.sites.met.get(label)
         used = site.stand_in if index in failed.get(label, {}) and site is not None else index
         if used is not None:
             config = _texts(context, manifest, label)[used]
             context.sites.apply(label, config)
-            so_far = "is tuned in later calls, and uses until then" if manifest.goes_online else "is not tuned:"
+            so_far = "is tuned in later calls, and uses until then" if manifest.goes_online else f"is not tuned{by_mode}:"
             context.story.info(f"site={label} {so_far} {config}")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import re
+from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +13,10 @@ import torch
 from dist_tune import __version__
 from dist_tune.configs import triton_version
 from dist_tune.distributed import Ranks, member_ranks
+from dist_tune.files import rank_of_job, to_terminal
 from dist_tune.output import Story, closure_name
 from dist_tune.runtime import unheard_tuners
-from dist_tune.settings import read_settings
+from dist_tune.settings import Settings, read_settings
 from dist_tune.validation import deferred_value, within
 
 if TYPE_CHECKING:
@@ -48,6 +51,21 @@ class Notices:
 
 of_process = Notices()
 """Told once for all decorated objects."""
+_uses: dict[str, str] = {}
+"""Site -> what has given it its config, where DIST_TUNE_MODE lets nothing be tuned: its "exact" record, the "nearest" one, or "first"."""
+
+
+def note_use(settings: Settings, label: str, how: str) -> None:
+    """Count a site for the line at the end of the program."""
+    if not _uses and rank_of_job() == 0 and settings.shown != "quiet":
+        atexit.register(_tell_of_uses, settings.effective_mode)
+    _uses[label] = how
+
+
+def _tell_of_uses(mode: str) -> None:
+    n = Counter(_uses.values())
+    told = f"{n['exact']} with their record, {n['nearest']} with the nearest one, {n['first']} with the first config"
+    to_terminal(f"dist_tune: DIST_TUNE_MODE={mode}: of {len(_uses)} sites {told}; nothing was tuned\n")
 
 
 def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -> None:

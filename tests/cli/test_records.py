@@ -199,7 +199,7 @@ def test_explain_says_whether_it_would_hit(
     assert row["differing"] == {name: {"record": theirs, "here": getattr(here, name)} for name, theirs in changes.items()}
     assert (row["would_hit"], reason in row["reason"]) == (would_hit, True)
     out = ask("explain")
-    assert (out.splitlines()[1].split()[0], "DIST_TUNE_REQUIRE_CACHE=1" in out) == ("hit" if would_hit else "miss", True)
+    assert (out.splitlines()[1].split()[0], "DIST_TUNE_MODE=require" in out) == ("hit" if would_hit else "miss", True)
     if "ALWAYS" not in setting:
         assert (cache.find(record(environment=here).cache_key, any_software=bool(setting)) is not None) is would_hit
 

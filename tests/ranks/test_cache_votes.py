@@ -84,7 +84,7 @@ def test_ranks_with_other_code_hit_if_each_has_a_record_of_the_same_winner(rank:
     if rank == 0:
         one = Cache(folder()).entries()[0]
         one.path.write_bytes(record_bytes(one.record.model_copy(update={"winner": 2})))
-    error = next_job(REQUIRE_CACHE="1").error
+    error = next_job(MODE="require").error
     assert error.kind == "CacheMissError"
     assert "ranks have records that not all of them can use" in error.message
     assert not next_job().is_hit
@@ -204,7 +204,7 @@ DIFFERING: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @on_each_rank(cases=FACES)
 def test_a_miss_where_a_record_is_required_names_the_field(rank: int, face: Face) -> Any:
     """On all ranks the same error, also where one rank requires it; one record is enough for all."""
-    must, path = {"REQUIRE_CACHE": "1"}, folder() / str(rank)
+    must, path = {"MODE": "require"}, folder() / str(rank)
     errors = []
     for changes, options, words in DIFFERING.values():
         own_records(face, rank)
@@ -220,7 +220,7 @@ def test_a_miss_where_a_record_is_required_names_the_field(rank: int, face: Face
     for words, error in errors:
         assert error.kind == "CacheMissError", (words, error)
         assert words in error.message
-        assert "DIST_TUNE_REQUIRE_CACHE is set: tune once without it" in error.message
+        assert "DIST_TUNE_MODE is require: tune once without it" in error.message
         assert ".." not in error.message
     own_records(face, rank)
     if rank == 0:

@@ -176,14 +176,14 @@ def test_a_record_that_is_wrong_on_some_rank_is_tuned_anew_on_all(rank: int, cas
 
 
 def test_alone_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """And with DIST_TUNE_REQUIRE_CACHE it is an error."""
+    """And with DIST_TUNE_MODE=require it is an error."""
     for name, setting in {"VERBOSITY": "quiet", "LOG_DIR": str(tmp_path / "logs"), "CACHE_DIR": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(f"DIST_TUNE_{name}", setting)
     winner = _winner(_tuned()[0])
     monkeypatch.setitem(state, "wrong", winner)
-    monkeypatch.setenv("DIST_TUNE_REQUIRE_CACHE", "1")
+    monkeypatch.setenv("DIST_TUNE_MODE", "require")
     with pytest.raises(CacheMissError, match="the config from the cache answers wrongly, rank 0: wrong by 30"):
         _tuned()
-    monkeypatch.delenv("DIST_TUNE_REQUIRE_CACHE")
+    monkeypatch.delenv("DIST_TUNE_MODE")
     again, value, _ = _tuned()
     assert (value, _winner(again) != winner) == (2.0, True)

@@ -1,0 +1,179 @@
+"""DIST_TUNE_MODE: what may happen where a config is missing, on all ranks alike."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dist_tune import autotune, files
+from tests.programs import of_checkout, run_python
+from tests.ranks.jobs import FACES, Face, folder, is_hit, is_tuned, job, own_records, records, rewrite
+from tests.ranks.kernels import autotuned, best, launch, tuned
+from tests.shared_worlds import on_each_rank
+
+pytestmark = pytest.mark.once
+
+CACHED, FIRST = {"MODE": "cached"}, {"MODE": "first"}
+
+
+def is_given(done: Any, block: object) -> bool:
+    """Whether a job has this block without a tuning, and its closure ran once."""
+    return (done.used, done.n_runs, done.record, done.is_steady, done.value, done.error.kind) == ([block], 1, None, True, 1.0, "")
+
+
+@on_each_rank(cases=FACES)
+def test_cached_takes_the_record_or_the_nearest_or_the_first_config(rank: int, face: Face):
+    """The nearest of the same code, also of another machine; of two sizes the nearer; a record of other code does not count."""
+    path = own_records(face, rank)
+    assert is_hit(job(face, path, CACHED), 32)
+    assert is_given(job(face, path, CACHED, n=128), 32)
+    rewrite(path, environment={"device": "another", "torch": "1.0"})
+    assert is_given(job(face, path, CACHED), 32)
+    job(face, path, n=1024)
+    (own,) = [each.best.fields["BLOCK"] for each in records(path) if each.environment.device != "another"]
+    assert is_given(job(face, path, CACHED, n=128), own)
+    rewrite(path, source="0" * 16)
+    assert is_given(job(face, path, CACHED), 16)
+    assert is_given(job(face, path, CACHED, blocks=(64, 16), cache=False), 64)
+    assert len(records(path)) == 2  # nothing was kept
+
+
+@on_each_rank(cases=FACES)
+def test_first_is_the_first_config_whatever_the_cache_holds(rank: int, face: Face):
+    """Also in the first run, where a tuning begins with the config that compiles fastest."""
+    path = own_records(face, rank)
+    assert is_given(job(face, path, FIRST), 16)
+    assert is_given(job(face, path, {**FIRST, "ALWAYS_TUNE": "1"}, blocks=(64, 32, 16)), 64)
+    assert is_tuned(job(face, path, {"MODE": "tune", "ALWAYS_TUNE": "1"}))
+
+
+@on_each_rank(cases=[*product(FACES, (CACHED, FIRST))])
+def test_one_rank_whose_mode_forbids_it_keeps_all_from_tuning(rank: int, case: tuple[Face, dict[str, str]]):
+    """And says that the settings differ; where one rank wants the first config, no rank uses its record."""
+    (face, mode), files._told = case, set()
+    path = folder() / str(rank)
+    assert is_given(job(face, path, mode if rank == 1 else {}), 16)
+    own_records(face, rank)
+    done = job(face, path, mode if rank == 1 else {})
+    assert is_given(done, 16) if mode is FIRST else is_hit(done, 32)
+
+
+@on_each_rank(cases=FACES)
+def test_ranks_with_other_folders_use_one_config(rank: int, face: Face):
+    """The nearest record of the first rank that has one, and a record that another rank cannot use."""
+    path = own_records(face, rank)
+    if rank == 0:
+        shutil.rmtree(path)
+    assert is_given(job(face, path, CACHED, n=128), 32)
+    done = job(face, path, {"MODE": "cached" if rank else "first"})
+    assert is_given(done, 16)
+    rewrite(path, winner=64 if rank else 32)
+    if rank == 0:
+        rewrite(path, environment={"device": "another"})
+    assert job(face, path, CACHED).used == [64]
+
+
+@on_each_rank(cases=FACES)
+def test_cached_never_fails(rank: int, face: Face):
+    """Different candidates on two ranks are an error elsewhere; here each has its first."""
+    blocks = (16, 32, 64) if rank == 0 else (32, 64)
+    assert is_given(job(face, settings=CACHED, blocks=blocks), blocks[0])
+    assert job(face, blocks=blocks).error.kind == "RankMismatchError"
+
+
+@on_each_rank()
+def test_a_recorded_config_that_answers_wrongly_is_told_of_and_used_once(rank: int):
+    """Nothing is tuned for it."""
+    files._told.clear()
+    path = own_records("function", rank)
+    done = job("function", path, CACHED, check=lambda y, x: rank == 0)
+    assert (done.used, done.error.kind, done.n_runs) == ([16], "", 1)
+
+
+@on_each_rank()
+def test_kernels_inside_functions_follow(rank: int):
+    """A function with configs inside a step, and a kernel inside that: the first configs, in one run."""
+    kernel, runs = autotuned(blocks=(64, 32, 16)), []
+
+    def work(x: torch.Tensor, *, factor: int) -> torch.Tensor:
+        runs.append(factor)
+        return launch(kernel, x)
+
+    inner = autotune([{"factor": 3}, {"factor": 1}], lambda x: x.numel())(work)
+    step = tuned(None, lambda x: inner(x))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DIST_TUNE_MODE", "first")
+        for _ in range(2):
+            step(torch.zeros(64))
+    assert (runs, best(kernel), step.records, inner.records) == ([3, 3], [64], [], [])
+
+
+@on_each_rank(cases=FACES)
+def test_under_capture_a_record_is_used_where_nothing_may_be_tuned(rank: int, face: Face):
+    """And the nearest, and the first; no error of capture."""
+    path = own_records(face, rank)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        for mode, n, block in ((CACHED, 64, 32), (CACHED, 128, 32), (FIRST, 64, 16)):
+            assert is_given(job(face, path, mode, n=n), block)
+        assert job(face, path).error.kind == "CaptureError"
+
+
+PROGRAM = """
+import torch
+from dist_tune import contextual_autotune
+from tests.ranks.kernels import autotuned, launch
+
+kernel = autotuned()
+
+
+@contextual_autotune(is_dist=torch.distributed.is_initialized())
+def step(x):
+    return launch(kernel, x)
+
+
+for n in (64, 64, 128):
+    step(torch.zeros(n))
+"""
+
+
+def test_the_program_ends_with_one_line(tmp_path: Path):
+    """Of the first rank: how many sites have which config; none where the terminal is quiet."""
+    (tmp_path / "script.py").write_text("import torch.distributed as dist\n\ndist.init_process_group('gloo')" + PROGRAM)
+    begun = "of 2 sites 0 with their record, {} with the nearest one, {} with the first config; nothing was tuned"
+    for mode, variables, told in (
+        ("cached", {}, begun.format(0, 2)),
+        ("FIRST", {}, begun.format(0, 2)),
+        ("cached", {"DIST_TUNE_VERBOSITY": "quiet"}, ""),
+    ):
+        done = run_python("script.py", cwd=tmp_path, env=of_checkout(tmp_path, DIST_TUNE_MODE=mode, **variables), n_ranks=2)
+        lines = [line for line in done.stderr.splitlines() if "DIST_TUNE_MODE" in line]
+        assert (done.returncode, lines) == (0, [f"dist_tune: DIST_TUNE_MODE={mode.lower()}: {told}"] * bool(told)), done.stderr
+
+
+@on_each_rank()
+def test_a_refused_record_of_a_step_that_may_not_run_again(rank: int):
+    """One rank's record cannot be used by the other, and no run may follow: both use one config."""
+    path = own_records("contextual", rank)
+    if rank == 0:
+        rewrite(path, environment={"device": "another"})
+    else:
+        rewrite(path, winner=32)
+    kernel, weight = autotuned(), torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.step()
+        return launch(kernel, x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DIST_TUNE_CACHE_DIR", str(path))
+        patch.setenv("DIST_TUNE_ALWAYS_TUNE", str(1 - rank))
+        tuned(None, step, max_slowdown=0.0)(torch.zeros(64))
+    assert (best(kernel), weight.item()) == ([16], -1.0)
