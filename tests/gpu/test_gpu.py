@@ -136,6 +136,24 @@ def test_a_tuned_step_can_be_captured(rank: int):
 
 
 @on_each_rank(modes=("gpu",))
+def test_a_step_that_was_never_called_is_captured_where_nothing_may_be_tuned(rank: int):
+    """With the config of its record, of the nearest one, or the first: compiled and loaded under the capture."""
+    x, kernels = {n: torch.zeros(n, device="cuda") for n in (64, 128)}, [autotuned(blocks=(16, 32)) for _ in range(3)]
+    contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1)(lambda: launch(kernels[0], x[64]))()
+    won = next(iter(kernels[0].cache.values())).kwargs["BLOCK"]
+    for kernel, mode, n, block in ((kernels[1], "cached", 64, won), (kernels[1], "cached", 128, won), (kernels[2], "first", 64, 16)):
+        y, graph = torch.zeros(n, device="cuda"), torch.cuda.CUDAGraph()
+        step = contextual_autotune(is_dist=True)(lambda kernel=kernel, n=n, y=y: launch(kernel, x[n], y))
+        with pytest.MonkeyPatch.context() as patch, torch.cuda.graph(graph):
+            patch.setenv("DIST_TUNE_MODE", mode)
+            step()
+        x[n].fill_(4.0)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert (y[0].item(), [*kernel.cache.values()][-1].kwargs["BLOCK"]) == (5.0, block)
+
+
+@on_each_rank(modes=("gpu",))
 def test_autograds_threads_are_heard_and_the_gpus_generator_is_kept(rank: int):
     """A kernel of a backward pass, launched by a thread of autograd's, is tuned; random numbers are as without tuning."""
     kernel, x = autotuned(blocks=(16, 32)), torch.zeros(64, device="cuda", requires_grad=True)
