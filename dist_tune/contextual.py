@@ -79,7 +79,8 @@ def contextual_autotune(
             replays; "guided" compiles and times a spread of the candidates, then those that resemble the good ones. None: guided at a
             site with more than 64 candidates and more than ten for each compile thread, racing at others. "online": in the calls to
             come, without a replay.
-        objective: "closure" compares the last few candidates by the time of the whole function, "kernel" by the kernel's alone.
+        objective: "closure" compares the last few candidates by the time of the whole function, "kernel" by the kernel's alone, "graph"
+            by replays of the function as a CUDA graph, where all ranks can capture it; else one line says why, and it is "closure".
         budget_s: seconds after which the search ends with what it knows, on all ranks at once, when what is under way is finished.
             Candidates that were not measured by then are named in the log and the record.
         max_slowdown: share of the job's time that tuning online may cost, from 0 to 1; with 0 nothing is tuned online.
@@ -91,8 +92,8 @@ def contextual_autotune(
         TypeError: a number of replays is not an int, ``budget_s`` is no number, ``reset`` no function, ``group`` no process group,
             ``bucket`` no such mapping, or what is decorated is not an ordinary function.
         ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, ``budget_s`` <= 0 or not finite, an unknown ``search`` or
-            ``objective``, ``max_slowdown`` not from 0 to 1, ``reset`` or ``max_slowdown=0`` with ``search="online"``, a ``group`` without
-            ``is_dist``; at a call: this rank is not in ``group``.
+            ``objective``, ``objective="graph"`` where ``search`` has no finals, ``max_slowdown`` not from 0 to 1, ``reset``
+            or ``max_slowdown=0`` with ``search="online"``, a ``group`` without ``is_dist``; at a call: this rank is not in ``group``.
         DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
     """
     if callable(is_dist):

@@ -30,7 +30,7 @@ def step(x: Any, block: int = 1) -> Any:
 
 SPACE: Any = {"config_space": BLOCKS, "key_fn": None}
 OF_CLOSURES: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"objective": "fast"}, ValueError, r"objective must be one of \('closure', 'kernel'\), got 'fast'"),
+    ({"objective": "fast"}, ValueError, r"objective must be one of \('closure', 'kernel', 'graph'\), got 'fast'"),
     ({"reset": object()}, TypeError, "reset must be .* got an object of type object"),
     ({"is_dist": True, "group": "tp"}, TypeError, "group must be a process group.* got 'tp'"),
     ({"is_dist": True, "group": [0, 1]}, TypeError, r"group must be a process group.* got \[0, 1\]"),

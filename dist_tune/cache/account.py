@@ -99,8 +99,8 @@ def chosen_fields(record: TuningRecord) -> str:
 def why_chosen(record: TuningRecord) -> str:
     """Reason of the choice, lead over the next, and what is to be said of the first config: "fastest step, 10 % ahead of the next"."""
     first, ratio = record.candidates[0], gain(record)
-    is_slower = ratio is not None and ratio < _AS_FAST and record.reason == "fastest step"
-    reason = "fastest step, though its kernel is slower" if is_slower else record.reason
+    is_slower = ratio is not None and ratio < _AS_FAST and record.reason.startswith("fastest step")
+    reason = f"{record.reason}, though its kernel is slower" if is_slower else record.reason
     no_first = "the first config cannot run here" if first.failure is not None else "the first config" * (record.winner == 0)
     return ", ".join(filter(None, [reason, lead_told(record), no_first * (len(record.candidates) > 1)]))
 

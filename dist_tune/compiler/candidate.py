@@ -9,6 +9,7 @@ CUDA may wait for running kernels while it loads a module, and one of them may b
 from __future__ import annotations
 
 import hashlib
+import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,7 +121,12 @@ class Candidate:
 
     def _load(self, compiled: Any) -> Resources:
         if self._finalize is not None:  # puts it into the in-memory cache of its kernel
-            self._finalize(compiled)
+            triton_s = inspect.getclosurevars(self._finalize).nonlocals
+            launched = triton_s.get("kernel_cache", {}).get(triton_s.get("key"))
+            if isinstance(launched, type(compiled)):  # meanwhile. A graph may hold it, and Triton 3.9 unloads what it frees
+                compiled = launched
+            else:
+                self._finalize(compiled)
             self._finalize = None
         compiled._init_handles()
         return Resources(_int(compiled.metadata, "shared"), _int(compiled, "n_regs"), _int(compiled, "n_spills"))

@@ -46,6 +46,8 @@ class Ranks(Meetings):
     def __init__(self, group: dist.ProcessGroup | None = None, deadline_s: float = 0.0, *, counts_collectives: bool = True) -> None:
         """``counts_collectives``: false for a thread beside the step, whose collectives tell nothing of its meetings."""
         self._counts_collectives = counts_collectives
+        self.n_captured = 0
+        """Collectives that were issued in captures, on some rank perhaps only in part: none was made."""
         self._ref = None if group is None else ref(group)
         if group is None:
             # Its rank names its log, also where other processes tune beside it.
@@ -109,7 +111,7 @@ class Ranks(Meetings):
     def n_issued(self) -> int:
         """Collectives that this rank has issued on the group so far; 0 where its backend does not count."""
         group = self._group if self._counts_collectives else None
-        return _n_issued(group) if group is not None else 0
+        return _n_issued(group) - self.n_captured if group is not None else 0
 
     @property
     def n_of_process(self) -> int:

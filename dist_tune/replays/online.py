@@ -273,6 +273,10 @@ class OnlineRuns(Replayer):
         self._due, self._latest_runs = self._pace.due(race, runs), runs
         return runs, n_taken
 
+    def look_for_obstacles(self, closure: Callable[[], Any], batch: list[Replay]) -> str:
+        """What keeps calls from being captured."""
+        return "its replays are calls that count"
+
     def run_batch(
         self, closure: Callable[[], Any], batch: list[Replay], conditions: Conditions, note: Callable[[], object] = lambda: None
     ) -> None:

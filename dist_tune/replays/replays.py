@@ -9,17 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from dist_tune.compiler import noted
+from dist_tune.compiler import noted, reason_of
 from dist_tune.distributed import Ranks
-from dist_tune.errors import StuckDeviceError
-from dist_tune.measure import Clock, Lead, RngState, Span, wait_for_device
+from dist_tune.errors import DistTuneError, StuckDeviceError, free_frames
+from dist_tune.measure import Clock, Lead, RngState, Snapshot, Span, captured, graph_pool, noting_obstacles, wait_for_device
 from dist_tune.replays.first_run import FirstRun
 from dist_tune.replays.trials import Trials
 from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Plan, Race, Replay
-from dist_tune.sites import Sites, note_progress
+from dist_tune.sites import Sites, is_fatal, note_progress
 from dist_tune.watch import Kind, Watchdog
 
 _POLL_S = 1e-4
@@ -42,6 +43,8 @@ class Conditions:
     replay be given even longer."""
     is_race: bool = True
     """False in the finals, whose samples are no samples of the race."""
+    in_graphs: bool = False
+    """True: what was captured is replayed in place of the closure."""
 
 
 WARM_UP = Conditions("warm-up", is_cold=False, times_launches=False, is_timed=False)
@@ -50,7 +53,8 @@ RACE = Conditions("race", is_cold=True, times_launches=True)
 
 def finals_of(plan: Plan) -> Conditions:
     """Conditions of the finals of a plan."""
-    return Conditions("finals", is_cold=plan.is_cold, times_launches=plan.objective == "kernel", is_race=False)
+    by = plan.objective
+    return Conditions("finals", is_cold=plan.is_cold, times_launches=by == "kernel", is_race=False, in_graphs=by == "graph")
 
 
 class Replayer:
@@ -90,6 +94,8 @@ class Replayer:
         self._stuck_after_s = stuck_after_s
         self._lead = Lead()
         self._shortest_ms = 0.0
+        self.graphs: dict[tuple[tuple[str, int], ...], tuple[Any, set[str], Snapshot]] = {}
+        """Site and candidate of each -> the graph of a run with them, the sites launched there, what it changes under ``restore_value``."""
         self._phase = "", 0
         """The latest phase, and its first replay."""
 
@@ -198,6 +204,54 @@ class Replayer:
             self._first_run.begin_replay()
             self.trials.inputs.restart(compares=compares)
 
+    def look_for_obstacles(self, closure: Callable[[], Any], batch: list[Replay]) -> str:
+        """Make one run as it is; why none can be captured, empty if nothing says so.
+
+        Before any capture, which would end at such a place on this rank, while others might wait in what comes behind it.
+        """
+        obstacles = list[str]()
+
+        def watched() -> None:
+            with noting_obstacles(obstacles):
+                closure()
+
+        self.run_batch(watched, batch[:1], WARM_UP)
+        self.trials.samples.restart()
+        return obstacles[0] if obstacles else ""
+
+    def capture(self, closure: Callable[[], Any], batch: list[Replay]) -> str:
+        """Capture a run of each schedule; why that cannot be done here, empty if it was. The device does nothing of it."""
+        self.trials.is_captured = True
+        try:
+            pool = graph_pool()
+            for schedule in batch:
+                if (key := _key(schedule)) not in self.graphs:
+                    self._beat("capturing the step")
+                    self.restart()
+                    number, n_issued = self.n_replays, self._ranks.n_issued
+                    try:
+                        with noted(self.trials.note_compilation):
+                            graph = captured(partial(self.run, closure, schedule), pool)
+                    finally:
+                        self._ranks.n_captured += self._ranks.n_issued - n_issued
+                    self.graphs[key] = graph, {*self.trials.launched}, self.trials.take_undo()
+                    if why := self.trials.samples.why_discarded(number):
+                        return why
+        except Exception as error:  # the reason to compare replays as they are, on all ranks
+            if is_fatal(error) or isinstance(error, DistTuneError):
+                raise
+            free_frames(error)
+            return reason_of(error)
+        finally:
+            self.trials.take_undo()
+            self.trials.is_captured = False
+        return ""
+
+    def _replay(self, schedule: Replay) -> None:
+        graph, launched, undo = self.graphs[_key(schedule)]
+        graph.replay()
+        self.trials.repeat(launched, undo)
+
     def run(self, closure: Callable[[], Any], schedule: Replay, whole: Span | None = None, *, times_launches: bool = False) -> Any:
         """One replay; ``whole`` times it."""
         self.trials.begin_replay(self.n_replays, schedule, times_launches=times_launches)
@@ -259,7 +313,8 @@ class Replayer:
             whole = self._clock.span()
             wholes.append((self.n_replays, schedule, whole))
             with noted(self.trials.note_compilation):
-                self.run(closure, schedule, whole, times_launches=conditions.times_launches)
+                run = partial(self._replay, schedule) if conditions.in_graphs else closure
+                self.run(run, schedule, whole, times_launches=conditions.times_launches)
             if conditions.is_timed:
                 self._lead.add(self.run_s * 1e3, is_ahead=not whole.has_begun())
             self.undo()
@@ -313,6 +368,10 @@ class Replayer:
                     f"{self._stuck_after_s:g} s. A kernel spins or waits for a signal that does not come; restart the process."
                 )
             time.sleep(_POLL_S)
+
+
+def _key(schedule: Replay) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(_candidates(schedule).items()))
 
 
 def _candidates(schedule: Replay) -> dict[str, int]:

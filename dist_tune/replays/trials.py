@@ -67,6 +67,8 @@ class Trials:
         """Of sizes in keys, as the step's options say."""
         self.in_use: Callable[[Tunable], Any] | None = None
         """Of calls that are the user's own, which nothing is undone in: the config that a launch would have otherwise."""
+        self.is_captured = False
+        """True while a graph of the closure is captured for the finals."""
         self._closure = closure
         self._rank = ranks.rank
         self._sites = sites
@@ -108,6 +110,13 @@ class Trials:
         undo, self._undo = self._undo, Snapshot()
         return undo
 
+    def repeat(self, launched: set[str], undo: Snapshot) -> None:
+        """This run replays a graph, which launches these sites and changes what is in ``undo``."""
+        self._undo = undo
+        for label, trial in self._schedule.items():
+            if trial.is_timed and label in launched:
+                self.samples.add_run(label, trial.candidate, self._replay)
+
     def read_spans(self, last: int | None = None) -> None:
         """Move the times of replays to the samples, up to the ``last``. The device must have gone past them."""
         while self._spans and (last is None or self._spans[0][2] <= last):
@@ -146,7 +155,7 @@ class Trials:
         """
         if self.in_use is not None and is_capturing():
             return launch.run(self.in_use(launch), None, is_trial=False)
-        if self._sites.lookup.may_tune:
+        if self._sites.lookup.may_tune and not self.is_captured:
             check_not_capturing(launch, self._closure)
         site = self._sites.meet(launch)
         site.is_replayed |= bool(self._schedule)
@@ -251,7 +260,7 @@ class Trials:
             if checker is not None:
                 with suppress(RuntimeError):  # of a device that is lost
                     checker.restore()
-            if is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
+            if self.is_captured or is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
                 raise
             if launch.is_whole and self.changed is not None and (names := self.changed()):
                 error.add_note(f"{site.label} has changed {names} before, so that no other config can be tried")

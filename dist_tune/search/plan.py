@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 
 from dist_tune.validation import check_number, spelled
 
-Objective = Literal["closure", "kernel"]
+Objective = Literal["closure", "kernel", "graph"]
 SearchName = Literal["racing", "exhaustive", "guided", "online"]
 NOT_TRIED = "not tried: the search did not come to it"
 """The reason why a candidate was neither compiled nor timed."""
@@ -25,7 +25,7 @@ class Plan:
     search: SearchName | None = "racing"
     """None: guided where a site has many candidates for the compile threads that there are, racing elsewhere."""
     objective: Objective = "closure"
-    """Decide by the time of the whole closure, or of the kernel alone."""
+    """Decide by the time of the whole closure, of the kernel alone, or of the closure as a CUDA graph in the finals."""
     budget_s: float | None = None
     """Seconds after which the search ends with what it knows; None: no such bound."""
     is_cold: bool = False
@@ -43,6 +43,8 @@ class Plan:
         for name, text, known in (("search", self.search, SearchName), ("objective", self.objective, Objective)):
             if text not in get_args(known) and not (name == "search" and text is None):
                 raise ValueError(f"{name} must be one of {get_args(known)}, got {spelled(text)}")
+        if self.objective == "graph" and self.search in ("exhaustive", "online"):
+            raise ValueError(f'objective="graph" compares finalists by captured replays of the step: search={self.search!r} has none')
 
     def __str__(self) -> str:
         """The options as a user writes them, for messages; the same on all ranks if the plan is."""

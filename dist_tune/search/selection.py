@@ -87,7 +87,8 @@ def hopeless(
 
     After the first rung (``is_first``) a median is one sample, and one that is short may be a hiccup; so may one of a single rank, or of a
     candidate that did better in its warm-up (``warm_ups``). By the closure's time, too, which sees hooks and the like; one sample of it
-    tells only where the site ``is_alone``, because another site's candidate may have been the slow one, and only of even steps.
+    tells only where the site ``is_alone``, because another site's candidate may have been the slow one, and only of even steps. What is
+    slow by the host alone may be the fastest as a graph.
     """
     if not times:
         return set()
@@ -95,7 +96,7 @@ def hopeless(
     typical_ms = {i: (each.typical_ms or each.kernel_ms) * each.n_launches for i, each in times.items()}
     least_ms = options.insured_ms if is_first else 0.0
     slow = {i for i, each in times.items() if each.launches_ms > max(HOPELESS * best_ms, least_ms)}
-    if objective == "closure":
+    if objective != "kernel":
         slow = {i for i in slow if times[i].closure_ms > closure_ms + options.margin(0) * best_ms}  # else the rest is faster for it
     if is_first:
         slow = {i for i in slow if typical_ms[i] > HOPELESS * min(typical_ms.values())}
@@ -124,7 +125,7 @@ def kept(
         return []
     launches_ms = {i: (each.typical_ms or each.kernel_ms if by_typical else each.kernel_ms) * each.n_launches for i, each in times.items()}
     # For the kernel's time alone both orders are the same, but for the slowest rank's kernel beside the middle one's.
-    closure_ms = {i: each.closure_ms if objective == "closure" else each.launches_ms for i, each in times.items()}
+    closure_ms = {i: each.closure_ms if objective != "kernel" else each.launches_ms for i, each in times.items()}
     allowed_ms = margin * min(launches_ms.values())
     limits_ms = min(launches_ms.values()) + allowed_ms, min(closure_ms.values()) + allowed_ms
     hopeful = {i for i in times if launches_ms[i] <= limits_ms[0] or closure_ms[i] <= limits_ms[1]}
@@ -148,9 +149,9 @@ def select(times: Mapping[int, Times], objective: Objective, tie: float, *, is_a
     launch_error_ms = error_of_median_ms([(each.spread_ms * each.n_launches, each.n_timed) for each in times.values()]) or 0.0
     rest_error_ms = error_of_median_ms([(each.rest_spread_ms, each.n_replays) for each in times.values()])
     weight = 0.0
-    if objective == "closure" and rest_error_ms is None:
+    if objective != "kernel" and rest_error_ms is None:
         weight = 1.0 if is_alone else 0.0
-    elif objective == "closure" and rest_error_ms is not None and len(times) > 1:
+    elif objective != "kernel" and rest_error_ms is not None and len(times) > 1:
         # Twice the error: the variance of a handful of contenders is itself a rough estimate.
         bias = max(0.0, statistics.variance(rest_ms.values()) - (2 * rest_error_ms) ** 2) + launch_error_ms**2
         weight = bias / (bias + rest_error_ms**2) if bias > 0 else 0.0
@@ -169,7 +170,7 @@ def select(times: Mapping[int, Times], objective: Objective, tie: float, *, is_a
     if len(times) == 1:
         reason = "fastest in the race"  # the others were hopeless beside it by both times
     elif len(tied) == 1:
-        reason = "fastest step" if weight >= _COUNTS else "fastest kernel"
+        reason = ("fastest step" + " as a CUDA graph" * (objective == "graph")) if weight >= _COUNTS else "fastest kernel"
     else:
         reason = "tied within noise" + ", faster kernel" * (times[winner].launches_ms <= least_ms)
     return Selection(winner, worse - {winner}, is_clear, weight, reason)

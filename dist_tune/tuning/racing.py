@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
+from dist_tune.distributed import Reduction
 from dist_tune.output import amount
 from dist_tune.replays import RACE, WARM_UP, Conditions, finals_of
 from dist_tune.search import Replay, Report, Trial, reduce_reports
 from dist_tune.tuning.compilation import compile_variants, lacking
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.entering import enter_met, try_waves
+from dist_tune.tuning.notices import tell_of_no_graph
 
 _NOTE_EVERY_S = 0.1
 _MAX_REPEATS = 4
@@ -36,13 +39,18 @@ def run_race(context: TuningContext, closure: Closure) -> None:
             continue
         while race.begun_anew:
             trials.samples.forget(race.begun_anew.pop())
-        before, conditions = conditions, finals_of(context.plan) if race.is_final else RACE
+        before, conditions = conditions, finals_of(race.plan) if race.is_final else RACE
         if conditions != before:  # also from finals to a race where a site was missed before
             trials.samples.restart()
         context.story.phase("finals" if race.is_final else "race", race.bound)
         context.story.terminal.expect(race.n_queued)
         runs, n_taken = context.replays.paced(race, batch)
+        if conditions.in_graphs and (why_not := _capture(context, closure, runs, conditions, is_first=conditions != before)):
+            tell_of_no_graph(context, why_not)
+            race.end_graphs()
+            continue
         reduced = _run(context, closure, runs, conditions)
+        context.replays.graphs.clear()
         if trials.variants.endless:
             return
         race.tell(n_taken, reduced)
@@ -50,6 +58,23 @@ def run_race(context: TuningContext, closure: Closure) -> None:
         if reduced.has_new_sites:
             enter_met(context, closure)
         context.check_alive()
+
+
+def _capture(context: TuningContext, closure: Closure, batch: list[Replay], conditions: Conditions, *, is_first: bool) -> str:
+    """Capture the schedules of a batch on all ranks, and replay each graph once; or why that cannot be done, on the first such rank."""
+    replays = context.replays
+    for step in (replays.look_for_obstacles, replays.capture) if is_first else (replays.capture,):
+        if why_not := context.reduce("graph", step(closure, batch), _first_reason):
+            replays.graphs.clear()
+            return why_not
+    untimed: list[Replay] = [{label: Trial(i, is_timed=False) for label, i in candidates} for candidates in replays.graphs]
+    replays.run_batch(closure, untimed, replace(conditions, is_timed=False))  # the first replay of a graph uploads it
+    return ""
+
+
+@Reduction
+def _first_reason(parts: Mapping[int, str]) -> str:
+    return next((f"rank {rank}: {why}" for rank, why in parts.items() if why), "")
 
 
 def _is_right_again(context: TuningContext, closure: Closure) -> bool:

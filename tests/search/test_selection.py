@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.search import Objective, Times
-from dist_tune.search.selection import RacingOptions, clock_error_ms, kept, select
+from dist_tune.search.selection import RacingOptions, clock_error_ms, hopeless, kept, select
 
 pytestmark = pytest.mark.once
 
@@ -25,7 +25,7 @@ ms = st.sampled_from([0.5, 1.0, 1.001, 1.1, 1.4, 2.0, 9.0])  # a handful, so tha
 spreads = st.sampled_from([0.0, 0.01, 0.2])
 measured = st.tuples(ms, ms, spreads, spreads, st.integers(1, 9), st.integers(1, 3)).map(lambda each: Times(*each))
 tables = st.dictionaries(st.integers(0, 30), measured, min_size=1, max_size=12)
-objectives: Any = st.sampled_from(["closure", "kernel"])
+objectives: Any = st.sampled_from(["closure", "kernel", "graph"])
 
 
 @pytest.mark.parametrize(
@@ -118,3 +118,13 @@ def test_a_verdict_is_the_same_in_any_order(table: dict[int, Times], objective: 
 def test_the_reason_follows_from_the_comparison_that_decided(times: dict[int, Times], reason: str):
     """The step where its differences counted, a tie where the winner was taken of several."""
     assert select(times, "closure", 0.0075).reason == reason
+    by_graph = {"fastest step": "fastest step as a CUDA graph"}.get(reason, reason)
+    assert select(times, "graph", 0.0075).reason == by_graph
+
+
+def test_what_is_slow_by_its_host_alone_may_be_captured():
+    """A step of a slow host is hopeless as it is; as a graph its kernel decides."""
+    table = of((1.0, 500.0), (1.2, 50.0))
+    how: Any = {"is_first": False, "is_alone": True}
+    assert hopeless(table, {}, RacingOptions(), "closure", **how) == {0}
+    assert hopeless(table, {}, RacingOptions(), "graph", **how) == set()
