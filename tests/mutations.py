@@ -60,6 +60,9 @@ GUARDS = (
     Guard("one operator of a name", "operators.py", "    if hasattr(getattr(torch.ops, namespace), short):", "    if False:", "tests/ranks/test_operators.py"),
     Guard("a call made again frees its peers", "distributed/meetings.py", "if self._has_gone_on(verdict) and limits.is_gathering:", "if False:", "tests/distributed tests/ranks/test_failed_calls.py"),
     Guard("two tasks are never one", "distributed/store.py", 'while (task := self._store.add("next", 1) - 1) < self._n_tasks:', 'while (task := self._store.add("next", 0)) < self._n_tasks and not self._store.add("next", 1) < 0:', "tests/distributed tests/offline"),
+    Guard("a capture on one rank is none on any", "tuning/racing.py", 'if why_not := context.reduce("graph", step(closure, batch), _first_reason):', "if why_not := step(closure, batch):", "tests/ranks/test_graphs.py"),
+    Guard("collectives of captures do not count", "replays/replays.py", "self._ranks.n_captured += self._ranks.n_issued - n_issued", "pass", "tests/ranks/test_graphs.py"),
+    Guard("a launched kernel stays loaded", "compiler/candidate.py", "if isinstance(launched, type(compiled)):", "if False:", "tests/ranks/test_loaded_kernels.py"),
     Guard("farewell of the store's host", "distributed/presence.py", "            within(_FAREWELL_S, lambda: self._say_farewell(waits=is_exit))\n", "            self._say_farewell(waits=is_exit)\n", "tests/distributed"),
     Guard("a connection has a deadline", "distributed/store.py", "    return future.result(seconds)\n", "    return future.result()\n", "tests/distributed tests/ranks/test_silent_store.py"),
     # Reduction and choice
@@ -78,7 +81,7 @@ GUARDS = (
     Guard("equals of a failure fail", "search/site_race.py", "            if first in self.failures:\n", "            if False:\n", "tests/search tests/ranks/test_equal_kernels.py"),
     Guard("times without a late owner do not count", "search/site_race.py", "self.times = {i: each for i, each in self.times.items() if each.n_owners == n_owners}", "pass", "tests/search tests/ranks/test_racing.py"),
     Guard("suspects run last", "search/site_race.py", "return sorted((i for i in self._runnable() if i not in self.left), key=self.suspects.__contains__)", "return [i for i in self._runnable() if i not in self.left]", "tests/search tests/ranks/test_journals.py"),
-    Guard("the budget ends the search", "search/race.py", "        return self._plan.budget_s is not None and self._elapsed_s >= self._plan.budget_s\n", "        return False\n", "tests/search"),
+    Guard("the budget ends the search", "search/race.py", "        return self.plan.budget_s is not None and self._elapsed_s >= self.plan.budget_s\n", "        return False\n", "tests/search"),
     Guard("a suspect has a meeting before it", "search/race.py", "replays[: max(1, next(doubtful, len(replays)))]", "replays", "tests/search"),
     Guard("equals wait for the first of them", "compiler/worker.py", "            except BlockingIOError:\n                on_wait()\n                fcntl.flock(file, fcntl.LOCK_EX)\n", "            except BlockingIOError:\n                pass\n", "tests/ranks/test_equal_kernels.py tests/compiler"),
     # Sites and records

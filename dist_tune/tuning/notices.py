@@ -98,12 +98,6 @@ def tell_of_untuned(context: TuningContext, why_not: str) -> None:
     context.notices.tell(context.story, {"not tuned": f"{closure_name(context.name)} {why_not}"})
 
 
-def tell_of_no_graph(context: TuningContext, why_not: str) -> None:
-    """A step whose replays were to be captured is compared as it is."""
-    text = f'{closure_name(context.name)} is compared as it is, without objective="graph", because it cannot be captured: {why_not}'
-    context.notices.tell(context.story, {"no graph": text})
-
-
 def tell_of_repeated(context: TuningContext, names: Sequence[str]) -> None:
     """What plain objects hold and each replay changes, which is the step's own business."""
     if names:

@@ -8,13 +8,12 @@ from dataclasses import replace
 from math import inf
 
 from dist_tune.distributed import Reduction
-from dist_tune.output import amount
+from dist_tune.output import amount, closure_name
 from dist_tune.replays import RACE, WARM_UP, Conditions, finals_of
 from dist_tune.search import Replay, Report, Trial, reduce_reports
 from dist_tune.tuning.compilation import compile_variants, lacking
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.entering import enter_met, try_waves
-from dist_tune.tuning.notices import tell_of_no_graph
 
 _NOTE_EVERY_S = 0.1
 _MAX_REPEATS = 4
@@ -44,11 +43,12 @@ def run_race(context: TuningContext, closure: Closure) -> None:
             trials.samples.restart()
         context.story.phase("finals" if race.is_final else "race", race.bound)
         context.story.terminal.expect(race.n_queued)
-        runs, n_taken = context.replays.paced(race, batch)
-        if conditions.in_graphs and (why_not := _capture(context, closure, runs, conditions, is_first=conditions != before)):
-            tell_of_no_graph(context, why_not)
+        if conditions.in_graphs and (why_not := _capture(context, closure, batch, conditions, is_first=conditions != before)):
+            told = f'is compared as it is, without objective="graph", because it cannot be captured: {why_not}'
+            context.notices.tell(context.story, {"no graph": f"{closure_name(context.name)} {told}"})
             race.end_graphs()
             continue
+        runs, n_taken = context.replays.paced(race, batch)
         reduced = _run(context, closure, runs, conditions)
         context.replays.graphs.clear()
         if trials.variants.endless:
