@@ -34,7 +34,7 @@ def test_without_an_engine_it_shows_what_there_is():
         "4",
         "2",
         "True",
-        *("257", "256", "NVIDIA_H200", "fp8_w8a8", "(128,", "128)", "True", "3.5.1"),
+        *("257", "256", "NVIDIA_H200", "fp8_w8a8", "[128,128]", "True", "3.5.1"),
     ]
     mixed = run("convert", FILES / "aiter", VLLM[1]).stdout.splitlines()
     assert {"NUM_KSPLIT", "kpack", "block_shape"} < {*mixed[0].split()}
@@ -49,7 +49,7 @@ def test_without_an_engine_it_shows_what_there_is():
     ]
     shown = json.loads(run("convert", VLLM[0], "--json").stdout)["configs"]
     assert [each["key"] for each in shown] == [int(size) for size in json.loads(VLLM[0].read_text()) if size != "triton_version"]
-    assert shown[0]["facts"] == {"E": 128, "N": 1856, "device_name": "NVIDIA_L40S", "triton_version": "3.5.0"}
+    assert shown[0]["facts"] == {"E": "128", "N": "1856", "device_name": "NVIDIA_L40S", "triton_version": "3.5.0"}
 
 
 def test_nothing_is_written_without_a_folder_nor_over_a_file_unless_told_so(tmp_path: Path):
@@ -93,6 +93,6 @@ def test_what_stands_for_nothing_is_one_line(tmp_path: Path, cache: Cache):
     assert "there is no .json file in" in refusal("convert", tmp_path / "empty")
     assert "'schema_version' is no class of aiter's" in refusal("convert", tmp_path / "other.json")
     assert "no candidate that runs" in refusal("convert", tmp_path / "export.json", "--to", "vllm", *KNOWN)
-    assert "it takes NAME=VALUE of E, N" in refusal("convert", VLLM[0], "--to", "vllm", "--set", "K=1")
+    assert "--set K=1: need NAME=VALUE of E, N" in refusal("convert", VLLM[0], "--to", "vllm", "--set", "K=1")
     assert "other.json: " in refusal("convert", VLLM[0], "--to", "vllm", "-o", tmp_path / "other.json"), "a file is no folder"
     assert everything(tmp_path).keys() == {tmp_path / "export.json", tmp_path / "other.json"}

@@ -100,9 +100,8 @@ def test_a_public_file_comes_back_as_it_was(path: Path, tmp_path: Path):
 def test_sglang_reads_a_file_of_vllm_and_vllm_reads_it_back(path: Path, tmp_path: Path):
     """The version of Triton is a key of vLLM's file and a folder of SGLang's."""
     facts = configs_in_file(path)[0].facts
-    known: dict[str, Any] = {
-        name: [*value] if name == "block_shape" else value for name, value in facts.items() if name != "triton_version"
-    }
+    known: dict[str, Any] = {name: facts[name] for name in ("device_name", "dtype") if name in facts}
+    known |= {name: json.loads(facts[name]) for name in ("E", "N", "block_shape") if name in facts}
     there = convert("sglang", path, tmp_path)
     device = known.pop("device_name")
     asked = vllm_reads(path.parent, device, **known)
@@ -119,7 +118,7 @@ def test_sglang_s_variants_have_names_of_their_own(tmp_path: Path):
     assert sglang_reads(FILES / "sglang", E=20, N=1536, per_channel_quant=True, **told) == {
         each.key: each.config for each in configs_in_file(per_channel)
     }
-    assert configs_in_file(down)[0].facts["down"] is True
+    assert configs_in_file(down)[0].facts["down"] == "True"
     assert "vllm has no files for per_channel_quant" in refusal("vllm", per_channel)
     assert f"{down} 1: vllm takes no USE_TMA, which is True" in refusal("vllm", down)
 
@@ -168,6 +167,7 @@ def test_a_whole_key_is_found_again_by_fla(tmp_path: Path):
     path = written(tmp_path, path.name, exported)
     assert json.loads(convert("fla", path, tmp_path / "again").read_text()) == values | {"default_config": entry["config"]}
     assert "the class default has no size: --set default=..." in refusal("aiter", path, "name=x", "size=0")
+    assert [*json.loads(convert("aiter", path, tmp_path, "name=x", "size=0", "default=8").read_text())] == ["M_LEQ_4096", "M_LEQ_8"]
 
 
 @pytest.mark.parametrize(
@@ -181,16 +181,16 @@ def test_a_whole_key_is_found_again_by_fla(tmp_path: Path):
         (NAME, f'{{"16": {json.dumps(MOE)}, "16": {json.dumps(MOE)}}}', "16 is there twice"),
         (NAME, {"16": [1]}, "16 has no config, need an object of plain values by name"),
         (NAME, {"16": MOE | {"x": {}}}, "16 has no config, need an object of plain values by name"),
-        (NAME, {"16": MOE, "triton_version": "new"}, "triton_version: String should match pattern"),
+        (NAME, {"16": MOE, "triton_version": "new"}, "16: triton_version is new, need one like 3.6.0"),
         (NAME, {"16": {"BLOCK_SIZE_M": 16}}, "16: BLOCK_SIZE_N is None, and vllm needs a whole number"),
         (NAME, {"16": MOE | {"num_warps": "4"}}, "16: num_warps is 4, and vllm needs a whole number"),
         (NAME, {"16": MOE | {"BLOCK": 1}}, "16: vllm takes no BLOCK, which is 1"),
-        ("E=8,N=512,device_name=X,backend=flydsl.json", {"16": MOE}, "neither the name of vLLM's and SGLang's files nor"),
+        ("E=8,N=512,device_name=X,backend=flydsl.json", {"16": MOE}, "not named as files of vLLM and SGLang, no file of FLA"),
         ("E=8,N=0,device_name=X.json", {"16": MOE}, "and '16' is no class of aiter's"),
         ("package.json", {"dependencies": {}}, "and 'dependencies' is no class of aiter's"),
-        ("k.json", {"autotune_entries": {"0": {"autotune_key": [1]}}}, "0.config: Field required"),
+        ("k.json", {"autotune_entries": {"0": {"autotune_key": [1]}}}, "not the entries and configs that FLA reads ('config')"),
         ("k.json", {"autotune_entries": {}, "kernel_name": "other"}, "kernel_name is 'other', and FLA goes by the name of the file"),
-        ("k.json", {"default_config": {"kwargs": {}, "num_warps": 4, "num_stages": 2, "x": 1}}, "x: Extra inputs are not permitted"),
+        ("k.json", {"default_config": {"kwargs": {}, "num_warps": 4, "num_stages": 2, "x": 1}}, "x is no field of a triton.Config"),
         ("a.json", {"any": MOE}, "a.json any does not say what vllm finds a file by: --set E=... --set N=... --set device_name=..."),
     ],
 )  # fmt: skip
@@ -211,7 +211,7 @@ def test_an_entry_that_fla_would_not_find_is_refused(tmp_path: Path):
 
 def test_two_configs_for_one_place_are_refused():
     """Two files, two kernels, two devices, two keys that differ in more than the size: told with both; the same one twice is one."""
-    at = {"E": 8, "N": 512, "device_name": "X"}
+    at = {"E": "8", "N": "512", "device_name": "X"}
     rows = [EngineConfig("a", at, 16, MOE), EngineConfig("b", at, 16, MOE)]
     assert engine_files("vllm", rows, {}) == {"E=8,N=512,device_name=X.json": {"16": MOE}}
     assert refusal("vllm", [*rows, EngineConfig("c", at, 16, MOE | {"num_warps": 8})]) == "two configs for 16: a and c; leave one out"
@@ -234,10 +234,19 @@ def test_each_engine_says_what_it_lacks():
     assert "fla takes no pre_hook, which is m.hook" in refusal("fla", [tuned("[1]", MOE | {"pre_hook": "m.hook"})])
 
 
-@pytest.mark.parametrize("word", ["E", "E=0", "E=x", "sizes=4", "any=x", "block_shape=128", "triton_version=3", "kernel=a/b"])
-def test_a_fact_that_cannot_be_is_refused_with_those_that_can(word: str):
-    with pytest.raises(UnfitError, match=r"it takes NAME=VALUE of E, N, device_name, .*, or a class and its size like any=4096"):
+@pytest.mark.parametrize("word", ["E", "E=", "sizes=4"])
+def test_a_fact_that_no_file_has_is_refused_with_those_that_can_be(word: str):
+    with pytest.raises(UnfitError, match=f"--set {word}: need NAME=VALUE of E, N, device_name, .*, or a class and its size like any=4096"):
         facts_given([word])
+
+
+@pytest.mark.parametrize("word", ["E=0", "E=x", "block_shape=128", "per_channel_quant=False", "dtype=a,b", "device_name=a/b"])
+def test_a_value_that_no_name_can_have_is_refused(word: str):
+    """With the name that would come of it."""
+    told = refusal("sglang", [EngineConfig("x", {}, 16, MOE)], "E=1", "N=1", "device_name=X", "triton_version=3.6.0", word)
+    assert word in told
+    assert told.endswith("is no name that sglang gives a file")
+    assert "is no name that fla gives a file" in refusal("fla", [tuned("[1]", kernel="m.a/b")])
 
 
 def test_a_record_of_a_function_with_another_key_is_refused():
