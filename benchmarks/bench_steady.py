@@ -28,7 +28,7 @@ import triton.language as tl
 from rich.console import Console
 from rich.table import Table
 
-from dist_tune import contextual_autotune
+from dist_tune import contextual_autotune, power_of_two
 from dist_tune.testing import FakeH200, install_fake_driver
 
 N_ROUNDS, N_CALLS = 400, 200
@@ -80,6 +80,10 @@ def main() -> None:
     table = Table("steady call", "bare us", "tuned us", "more us", title=f"torch {torch.__version__}, triton {triton.__version__}")
     for name, (bare, ours) in pairs.items():
         table.add_row(name, *(f"{us:.2f}" for us in us_per_call(bare, ours)))
+    for name in ("another_kernel", "kernel"):  # from here on the process has a step with buckets
+        bucketed = contextual_autotune(cache=False, bucket={name: {"n": power_of_two}})(plain)
+        bucketed()
+        table.add_row(f"the same, {name} in buckets", *(f"{us:.2f}" for us in us_per_call(plain, bucketed)))
     Console().print(table)
 
 

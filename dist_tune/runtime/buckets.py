@@ -17,7 +17,7 @@ from dist_tune.validation import check_function, spelled
 Bucketing = Mapping[str, Callable[[Any], Any]]
 """Argument of a kernel -> the function of its value whose result stands in the key."""
 NO_BUCKETS: Bucketing = {}
-_FORM = 'bucket must map names of kernels to their arguments, as {"chunk_fwd_kernel_o": {"T": power_of_two}}'
+_FORM = 'bucket must map names of kernels to their arguments, as {"layer_norm_*": {"NB": power_of_two}}'
 
 
 class Buckets:

@@ -62,7 +62,7 @@ def test_what_is_no_size_stays():
 @pytest.mark.parametrize(
     ("bucket", "error", "text"),
     [
-        (power_of_two, TypeError, 'as {"chunk_fwd_kernel_o": {"T": power_of_two}}, got the function power_of_two'),
+        (power_of_two, TypeError, 'as {"layer_norm_*": {"NB": power_of_two}}, got the function power_of_two'),
         ([("add_kernel", POWERS)], TypeError, "got a list of 1 values"),
         ({add_kernel: POWERS}, TypeError, "got the function add_kernel: an object of type dict"),
         ({"add_kernel": power_of_two}, TypeError, "got 'add_kernel': the function power_of_two"),
