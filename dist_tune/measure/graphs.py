@@ -71,8 +71,8 @@ def _end(graph: Any, pool: Any) -> None:
     for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
         with suppress(RuntimeError):
             end(torch.cuda.current_device(), pool)
-    one, another = torch.ones(1, device="cuda"), torch.cuda.CUDAGraph()
     with suppress(RuntimeError):  # one more, after which generators capture no more
+        one, another = torch.ones(1, device="cuda"), torch.cuda.CUDAGraph()
         another.capture_begin(capture_error_mode="thread_local")
         one.add_(1)
         another.capture_end()

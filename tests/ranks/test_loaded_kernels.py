@@ -32,7 +32,7 @@ class Modules:
 
 @on_each_rank(modes=("fake",), is_dist=False, n=1)
 def test_no_kernel_is_unloaded_while_its_function_lives(rank: int):
-    """Neither one that lost nor one that the step launches by itself while its candidates are compiled, at two keys."""
+    """Neither one that lost nor one that the step launches by itself while its candidates are compiled, at two keys and under capture."""
     kernel, own = autotuned(triton.jit(add_kernel.fn), blocks=(16, 32, 64)), list[Any]()
 
     @contextual_autotune()
@@ -45,6 +45,9 @@ def test_no_kernel_is_unloaded_while_its_function_lives(rank: int):
         for n in (64, 128):
             step(torch.zeros(n))
             gc.collect()
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        step(torch.zeros(64))
+        gc.collect()
         assert modules.n_loaded >= 3
         assert modules.unloaded == []
         assert len({*own}) == 3
