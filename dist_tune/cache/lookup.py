@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, TuningRecord, digest, environment
-from dist_tune.cache.store import Cache
+from dist_tune.cache.store import Cache, Won
 from dist_tune.search import PriorTimes, Times
 from dist_tune.settings import Settings
 
@@ -136,14 +136,13 @@ class CacheLookup:
     def nearest_config(self, label: str, texts: list[str]) -> int | None:
         """The candidate that won in the nearest record of the site's code; None without one."""
         key = self._keys.get(label)
-        record = nearest_usable(key, self.cache.of_name(key.name), texts) if key is not None else None
-        if key is None or record is None:
+        won = nearest_usable(key, self.cache.winners(key.name), texts) if key is not None else None
+        if key is None or won is None:
             return None
-        differing = ", ".join(
-            f"{name} {theirs}" for name, (_, theirs) in differences(key, record.cache_key).items() if name != "candidates"
-        )
-        self._log.info(f"site={label} has no record: the nearest is of {differing or 'another list of candidates'}")
-        return texts.index(record.best.config)
+        unlike = {name: theirs for name, (_, theirs) in differences(key, won.cache_key).items() if name != "candidates"}
+        differing = ", ".join(f"{name} {theirs}" for name, theirs in unlike.items()) or "another list of candidates"
+        self._log.info(f"site={label} has no record: the nearest is of {differing}")
+        return texts.index(won.config)
 
     def record_id(self, record: TuningRecord) -> str:
         """Beginning of a record's file name, by which ``dist-tune show`` finds it; empty if it is not to be kept.
@@ -211,17 +210,17 @@ def nearest_shape(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRe
     return max((each for each in fitting if each.key == key), key=lambda each: each.tuned_at, default=None)
 
 
-def nearest_usable(wanted: CacheKey, records: Sequence[TuningRecord], texts: Sequence[str]) -> TuningRecord | None:
-    """The nearest record of the same code whose winner is one of the candidates ``texts``; None if there is none.
+def nearest_usable(wanted: CacheKey, records: Sequence[Won], texts: Sequence[str]) -> Won | None:
+    """The nearest of records of the same code whose winner is one of the candidates ``texts``; None if there is none.
 
     Nearest is first the same hardware, then the nearest numbers of the tuning key, then the same versions, then the newest.
     """
-    fitting = [each for each in records if each.source == wanted.source and each.best.config in texts]
+    fitting = [each for each in records if each.cache_key.source == wanted.source and each.config in texts]
     unlike = {id(each): differences(wanted, each.cache_key).keys() for each in fitting}
     for n in range(len(HARDWARE) + 1):
         group = [each for each in fitting if len(unlike[id(each)] & {*HARDWARE}) == n]
-        if key := nearest_key(wanted.key, [each.key for each in group]):
-            alike = [each for each in group if each.key == key]
+        if key := nearest_key(wanted.key, [each.cache_key.key for each in group]):
+            alike = [each for each in group if each.cache_key.key == key]
             return min(alike, key=lambda each: (len(unlike[id(each)]), -each.tuned_at.timestamp()))
     return None
 

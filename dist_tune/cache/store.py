@@ -12,6 +12,7 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,19 @@ class Entry(NamedTuple):
 
     path: Path
     record: TuningRecord
+
+
+class Won(NamedTuple):
+    """What a record says to a program that has another key."""
+
+    cache_key: CacheKey
+    config: str
+    """The winner, described."""
+    tuned_at: datetime
+
+
+_won: dict[Path, tuple[tuple[int, int], Won | None]] = {}
+"""File -> its age and size when it was read, and what it says: 60 records of 200 candidates take 0.3 s to read."""
 
 
 class Cache:
@@ -95,6 +109,16 @@ class Cache:
     def of_name(self, name: str) -> list[TuningRecord]:
         """All records of this kernel or function, newest first."""
         return _newest_first(entry.record for entry in self._entries(_folder_name(name)) if entry.record.kernel == name)
+
+    def winners(self, name: str) -> list[Won]:
+        """What all records of this kernel or function say; each file is read once as long as it stays what it is."""
+        for path in (paths := self._files(_folder_name(name))):
+            with suppress(OSError):  # deleted since
+                stamp = (status := path.stat()).st_mtime_ns, status.st_size
+                if _won.get(path, ((), None))[0] != stamp:
+                    record = self._read(path)
+                    _won[path] = stamp, None if record is None else Won(record.cache_key, record.best.config, record.tuned_at)
+        return [won for path in paths if path in _won and (won := _won[path][1]) is not None and won.cache_key.name == name]
 
     def entries(self) -> list[Entry]:
         """All records, sorted by name and key."""
@@ -175,15 +199,18 @@ class Cache:
         records = [entry.record for entry in self._entries(folder, end)]
         return _newest_first(each for each in records if each.cache_key != key and each.cache_key.model_copy(update=others) == alike)
 
-    def _entries(self, name: str = "*", end: str = "") -> list[Entry]:
-        """Records in subfolders of this name whose files end so; of several files with one name that of the first folder."""
+    def _files(self, name: str = "*", end: str = "") -> list[Path]:
+        """Files of records in subfolders of this name that end so; of several with one name that of the first folder."""
         paths: dict[tuple[str, ...], Path] = {}
         for folder in self.folders:
             with suppress(OSError):  # no folder can have its name, or be where it is
                 for path in sorted(folder.glob(f"{name}/*{end}")):
                     if _FILE.fullmatch(path.name):
                         paths.setdefault(path.parts[-2:], path)
-        return [Entry(path, record) for path in paths.values() if (record := self._read(path)) is not None]
+        return [*paths.values()]
+
+    def _entries(self, name: str = "*", end: str = "") -> list[Entry]:
+        return [Entry(path, record) for path in self._files(name, end) if (record := self._read(path)) is not None]
 
 
 def _checked(content: bytes, place: str) -> TuningRecord:

@@ -105,6 +105,26 @@ def test_lists_of_records(cache: Cache):
     assert cache.entries()[0] == Entry(cache.path_of(record(kernel="a", key="0").cache_key), cache.of_name("a")[1])
 
 
+def test_winners_are_read_once(cache: Cache, monkeypatch: pytest.MonkeyPatch):
+    """Of records, as often as their files change; a damaged file and another name's say nothing."""
+    reads, read = list[Path](), Cache._read
+
+    def counted(self: Cache, path: Path) -> TuningRecord | None:
+        reads.append(path)
+        return read(self, path)
+
+    monkeypatch.setattr(Cache, "_read", counted)
+    paths = [kept(cache, record(key="[8]")), kept(cache, record(key="[64]"))]
+    for _ in range(2):
+        assert sorted(each.cache_key.key for each in Cache(cache.folder).winners("model.gemm")) == ["[64]", "[8]"]
+    assert (reads, cache.winners("model.other")) == (sorted(paths), [])
+    paths[0].write_bytes(b"no record")
+    with warned("cache file"):
+        assert [each.cache_key.key for each in cache.winners("model.gemm")] == ["[64]"]
+    paths[1].unlink()
+    assert (cache.winners("model.gemm"), len(reads)) == ([], 3)
+
+
 def test_several_folders(cache: Cache, tmp_path: Path):
     """A record in any of them is a hit, the first folder's before others; only the first is written, where the others cannot be, too."""
     team = tmp_path / "team"
