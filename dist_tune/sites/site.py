@@ -18,7 +18,7 @@ from dist_tune.runtime import Argument, NoFitError, Slot, Timings, Tunable
 
 # After one of these the device's context is gone and every later call fails: nothing can stand in.
 _FATAL = re.compile(
-    r"illegal memory access|misaligned address|illegal instruction|illegal address|device-side assert|launch timed out|"
+    r"illegal memory access|misaligned address|illegal instruction|illegal address|device-side assert triggered|launch timed out|"
     r"unspecified launch failure|hardware stack error|invalid program counter|uncorrectable|device_lost",
     re.IGNORECASE,
 )

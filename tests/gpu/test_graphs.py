@@ -55,19 +55,23 @@ def still_works() -> None:
 def test_a_step_with_a_collective_is_compared_as_a_graph(rank: int) -> Any:
     """NCCL's all-reduce is captured on both; later calls of another shape meet as ever, and the value is that of an ordinary run."""
     kernel, x = autotuned(_turns_kernel, blocks=(1, 2, 4)), torch.zeros(64, device="cuda")
+    nccl = dist.new_group(backend="nccl")
 
-    def closure(n: int) -> torch.Tensor:
+    def closure(n: int, group: Any = nccl) -> torch.Tensor:
         y = x + 1
         kernel[(1,)](y, n, 400_000, 1)
-        dist.all_reduce(y)
+        dist.all_reduce(y, group=group)
         return y
 
     step = contextual_autotune(is_dist=True, objective="graph")(closure)
     values = [step(n)[5].item() for n in (64, 65)]
     assert values == [2.0, 2.0]
     assert COMPARED_AS_IT_IS not in log()
+    assert step(66, None)[5].item() == 2.0  # through gloo, whose host waits
+    assert COMPARED_AS_IT_IS in log()
+    dist.destroy_process_group(nccl)
     still_works()
-    assert [each.best.fields["BLOCK"] for each in step.records] == [4, 4]
+    assert [each.best.fields["BLOCK"] for each in step.records] == [4, 4, 4]
     return [each.reason for each in step.records]
 
 

@@ -1,11 +1,11 @@
-"""The error where no config of a site runs."""
+"""The error where no config of a site runs, and errors after which none can."""
 
 from __future__ import annotations
 
 import pytest
 
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.sites import none_left
+from dist_tune.sites import is_fatal, none_left
 
 pytestmark = pytest.mark.once
 
@@ -21,3 +21,18 @@ def test_the_last_line_says_what_to_do(reasons: list[str], advice: str):
     """Where Triton has found no GPU no config can help, and Triton's own words say nothing of GPUs; one reason of its own may be mended."""
     failures = {i: CandidateFailure(FailureKind.LAUNCH, reason) for i, reason in enumerate(reasons)}
     assert advice in str(none_left("gemm[8]", ["BLOCK=1", "BLOCK=2"], failures, "on rank 0")).splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        ("device-side assert triggered", True),
+        ("an illegal memory access was encountered", True),
+        ("operation not permitted when stream is capturing", False),
+        ("invalid configuration argument", False),
+    ],
+)
+def test_an_error_of_the_device_is_fatal_where_its_context_is_gone(error: str, is_lost: bool):
+    """The advice that torch adds to each of its errors speaks of assertions."""
+    advice = "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    assert is_fatal(RuntimeError(f"CUDA error: {error}\n{advice}")) is is_lost
