@@ -44,10 +44,15 @@ class Journal(LineFile):
         super().__init__(path, "tuning goes on without its journal", rights=rights)
         self.events: list[AnyEvent] = []
         """What it held when it was opened, up to the first damaged line. After stacks nothing is under way."""
+        self.is_taken = False
+        """Another process holds it, and is tuning the same."""
         self.write(b"")
 
     def tell(self, error: Exception, *, is_open: bool) -> None:
-        """Without a folder no record can be kept either."""
+        """Without a folder no record can be kept either. Of a file that is taken the tuning tells, if it goes on."""
+        self.is_taken = isinstance(error, BlockingIOError)
+        if self.is_taken:
+            return
         if is_open or (os.path.isdir(self.path.parent) and os.access(self.path.parent, os.W_OK)):
             super().tell(error, is_open=is_open)
         else:

@@ -84,11 +84,15 @@ class CacheLookup:
         """This rank's record of a site with the candidates ``texts``, or None. ``named``: kernel and key; ``source``: of its code."""
         if not self._is_used or self.mode == "first":
             return None
-        began = time.perf_counter()
         name, key_text = named
         key = CacheKey(name=name, source=source(), key=key_text, candidates=digest(texts), **self._environment)
         self._keys[label] = key
-        if self._tunes_anew:
+        return self.look_again(label)
+
+    def look_again(self, label: str) -> TuningRecord | None:
+        """This rank's record of a site that was looked up, or None."""
+        key, began = self._keys.get(label), time.perf_counter()
+        if key is None or self._tunes_anew:
             return None
         record = self.cache.find(key, any_software=not self._settings.version_check)
         if record is not None and (others := differences(key, record.cache_key)):

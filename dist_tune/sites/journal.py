@@ -13,9 +13,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dist_tune.cache import JOURNALS, LINES_SUFFIX, QUARANTINE, CacheLookup, Journal, QuarantinedConfig, digest, quarantine, read_quarantine
 from dist_tune.errors import CandidateFailure, FailureKind, NoValidConfigError, StuckDeviceError
+from dist_tune.files import warn_once
 from dist_tune.output import AnyEvent, Story, events
 from dist_tune.search import PriorTimes, Replay, Times
 from dist_tune.sites.site import Site, is_fatal
@@ -84,9 +86,7 @@ class TuningJournal:
         if not key or self._lookup.mode != "tune":
             return ""
         if self._file is None:
-            self._file = Journal(cache.folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}", cache.rights)
-            self._attempts = read_attempts(self._file.events)
-            self._story.open_journal(self._file.write)
+            self._open(cache.folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}")
         found = self.attempts_at(site.label)
         path = cache.folder / QUARANTINE / f"{key}{LINES_SUFFIX}"
         for i, text in enumerate(site.texts):
@@ -107,6 +107,21 @@ class TuningJournal:
         site.suspects |= found.deaths.keys() | found.failures.keys()
         return key
 
+    def is_taken(self, wait_s: float = 0.0) -> bool:
+        """True if, after so many seconds at most, another job of this user still has the journal, because it tunes the same."""
+        ends_at = time.monotonic() + wait_s
+        while self._file is not None and self._file.is_taken:
+            if time.monotonic() >= ends_at:
+                return True
+            time.sleep(0.05)
+            self._open(self._file.path)
+        return False
+
+    def _open(self, path: Path) -> None:
+        self._file = Journal(path, self._lookup.cache.rights)
+        self._attempts = read_attempts(self._file.events)
+        self._story.open_journal(self._file.write)
+
     def attempts_at(self, label: str) -> Attempts:
         """What earlier attempts have left of a site."""
         return self._attempts.setdefault(self._lookup.key_digest(label), Attempts())
@@ -118,6 +133,8 @@ class TuningJournal:
 
     def note(self, label: str, deaths: Mapping[int, int]) -> None:
         """Before a site is tuned: note the deaths of all ranks, as the next one may be another's. A config in quarantine begins anew."""
+        if self._file is not None and self._file.is_taken:
+            warn_once(f"dist_tune: tuning goes on without its journal: another process is tuning the same, and has {self._file.path}")
         if (times := self.attempts_at(label).times) and self._is_first:
             told = f"the times of {len(times)} candidates are taken from an earlier attempt's journal"
             self._story.info(f"site={label} {told}", shown=True)

@@ -37,6 +37,8 @@ class RankManifest:
     warm_ups: dict[str, int] = field(default_factory=dict)
     """Sites whose candidates cannot be compiled ahead -> untimed runs of each."""
     """True if launches inside one of these are recorded, to compile those of its other candidates."""
+    is_elsewhere: bool = False
+    """True on the first rank if another job is tuning the same."""
     run_s: float = 0.0
     """Host seconds of this rank's latest run of the closure."""
     captured: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -97,6 +99,8 @@ class SiteManifest:
     """On some rank: all take part in the compilation."""
     run_s: float = 0.0
     """Of the slowest rank."""
+    is_elsewhere: bool = False
+    """True if another job is tuning the same."""
     wrong: dict[str, str] = field(default_factory=dict)
     """Sites whose config from the cache has answered wrongly on some rank -> "rank r: how"."""
     differing: str = ""
@@ -186,6 +190,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         deaths=deaths,
         barred=barred,
         warm_ups={label: n_runs for mine in everyone for label, n_runs in mine.warm_ups.items() if label not in cached},
+        is_elsewhere=any(mine.is_elsewhere for mine in everyone),
         run_s=max((mine.run_s for mine in everyone), default=0.0),
         wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
         differing=_differing_settings(manifests),

@@ -147,6 +147,16 @@ class Sites:
             self.story.dropped({label: {i: CandidateFailure(FailureKind.QUARANTINED, reason) for i, reason in barred[label].items()}})
             site.reported |= barred[label].keys()
 
+    def look_again(self, labels: Iterable[str]) -> None:
+        """Take the records that another job has left meanwhile; where it has not, the journal that it had is this rank's."""
+        self.journal.is_taken(0.1)
+        for label in [label for label in labels if label in self.met and label not in self._uncached]:
+            site, record = self.met[label], self.lookup.look_again(label)
+            if record is not None:
+                site.record, site.stand_in = record, record.winner
+            else:
+                self.journal.enter(site)
+
     def forget(self, labels: Iterable[str], *, uses_records: bool = False) -> None:
         """Forget the configs that these sites have here, because not all ranks have the same, or they answer wrongly: they are tuned.
 

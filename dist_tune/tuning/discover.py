@@ -5,6 +5,7 @@ A config that some rank has, in memory or in its cache, is used on all ranks or 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ _LATE = (
     "there, or raise DIST_TUNE_DEADLINE_S, which collectives wait for while ranks tune. A process group that timed out has to be made anew"
 )
 _MAX_DISCOVERIES = 4
+_MAX_WAIT = 10
 _WRONG = "the config from the cache answers wrongly"
 MANIFESTS = Reduction(reduce_manifests)
 
@@ -39,7 +41,7 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
         RankMismatchError: ranks have different candidates for one site, or different configs again and again.
         CacheMissError: there must be a record, and there is none.
     """
-    replays, n_disputes = context.replays, 0
+    replays, n_disputes, may_wait = context.replays, 0, not is_under_way
     while n_disputes < _MAX_DISCOVERIES:
         try:
             manifest = _exchange(context, is_watched, gathers=not is_under_way)
@@ -59,6 +61,11 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
         is_under_way = True
         is_settled = not manifest.disputed and not manifest.refused and not manifest.wrong and manifest.is_watched
         is_open = bool(manifest.to_tune) and replays.is_undecided
+        is_tuning = manifest.to_tune and is_settled and not (is_open or manifest.mode or manifest.why_not)
+        if is_tuning and may_wait and manifest.is_elsewhere:
+            may_wait = False
+            _await_records(context, manifest.to_tune)
+            continue
         if manifest.mode or manifest.why_not or (is_settled and not is_open):
             for label in manifest.wrong.keys() & context.sites.met.keys():  # nothing is tuned, and no other run may follow
                 context.story.warning(f"site={label} {_WRONG}; later calls use the first config: {manifest.wrong[label]}", shown=True)
@@ -81,6 +88,26 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
         f"{context.name}: ranks still have different configs for {[*manifest.disputed, *manifest.refused]} after {_MAX_DISCOVERIES} runs. "
         f"Does the step change the cache of its kernels?"
     )
+
+
+@Reduction
+def _any(parts: Mapping[int, bool]) -> bool:
+    return any(parts.values())
+
+
+def _await_records(context: TuningContext, labels: Collection[str]) -> None:
+    """Wait until the job that tunes the same is through, or has died, and look for its records.
+
+    Not for ever: a job that was stopped holds its journal. After ``_MAX_WAIT`` deadlines this one has lost as much as a tuning takes.
+    """
+    journal, limit_s = context.sites.journal, _MAX_WAIT * context.settings.deadline_s
+    told = f"another job that shares {context.lookup.cache.folder} is tuning the same; it waits for the records, {limit_s:g} s at most"
+    context.story.info(f"{context.name}: {told}", shown=True)
+    ends_at, step_s = time.monotonic() + limit_s, min(1.0, context.settings.deadline_s / 4)
+    # In short steps, so that a rank which dies meanwhile is seen.
+    while context.reduce("other job", context.ranks.is_first and journal.is_taken(step_s) and time.monotonic() < ends_at, _any):
+        pass
+    context.sites.look_again(labels)
 
 
 def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRecord]:
@@ -201,6 +228,7 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
             if (near := site.near if site.record is None else site.record.winner) is not None
         },
         warm_ups={label: 1 if site.checker is None else site.checker.n_runs for label, site in sites.items() if not site.is_compiled},
+        is_elsewhere=is_first and not context.settings.always_tune and context.sites.journal.is_taken(),
         run_s=round(context.replays.run_s, 4),
         settings=shared_settings(context.settings),
         why_not=f"{endless}: not tuned" if endless else why_not and f"{why_not}: {then}",

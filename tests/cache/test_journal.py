@@ -63,19 +63,19 @@ def test_a_damaged_line_ends_the_file(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.processes
 def test_one_process_holds_a_file(tmp_path: Path):
-    """Another goes on without one; a child that was forked meanwhile does not hold it."""
+    """Another has none, and knows why; a child that was forked meanwhile does not hold it."""
     path = tmp_path / "one.jsonl"
     file = Journal(path)
-    code = f"from pathlib import Path\nfrom dist_tune.cache import Journal\nprint(Journal(Path({str(path)!r})).is_over)"
+    imports = "from pathlib import Path\nfrom dist_tune.cache import Journal\n"
+    code = f"{imports}one = Journal(Path({str(path)!r}))\nprint(one.is_over, one.is_taken)"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == "True"
-    assert "another process is tuning the same" in other.stderr
+    assert (other.stdout.strip(), other.stderr) == ("True True", "")
     child = os.fork()
     if child == 0:
         os.execvp("sleep", ["sleep", "60"])
     try:
         file.close()
-        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False False"
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
