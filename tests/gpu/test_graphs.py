@@ -54,6 +54,7 @@ def still_works() -> None:
 @on_each_rank(modes=("gpu",))
 def test_a_step_with_a_collective_is_compared_as_a_graph(rank: int) -> Any:
     """NCCL's all-reduce is captured on both; later calls of another shape meet as ever, and the value is that of an ordinary run."""
+    torch.cuda.set_device(rank)
     kernel, x = autotuned(_turns_kernel, blocks=(1, 2, 4)), torch.zeros(64, device="cuda")
     nccl = dist.new_group(backend="nccl")
 
@@ -71,6 +72,7 @@ def test_a_step_with_a_collective_is_compared_as_a_graph(rank: int) -> Any:
     assert COMPARED_AS_IT_IS in log()
     dist.destroy_process_group(nccl)
     still_works()
+    torch.cuda.set_device(0)
     assert [each.best.fields["BLOCK"] for each in step.records] == [4, 4, 4]
     return [each.reason for each in step.records]
 
@@ -165,7 +167,8 @@ def test_a_public_librarys_step_is_compared_as_a_graph(rank: int):
 
     def run() -> Any:
         out: torch.Tensor = chunk_gla(q, k, v, gates)[0]
-        return out, torch.autograd.grad(out, (q, k, v), gradient)
+        # Detached, because a node of autograd's that lives on from another stream cannot be captured.
+        return out.detach(), torch.autograd.grad(out, (q, k, v), gradient)
 
     step = contextual_autotune(objective="graph")(run)
     out, gradients = step()
