@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         WrongResultError,
     )
     from dist_tune.function import autotune
+    from dist_tune.install import install
     from dist_tune.keys import power_of_two, size_classes, to_hashable
     from dist_tune.measure import matches
     from dist_tune.operators import as_operator
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [  # noqa: RUF022  # by what it is for
-    "contextual_autotune", "autotune", "TunedClosure", "TunedFunction", "tune_all", "as_operator",
+    "contextual_autotune", "autotune", "install", "TunedClosure", "TunedFunction", "tune_all", "as_operator",
     "to_hashable", "power_of_two", "size_classes", "prune_by_shared_memory", "prune_by_group_size_m", "matches",
     "TuningRecord", "CandidateRecord", "Environment",
     "DistTuneError", "AbsentRanksError", "CacheMissError", "CaptureError", "CommunicatesError",
@@ -58,6 +59,7 @@ __all__ = [  # noqa: RUF022  # by what it is for
 _HOMES = {
     "contextual": ("contextual_autotune",),
     "function": ("autotune",),
+    "install": ("install",),
     "tuning": ("TunedClosure", "TunedFunction"),
     "ahead": ("tune_all",),
     "operators": ("as_operator",),

@@ -4,6 +4,9 @@
 #   launch/launch.sh [--supervise] [torchrun options] script.py [script arguments]    from a checkout
 #   dist-tune launch [--supervise] [torchrun options] script.py [script arguments]    from an installed package
 #
+# --step=package.module:Class.method: tunes this function or method of the unchanged program, as contextual_autotune would; several times
+# for several. --is-dist: all ranks decide together (is_dist=True). Behind torchrun itself: -m dist_tune.install --step ... script.py
+#
 # --supervise: when a rank dies (a kill, an illegal access, a config that ends its process, a config that never returns), all ranks are
 # started again after 1, 2 and 4 s, and tunings go on from their journals. --max-restarts=N: so often (3); each restart waits twice as
 # long as the one before, 30 s at most. The script must start by itself: it is run from its beginning.
@@ -34,7 +37,7 @@ n_gpus=$("$python" -c 'import torch; print(torch.accelerator.device_count())') |
 
 nproc_per_node=$((n_gpus > 0 ? n_gpus : 2)) nnodes=${NNODES:-${SLURM_NNODES:-1}} node_rank=${NODE_RANK:-${SLURM_NODEID:-}}
 master_addr=${MASTER_ADDR:-} master_port=${MASTER_PORT:-$((20000 + ${SLURM_JOB_ID:-9500} % 10000))}
-passed=() own_rendezvous=no supervises=no
+passed=() steps=() is_dist=() dotted='[^.: ]+(\.[^.: ]+)*' own_rendezvous=no supervises=no
 while (($#)) && [[ $1 != *.py && $1 != -m && $1 != --module && $1 != --no?python ]]; do
     option=${1%%=*} option=${option//_/-}
     case $option in
@@ -42,6 +45,12 @@ while (($#)) && [[ $1 != *.py && $1 != -m && $1 != --module && $1 != --no?python
             variable=${option#--}
             if [[ $1 != *=* ]]; then (($# > 1)) || die "$1 needs a value"; set -- "$1=$2" "${@:3}"; fi
             printf -v "${variable//-/_}" %s "${1#*=}" ;;
+        --step)
+            if [[ $1 != *=* ]]; then (($# > 1)) || die "$1 needs a value"; set -- "$1=$2" "${@:3}"; fi
+            [[ ${1#*=} =~ ^$dotted:$dotted$ ]] || die "--step wants package.module:function or package.module:Class.method, got ${1#*=}"
+            [[ $1 != *=__main__:* ]] || die "${1#*=} cannot be wrapped from outside: decorate it in the program, which is __main__"
+            steps+=("$1") ;;
+        --is-dist) is_dist=("$1") ;;
         --supervise) supervises=yes ;;
         --rdzv-* | --standalone) own_rendezvous=yes passed+=("$1") ;;
         *) passed+=("$1") ;;
@@ -50,6 +59,11 @@ while (($#)) && [[ $1 != *.py && $1 != -m && $1 != --module && $1 != --no?python
 done
 (($#)) || die "no script: $name [--supervise] [torchrun options] script.py [script arguments]"
 [[ $1 != *.py || -f $1 ]] || die "$1: no such file"
+((${#steps[@]} >= ${#is_dist[@]})) || die "--is-dist is for --step"
+if ((${#steps[@]})); then
+    [[ $1 != --no?python ]] || die "--step needs a program in Python, not $1"
+    set -- -m dist_tune.install "${steps[@]}" "${is_dist[@]}" "$@"
+fi
 if [[ $supervises == yes ]]; then
     passed=(--max-restarts=3 "${passed[@]}")
     if [[ $1 == --no?python ]]; then shift; else set -- "$python" -u "$@"; fi
@@ -59,6 +73,8 @@ if [[ $supervises == yes ]]; then
 # Or torchrun takes --m of a script's own options for an abbreviation of its --max-restarts.
 elif [[ $1 == *.py ]]; then
     set -- -- "$@"
+elif ((${#steps[@]})); then
+    set -- -m -- "${@:2}"
 fi
 
 if [[ $own_rendezvous == yes ]]; then

@@ -152,12 +152,34 @@ def test_script_arguments_are_the_script_s(checkout: Path):
         (["--nnodes=2", "job.py"], "need MASTER_ADDR"),
         (["--nnodes"], "needs a value"),
         (["--nproc-per-node=2", "jop.py"], "launch.sh: jop.py: no such file\n"),  # and no traceback of torchrun for each rank
+        (["--step", "a:b", "jop.py"], "launch.sh: jop.py: no such file\n"),
+        (["--step"], "--step needs a value"),
+        (["--step", "a.b", "job.py"], "--step wants package.module:function or package.module:Class.method, got a.b\n"),
+        (["--step=a:b:c", "job.py"], "got a:b:c\n"),
+        (["--step=:b", "job.py"], "got :b\n"),
+        (["--step=a..b:c", "job.py"], "got a..b:c\n"),
+        (["--step=__main__:step", "job.py"], "launch.sh: __main__:step cannot be wrapped from outside: decorate it in the program"),
+        (["--step=a:b", "--no-python", "program"], "--step needs a program in Python, not --no-python\n"),
+        (["--is-dist", "job.py"], "--is-dist is for --step\n"),
     ],
 )
 def test_a_call_that_cannot_work_says_why(checkout: Path, arguments: list[str], message: str):
     done = call(checkout, *arguments)
-    assert done.returncode != 0
+    assert done.returncode == 2
     assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+INSTALL = ["-m", "--", "dist_tune.install", "--step=a.b:C.d", "--step=e:f", "--is-dist"]
+
+
+def test_steps_stand_before_the_program(checkout: Path):
+    """All ranks run it by dist_tune.install, supervised or not; words of the program that look like torchrun's stay the program's."""
+    steps = ["--step", "a.b:C.d", "--is-dist", "--step=e:f"]
+    assert start(checkout, *steps, "--nnodes=1", "job.py", "--m", "--", "x").arguments[-10:] == [*INSTALL, "job.py", "--m", "--", "x"]
+    assert start(checkout, *steps, "-m", "job", "--step=x").arguments[-9:] == [*INSTALL, "-m", "job", "--step=x"]
+    supervised = start(checkout, *steps, "--supervise", "job.py", "x").arguments
+    assert supervised[-8:] == ["-u", *INSTALL[:1], *INSTALL[2:], "job.py", "x"]
 
 
 def test_a_supervised_job_is_restarted_with_a_back_off(checkout: Path):

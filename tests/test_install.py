@@ -1,0 +1,494 @@
+"""``install`` and ``python -m dist_tune.install``: what is wrapped, when, what is said, and that a program does not notice."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Generator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import dist_tune
+from dist_tune import install as installer
+from tests.programs import ROOT, Done, of_checkout, run_python
+
+pytestmark = pytest.mark.once
+
+module = sys.modules["dist_tune.install"]
+MODULE = """
+import functools
+import dist_tune
+
+class Base:
+    def inherited(self):
+        return self
+
+class Trainer(Base):
+    n_steps = 3
+    class Inner:
+        def step(self):
+            return self
+    def training_step(self, x):
+        return x + 1
+    @staticmethod
+    def static(x):
+        return x
+    @classmethod
+    def made(cls):
+        return cls
+    @property
+    def shown(self):
+        return 1
+    @functools.cached_property
+    def kept(self):
+        return 1
+    def batches(self):
+        yield 1
+    async def wait(self):
+        pass
+
+def step(x):
+    return x * 2
+
+@dist_tune.contextual_autotune()
+def tuned(x):
+    return x
+
+trainer = Trainer()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Generator[None]:
+    """Modules of a folder of its own, no target of another test, and imports as they were."""
+    before = set(sys.modules)
+    monkeypatch.setattr(module, "_targets", [])
+    monkeypatch.setattr(module, "_waiting", {})
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.delattr(sys, "last_type", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/__init__.py").touch()
+    (tmp_path / "shop/trainer.py").write_text(MODULE)
+    (tmp_path / "shop/loop.py").write_text("from shop.trainer import step\n\ndef run(x):\n    return step(x)\n")
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("shop", "zipped") and name not in before]:
+        del sys.modules[name]
+
+
+def loaded(*targets: str, name: str = "shop.trainer") -> ModuleType:
+    """The module with these functions of it installed."""
+    for target in targets:
+        installer(f"{name}:{target}")
+    return importlib.import_module(name)
+
+
+def is_wrapped(function: object) -> bool:
+    return hasattr(function, "records")
+
+
+# -- what is wrapped ---------------------------------------------------------------------------------------------------
+
+
+def test_functions_and_methods_of_all_kinds_are_wrapped():
+    """Each acts as before; an inherited method is wrapped for the class that is named, and not for its base."""
+    names = ["step", "Trainer.training_step", "Trainer.static", "Trainer.made", "Trainer.inherited", "Trainer.Inner.step"]
+    shop = loaded(*names)
+    trainer, inner = shop.Trainer(), shop.Trainer.Inner()
+    assert [shop.step(2), trainer.training_step(1), trainer.static(5), shop.Trainer.static(5)] == [4, 2, 5, 5]
+    assert (trainer.made(), shop.Trainer.made(), trainer.inherited(), inner.step()) == (shop.Trainer, shop.Trainer, trainer, inner)
+    kinds = {name: type(found) for name, found in vars(shop.Trainer).items() if name in ("static", "made", "inherited")}
+    assert kinds == {"static": staticmethod, "made": classmethod, "inherited": type(is_wrapped)}
+    assert all(is_wrapped(each) for each in (shop.step, trainer.training_step, trainer.static, trainer.made, trainer.inherited, inner.step))
+    assert not is_wrapped(shop.Base.inherited)
+
+
+def test_who_imports_the_name_afterwards_has_the_wrapped_one():
+    """``from shop.trainer import step`` of another module, installed before; after that import it comes too late for this name."""
+    installer("shop.trainer:step")
+    loop = importlib.import_module("shop.loop")
+    assert is_wrapped(loop.step)
+    installer("shop.loop:run")  # at once
+    assert is_wrapped(loop.run)
+
+
+def test_no_trace_is_left_once_the_module_is_loaded():
+    """The finder goes with the last module that is awaited, and the module's loader is Python's own."""
+    installer("shop.loop:run")
+    shop = loaded("step", "Trainer.made")
+    assert module._Finder in sys.meta_path
+    assert [type(each) for each in (shop.__loader__, shop.__spec__.loader)] == [SourceFileLoader] * 2  # type: ignore[union-attr]
+    assert inspect.getsource(shop) == MODULE
+    importlib.import_module("shop.loop")
+    assert module._Finder not in sys.meta_path
+
+
+def test_a_look_for_the_module_and_an_import_that_fails_do_not_spend_the_target(tmp_path: Path):
+    """``find_spec`` loads nothing; a module that raised may be imported again."""
+    (tmp_path / "shop/late.py").write_text("raise OSError\n")
+    installer("shop.late:step")
+    assert importlib.util.find_spec("shop.late") is not None
+    assert importlib.util.find_spec("shop.none") is None
+    with pytest.raises(OSError):
+        importlib.import_module("shop.late")
+    (tmp_path / "shop/late.py").write_text("def step():\n    return 'at last'\n")
+    importlib.invalidate_caches()
+    shop = importlib.import_module("shop.late")
+    assert (is_wrapped(shop.step), shop.step()) == (True, "at last")
+
+
+def test_a_loader_of_several_modules_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One zipimporter serves all modules of its archive."""
+    with zipfile.ZipFile(tmp_path / "z.zip", "w") as archive:
+        archive.writestr("zipped/__init__.py", "")
+        archive.writestr("zipped/a.py", "def step():\n    return 1\n")
+        archive.writestr("zipped/b.py", "from zipped.a import step as other\ndef step():\n    return 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "z.zip"))
+    b = loaded("step", name="zipped.b")
+    assert (is_wrapped(b.step), is_wrapped(b.other), b.step()) == (True, False, 2)
+
+
+def test_the_name_is_the_function_also_where_the_module_was_imported(monkeypatch: pytest.MonkeyPatch):
+    """``import dist_tune.install`` puts the module there."""
+    monkeypatch.setattr(dist_tune, "install", module)
+    dist_tune.install("shop.trainer:step")
+    assert is_wrapped(loaded().step)
+
+
+# -- what is refused, and said -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "target", ["step", "shop.trainer", "shop:", ":step", "shop..a:step", "shop:a:b", "shop: step", "shop/a.py:step", ""]
+)
+def test_a_target_of_another_form_is_refused(target: str):
+    with pytest.raises(ValueError, match=r"package\.module:Class\.method, got "):
+        installer(target)
+
+
+@pytest.mark.parametrize(
+    ("target", "what"), [("__main__:step", "decorate it in the program"), ("torch.optim:Adam.step", "is needed to tune")]
+)
+def test_a_target_that_cannot_be_wrapped_from_outside_is_refused(target: str, what: str):
+    with pytest.raises(ValueError, match=what):
+        installer(target)
+    assert module._targets == []
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        ("Trainer.trainin_step", "is not tuned: shop.trainer.Trainer has no trainin_step; near: training_step"),
+        ("Traner.made", "is not tuned: shop.trainer has no Traner; near: Trainer, trainer"),
+        ("step.made", "is not tuned: shop.trainer.step has no made"),
+        ("Trainer", "is not tuned: install wraps functions and methods; got the class Trainer"),
+        ("trainer", "is not tuned: install wraps functions and methods; got an object of type Trainer"),
+        ("Trainer.n_steps", "is not tuned: install wraps functions and methods; got 3"),
+        ("Trainer.shown", "is not tuned: install wraps functions and methods; got an object of type property"),
+        ("Trainer.kept", "which have run when they return; got an object of type cached_property"),
+        ("Trainer.batches", "got the function Trainer.batches, which makes a generator"),
+        ("Trainer.wait", "got the function Trainer.wait, which makes a coroutine"),
+        ("tuned", "is decorated by dist_tune already, and is left as it is"),
+    ],
+)
+def test_what_cannot_be_wrapped_is_one_line_and_the_program_goes_on(target: str, line: str, capfd: pytest.CaptureFixture[str]):
+    """The module is as it was; nothing more is said at the end."""
+    shop = loaded(target)
+    module._tell_end()
+    (told,) = capfd.readouterr().err.splitlines()
+    assert told.startswith(f"dist_tune: shop.trainer:{target} ")
+    assert line in told
+    assert type(shop.trainer) is shop.Trainer
+    assert shop.Trainer.n_steps == 3
+
+
+def test_only_the_first_rank_says_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("RANK", "1")
+    loaded("nothing")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_wrong_option_is_an_error_of_the_import():
+    """As of the decorator, had it stood there."""
+    installer("shop.trainer:step", n_repeat=0)
+    with pytest.raises(ValueError, match="n_repeat"):
+        importlib.import_module("shop.trainer")
+
+
+def test_the_end_says_what_was_never_imported_or_called(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Not what was called, and not after an exception that ended the program."""
+    shop = loaded("step", "Trainer.training_step")
+    installer("shop.trainr:step")
+    installer("job.train:step")
+    monkeypatch.setattr(sys, "argv", ["some/train.py"])
+    shop.step(1)
+    capfd.readouterr()
+    module._tell_end()
+    called, imported, main = capfd.readouterr().err.splitlines()
+    assert called.startswith("dist_tune: shop.trainer:Trainer.training_step was never called, other than inside another tuned step: ")
+    assert imported == "dist_tune: shop.trainr:step is not tuned: the program never imported shop.trainr; near: shop.trainer"
+    assert "job.train:step is not tuned: its module is the program itself, which is __main__" in main
+    monkeypatch.setattr(sys, "last_type", RuntimeError, raising=False)
+    module._tell_end()
+    assert capfd.readouterr().err == ""
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+PROGRAM = '''
+"""Shows itself."""
+import os, pickle, sys, typing
+import shop.plain
+
+class Mine:
+    n: int
+
+assert pickle.loads(pickle.dumps(Mine())) is not None
+assert Mine.__annotations__ == {"n": int}, "a __future__ of another module"
+main = sys.modules["__main__"]
+print([sys.argv[1:], sys.path[0], __name__, __doc__, __file__, main.Mine is Mine, shop.plain.step(1)])
+if "raise" in sys.argv:
+    raise RuntimeError("mine")
+if "interrupt" in sys.argv:
+    raise KeyboardInterrupt
+sys.exit(7 if "exit" in sys.argv else None)
+'''
+
+
+SPAWNING = """
+import triton
+from multiprocessing import get_context
+
+if __name__ == "__main__":
+    child = get_context("spawn").Process(target=print, args=["child"])
+    child.start()
+    child.join()
+"""
+
+
+def python(*words: str, cwd: Path, **variables: str) -> Done:
+    env = {**os.environ, "PYTHONPATH": f"{cwd}{os.pathsep}{ROOT}", "DIST_TUNE_VERBOSITY": "quiet", **variables}
+    return subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("program", "how"),
+    [
+        ("jobs/train.py", ""),
+        ("jobs/train.py", "raise"),
+        ("jobs/train.py", "exit"),
+        ("jobs/train.py", "interrupt"),
+        ("-m jobs.train", "raise"),
+        ("-m jobs.train", "exit"),
+        ("jobs/wrong.py", ""),
+    ],
+)
+def test_a_program_does_not_notice(tmp_path: Path, program: str, how: str):
+    """Its words, path, name, pickles, annotations, traceback and exit code are those of ``python program``."""
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs/train.py").write_text(PROGRAM)
+    (tmp_path / "shop/plain.py").write_text("def step(x):\n    return x\n")
+    (tmp_path / "jobs/wrong.py").write_text("x = 1\nx = = 2\n")
+    words = [*program.split(), "--step", "two words", "--", "--help", how]
+    plain = python(*words, cwd=tmp_path)
+    installed = python("-m", "dist_tune.install", "--step", "shop.plain:step", *words, cwd=tmp_path, RANK="1")
+    assert (installed.stdout, installed.returncode) == (plain.stdout, plain.returncode)
+    assert (plain.returncode != 0) == bool(how or "wrong" in program)
+    shown = plain.stderr.splitlines()
+    if "-m" in words:  # the frames of runpy, which are those of Python's own -m
+        shown = [line for line in shown if "frozen runpy" not in line]
+    assert installed.stderr.splitlines() == shown
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--step shop train.py", "a target is package.module:function or package.module:Class.method, got 'shop'"),
+        ("--step __main__:step train.py", "__main__:step cannot be wrapped from outside: decorate it in the program, which is __main__"),
+        ("--step shop.trainer:step", "no program"),
+        ("--step=shop.trainer:step -m", "no program"),
+        ("--step shop.trainer:step none.py", "[Errno 2] No such file or directory: "),
+        ("train.py", "error: the following arguments are required: --step"),
+        ("--stp shop:step train.py", "error: "),
+    ],
+)
+def test_a_command_that_is_not_understood_ends_with_2(tmp_path: Path, words: str, line: str):
+    (tmp_path / "train.py").touch()
+    done = run_python("-m", "dist_tune.install", *words.split(), cwd=tmp_path, env=of_checkout(tmp_path, str(tmp_path)))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.processes
+def test_nothing_heavy_is_imported_before_the_module_is(tmp_path: Path):
+    """A sitecustomize runs in each Python."""
+    code = "import sys, dist_tune, shop\ndist_tune.install('shop.trainer:step')\nprint({'torch', 'triton'} & {*sys.modules})"
+    assert python("-c", code, cwd=tmp_path).stdout == "set()\n"
+
+
+@pytest.mark.processes
+def test_a_sitecustomize_is_silent_in_processes_that_tune_nothing(tmp_path: Path):
+    """Tools, torchrun, workers of Inductor, children of multiprocessing; a program with Triton hears of a module that it did not import."""
+    (tmp_path / "sitecustomize.py").write_text("import dist_tune\ndist_tune.install('shop.none:step')\n")
+    (tmp_path / "tool.py").write_text("import torch\n")
+    (tmp_path / "job.py").write_text(SPAWNING)
+    assert python("tool.py", cwd=tmp_path).stderr == ""
+    assert python("-m", "torch.distributed.run", "--help", cwd=tmp_path).stderr == ""
+    done = python("job.py", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("child\n", "dist_tune: shop.none:step is not tuned: the program never imported shop.none\n")
+
+
+# -- a trainer of a library --------------------------------------------------------------------------------------------
+
+LIBRARY = {
+    "trainers/__init__.py": """
+def __getattr__(name):
+    if name != "Trainer":
+        raise AttributeError(name)
+    from trainers.trainer import Trainer
+    return Trainer
+""",
+    "trainers/trainer.py": """
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Trainer:
+    def __init__(self, model, optimizer, batches):
+        self.model, self.optimizer, self.batches = DistributedDataParallel(model), optimizer, batches
+
+    def training_step(self, model, inputs):
+        model.train()
+        loss = model(inputs["x"]).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    def train(self):
+        self.losses = []
+        for inputs in self.batches:
+            loss = self.training_step(self.model, inputs)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            dist.all_reduce(loss)
+            self.losses.append(loss.item())
+""",
+    "layers.py": """
+import os
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCKS = [int(block) for block in os.environ.get("BLOCKS", "32 256").split()]
+
+
+@triton.autotune([triton.Config({"BLOCK": block}) for block in BLOCKS], key=["n"])
+@triton.jit
+def scale_kernel(x, weight, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n) * tl.load(weight), mask=at < n)
+
+
+def scaled(x, weight):
+    y, n = torch.empty_like(x), x.numel()
+    scale_kernel[lambda config: (triton.cdiv(n, config["BLOCK"]),)](x, weight, y, n)
+    return y
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return scaled(x, weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return scaled(grad.contiguous(), weight), (grad * x).sum().reshape(1)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.weight = torch.nn.Linear(64, 64), torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return Scale.apply(torch.nn.functional.dropout(self.linear(x), 0.1), self.weight)
+""",
+    "train.py": """
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from layers import Layer, scale_kernel
+from trainers import Trainer
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = Layer()
+batches = ({"x": torch.full((4, 64), 1.0 + k % 3 + dist.get_rank())} for k in range(int(sys.argv[1])))
+trainer = Trainer(model, torch.optim.AdamW(model.parameters(), lr=0.01), batches)
+trainer.train()
+with open(f"found-{dist.get_rank()}.json", "w") as file:
+    records = [record.model_dump(mode="json") for record in getattr(trainer.training_step, "records", [])]
+    in_use = [config.kwargs for config in scale_kernel.cache.values()]
+    json.dump([trainer.losses, [record["environment"]["world_size"] for record in records], in_use], file)
+os._exit(0)  # torch may abort as its interpreter ends, without dist_tune, too
+""",
+}
+N_STEPS = 200
+TARGET = "trainers.trainer:Trainer.training_step"
+
+
+def found(folder: Path, *words: str, **variables: str) -> tuple[str, list[list[float]], list[list[object]]]:
+    """What a job of two ranks has printed, the losses of each rank, and what each has tuned and uses."""
+    for name, text in LIBRARY.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    env = of_checkout(folder, str(folder), **variables)
+    command = [sys.executable, "-m", *words, "train.py", str(N_STEPS)]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    losses, *tuned = zip(*(json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(2)), strict=True)
+    return done.stderr, [*losses], [[*each] for each in tuned]
+
+
+@pytest.fixture(scope="module")
+def untuned(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
+    """Losses of the job with one config."""
+    _, losses, _ = found(tmp_path_factory.mktemp("untuned"), "dist_tune", "launch", BLOCKS="256")
+    return losses
+
+
+@pytest.mark.processes
+def test_a_trainer_of_a_library_is_tuned_by_a_word_of_the_command(tmp_path: Path, untuned: list[list[float]]):
+    """Its step adds to gradients, and so is tuned in its own calls: both ranks train as untuned, and take the faster config."""
+    told, losses, (records, in_use) = found(tmp_path, "dist_tune", "launch", "--step", TARGET, "--is-dist")
+    assert losses == untuned
+    assert "dist_tune: tuning training_step on 2 ranks: 1 kernel, 2 configs" in told
+    assert (records, in_use) == ([[2]] * 2, [[{"BLOCK": 256}]] * 2)
+    assert all("winner" in (tmp_path / f".autotune_logs/rank-{rank}.log").read_text() for rank in range(2))
+
+
+@pytest.mark.processes
+def test_a_trainer_of_a_library_is_tuned_by_a_sitecustomize(tmp_path: Path, untuned: list[list[float]]):
+    """Under torchrun, which runs it too."""
+    (tmp_path / "sitecustomize.py").write_text(f"import dist_tune\ndist_tune.install({TARGET!r}, is_dist=True, max_slowdown=1.0)\n")
+    told, losses, (records, in_use) = found(tmp_path, "torch.distributed.run", "--nproc-per-node=2", "--standalone")
+    assert losses == untuned
+    assert "dist_tune: tuning training_step on 2 ranks: 1 kernel, 2 configs" in told
+    assert (records, in_use) == ([[2]] * 2, [[{"BLOCK": 256}]] * 2)
+    assert all("winner" in (tmp_path / f".autotune_logs/rank-{rank}.log").read_text() for rank in range(2))
