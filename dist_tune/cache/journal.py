@@ -77,7 +77,7 @@ class Journal(LineFile):
                         each.unlink()
             try:  # A record lock and no flock: a forked loader or compiler process that outlives this one does not keep it.
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except (BlockingIOError, PermissionError) as error:  # and no others, as where a file system has no locks
                 raise BlockingIOError(error.errno, "another process is tuning the same") from error
             self._read(file)
         except BaseException:  # an interrupt, too, must not leave the file locked

@@ -101,7 +101,9 @@ def _await_records(context: TuningContext, labels: Collection[str]) -> None:
     Not for ever: a job that was stopped holds its journal. After ``_MAX_WAIT`` deadlines this one has lost as much as a tuning takes.
     """
     journal, limit_s = context.sites.journal, _MAX_WAIT * context.settings.deadline_s
-    told = f"another job that shares {context.lookup.cache.folder} is tuning the same; it waits for the records, {limit_s:g} s at most"
+    told = (
+        f"another job that shares {context.lookup.cache.folder} is tuning the same; this one waits for its records, {limit_s:g} s at most"
+    )
     context.story.info(f"{context.name}: {told}", shown=True)
     ends_at, step_s = time.monotonic() + limit_s, min(1.0, context.settings.deadline_s / 4)
     # In short steps, so that a rank which dies meanwhile is seen.

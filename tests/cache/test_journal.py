@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -59,6 +60,18 @@ def test_a_damaged_line_ends_the_file(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "MAX_BYTES", 100)
     with pytest.warns(UserWarning, match="its 2. line is damaged"):
         assert held(large) == [1]
+
+
+def test_a_file_system_without_locks_keeps_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And no other job is waited for because of it."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", refuse)
+    with pytest.warns(UserWarning, match="tuning goes on without its journal: .*No locks available"):
+        file = Journal(tmp_path / "one.jsonl")
+    assert (file.is_over, file.is_taken) == (True, False)
 
 
 @pytest.mark.processes

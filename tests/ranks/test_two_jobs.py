@@ -25,7 +25,7 @@ from tests.ranks.worlds import on_ranks
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
 LIMIT_S = 60.0
-WAITS = "is tuning the same; it waits for the records"
+WAITS = "is tuning the same; this one waits for its records"
 
 
 def awaited(is_so: Callable[[], bool]) -> None:
