@@ -26,7 +26,7 @@ from dist_tune.output import Story
 from dist_tune.replays import FirstRun
 from dist_tune.runtime import Buckets, Listener, Timings, Tunable, interception, own_runs
 from dist_tune.search import Objective, Plan, SearchName
-from dist_tune.settings import read_settings
+from dist_tune.settings import Settings, read_settings
 from dist_tune.sites import Site, Turn, check_not_capturing
 from dist_tune.tuning import Online, TunedClosure, Tuning, TuningOptions, note_of_tracing, note_use
 from dist_tune.validation import check_function, check_online, check_ordinary
@@ -212,15 +212,14 @@ class Tuner:
         """The ranks that decide together in a call; ``group``: that of this call, where calls name one."""
         raise NotImplementedError
 
-    def under_capture(self, launch: Tunable, group: ProcessGroup | None = None) -> Any:
-        """The config for a launch without one while a CUDA graph is captured, where DIST_TUNE_MODE lets nothing be tuned.
+    def under_capture(self, launch: Tunable, settings: Settings, group: ProcessGroup | None = None) -> Any:
+        """The config for a launch without one while a CUDA graph is captured, where ``settings`` let nothing be tuned.
 
         Each rank finds it by itself, because a capture waits for no other rank.
 
         Raises:
             CaptureError: the mode is another one.
         """
-        settings = read_settings()
         if settings.may_tune:
             check_not_capturing(launch, self.name)
         (configs, texts, _), members, label = launch.candidates(), self.ranks(settings.deadline_s, group), launch.name + launch.key_text
@@ -422,7 +421,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
     def missed(self, launch: Tunable) -> Any:
         """A miss in a call that expected none: from here on this call is the first replay of a tuning."""
         if is_capturing():
-            return launch.run(self.under_capture(launch), None, is_trial=False)
+            return launch.run(self.under_capture(launch, read_settings()), None, is_trial=False)
         if is_traced(launch.arguments):
             self.note_tracing()
             configs, *_ = launch.candidates()

@@ -6,9 +6,8 @@ A function that the tuner calls itself is a closure with one site. Inside anothe
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, update_wrapper
@@ -17,19 +16,16 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from torch.compiler import is_dynamo_compiling
 
-from dist_tune.cache import Cache, CacheKey, digest, environment, nearest_shape
 from dist_tune.configs import FunctionConfig, as_configs, distinct
 from dist_tune.contextual import Tuner
-from dist_tune.distributed import Calls, Ranks, Reduction, check_group, ranks_of
+from dist_tune.distributed import Calls, Ranks, check_group, ranks_of
 from dist_tune.errors import DistTuneError
-from dist_tune.files import callers_level
 from dist_tune.keys import named_key, signature_of
 from dist_tune.measure import StepState, is_capturing, is_traced
 from dist_tune.replays import FirstRun
-from dist_tune.runtime import FunctionLaunch, TunableFunction, interception
+from dist_tune.runtime import FunctionLaunch, Slot, TunableFunction, interception
 from dist_tune.search import Plan, SearchName
-from dist_tune.settings import Settings, read_settings
-from dist_tune.sites import one_at_a_time
+from dist_tune.settings import NEAREST, Settings, read_settings
 from dist_tune.tuning import TunedFunction, Tuning, TuningOptions, shown_signature
 from dist_tune.validation import check_function, check_online, check_ordinary, check_space
 
@@ -94,8 +90,8 @@ def autotune(
         max_slowdown: share of the job's time that tuning online may cost, from 0 to 1; with 0 nothing is tuned online.
         cache: whether winners are kept on disk.
         bucket: what becomes of each int in a key: ``power_of_two``, ``size_classes(...)``, a function.
-        nearest: whether ``autotune=False`` uses the config of the nearest shape in the cache instead of the first one. The first such
-            call of a key is collective then; inside a tuned step, where ranks do not talk, it is the first one all the same.
+        nearest: whether ``autotune=False`` uses the config of the record, or of the nearest one, as ``DIST_TUNE_MODE=cached`` does, in
+            place of the first. The first such call of a key is collective; inside a tuned step, where ranks do not talk, it is the first.
 
     Raises:
         TypeError: an option is not of its kind, both spellings of one were given, a config has a name that the function does not take, or
@@ -151,7 +147,7 @@ class _FunctionTuner(Tuner):
         super().__init__(tunable.name, options)
         self.tunable, self.uses_nearest = tunable, uses_nearest
         self.nearest: dict[Hashable, FunctionConfig] = {}
-        """Configs of other shapes, for keys where nothing is to be tuned; each is looked up once, and outside of closures."""
+        """Configs that were looked up for calls which tune nothing, by group and key; each once, and outside of closures."""
         self.calls: defaultdict[ProcessGroup | None, Calls] = defaultdict(Calls)
         """By the group that decides."""
         self.tuned_keys: dict[Hashable, list[str]] = {}
@@ -237,14 +233,14 @@ class _FunctionTuner(Tuner):
             self.tunable.check_key(key)
             self.tunable.check_arguments(args, kwargs)
             if listener is None and is_capturing():
-                config = self.under_capture(launch, group)
+                config = self.under_capture(launch, read_settings(), group)
         except BaseException:
             self.count_raised(group)
             raise
         if config is not None:
             return self.call_known(launch, config, group)
         if listener is None:
-            return self.call_counted(launch, group, is_verbose=is_verbose)
+            return self.call_counted(launch, group, read_settings(), is_verbose=is_verbose)
         self.check_nested(group)
         return listener.missed(launch)
 
@@ -260,12 +256,11 @@ class _FunctionTuner(Tuner):
                 self.calls[group] = self.ranks(read_settings().deadline_s, group).calls(self.name)
             self.calls[group].n_calls += 1
 
-    def call_counted(self, launch: FunctionLaunch, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
+    def call_counted(self, launch: FunctionLaunch, group: ProcessGroup | None, settings: Settings, *, is_verbose: bool) -> Any:
         """A call without a config outside of any tuning."""
-        settings = read_settings()
         ranks = self.ranks(settings.deadline_s, group)
         with self.turn.taken(settings.deadline_s):
-            if (online := self.online) is not None and self.online_calls is self.calls[group]:
+            if settings.may_tune and (online := self.online) is not None and self.online_calls is self.calls[group]:
                 if online.goes_on():
                     return online.call(partial(_missed_here, launch))
                 self.online = None
@@ -313,18 +308,22 @@ class _FunctionTuner(Tuner):
         return self.tunable.function(*args, **{**self.tunable.configs[0], **kwargs})
 
     def call_untuned(self, args: Any, kwargs: Any, group: ProcessGroup | None) -> Any:
-        """A call that tunes nothing: with the first config, or with that of the nearest shape in the cache."""
-        config = self.tunable.configs[0]
+        """A call that tunes nothing: with the first config, or with what ``DIST_TUNE_MODE=cached`` chooses."""
+        config = None
         if self.uses_nearest and not is_traced((args, kwargs)):
-            key = self.tunable.key_of(args, kwargs)
+            key, is_whole = self.tunable.key_of(args, kwargs), interception.listener_here() is None
             self.tunable.check_key(key)
-            launch = FunctionLaunch(self.tunable, key, args, kwargs, group, is_whole=False)
-            known = launch.slot.config
-            if known is None and (group, key) not in self.nearest and interception.listener_here() is None:
+            launch = FunctionLaunch(self.tunable, key, args, kwargs, group, is_whole=is_whole)
+            if launch.slot.config is None:
+                launch.slot = Slot(self.nearest, (group, key))
+            if launch.slot.config is None and is_whole:
                 settings = read_settings()
-                self.nearest[group, key] = nearest_config(launch, self.ranks(settings.deadline_s, group), settings)
-            config = self.nearest.get((group, key), config) if known is None else known
-        return self.tunable.function(*args, **{**config, **kwargs})
+                settings = settings.model_copy(update={"mode": NEAREST}) if settings.may_tune else settings
+                if not is_capturing():
+                    return self.call_counted(launch, group, settings, is_verbose=False)
+                self.under_capture(launch, settings, group)
+            config = launch.slot.config
+        return self.tunable.function(*args, **{**(self.tunable.configs[0] if config is None else config), **kwargs})
 
 
 def _missed_here(launch: FunctionLaunch) -> Any:
@@ -332,43 +331,3 @@ def _missed_here(launch: FunctionLaunch) -> Any:
     listener = interception.listener_here()
     assert listener is not None
     return listener.missed(launch)
-
-
-def nearest_config(launch: FunctionLaunch, ranks: Ranks, settings: Settings) -> FunctionConfig:
-    """The config that the cache has for this very key, or for the nearest one; the function's first if there is none. Collective.
-
-    The first rank that has a record decides for all whose candidates are the same.
-
-    Raises:
-        DistTuneError: other ranks did not come, or raised.
-        ValueError: the user's prune_fn raises on this rank, TypeError if it raises that; the other ranks hear of it.
-    """
-    by_text: dict[str, FunctionConfig] = {}
-
-    def mine() -> tuple[str, str, str]:
-        configs, texts, _ = launch.candidates()
-        by_text.update(zip(texts, configs, strict=True))
-        cache, candidates = Cache.of(settings), digest(texts)
-        here = environment(len(ranks.members), ranks.neighbours[1])
-        key = CacheKey(name=launch.name, source=launch.code().digest, key=launch.key_text, candidates=candidates, **here.keyed)
-        record = cache.find(key, any_software=not settings.version_check) or nearest_shape(key, cache.of_name(launch.name))
-        return (candidates, record.key, record.best.config) if record is not None else (candidates, "", "")
-
-    with one_at_a_time(launch.name, settings.deadline_s), ranks.short_timeouts():
-        _, key, winner = ranks.agree(f"{launch.name} (nearest shape)", "nearest shape", mine, _first_found)
-    if winner in by_text and key != launch.key_text and ranks.is_first:
-        warnings.warn(
-            f"{launch.name} has not been tuned for {launch.key_text}: it uses the config of {key}, {winner}, because autotune=False",
-            stacklevel=callers_level(),
-        )
-    return by_text.get(winner, launch.owner.configs[0])
-
-
-@Reduction
-def _first_found(parts: Mapping[int, tuple[str, str, str]]) -> tuple[str, str, str]:
-    """Digest of the candidates, key and config of the first rank that has one."""
-    found = list(parts.values())
-    # Where candidates differ a config of one rank may not be one of another.
-    if len({candidates for candidates, _, _ in found}) > 1:
-        return "", "", ""
-    return next((each for each in found if each[2]), found[0])

@@ -32,6 +32,8 @@ _ALLOWED = {
 _FOLDER = "~/.dist_tune/autotune"
 _ENTRY = re.compile(rf"(?:[A-Za-z][\w+.-]+:(?=//))?[^{os.pathsep}]+")
 """Of ``cache_path``: a path, or a URL, whose own colon separates nothing."""
+NEAREST = "nearest"
+"""A mode that no variable asks for, only ``nearest=True`` in a call with ``autotune=False``: as cached, for one function."""
 
 
 class SettingsError(ValueError):

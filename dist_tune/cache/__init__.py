@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dist_tune import found_on_use
 from dist_tune.cache import account
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, Journal, QuarantinedConfig, quarantine, read_quarantine
-from dist_tune.cache.lookup import CacheLookup, LookupResult, differences, explain, nearest_key, nearest_shape
+from dist_tune.cache.lookup import CacheLookup, LookupResult, differences, explain, nearest_key
 from dist_tune.cache.records import (
     HARDWARE,
     SOFTWARE,
@@ -34,6 +34,6 @@ else:  # these import torch, and reading records does not need it
 __all__ = [
     "HARDWARE", "JOURNALS", "LINES_SUFFIX", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
     "CandidateRecord", "Code", "Entry", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "account",
-    "differences", "digest", "environment", "explain", "nearest_key", "nearest_shape", "quarantine", "read_code",
-    "read_quarantine", "record_bytes", "record_in",
+    "differences", "digest", "environment", "explain", "nearest_key", "quarantine", "read_code", "read_quarantine", "record_bytes",
+    "record_in",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, TuningRecord, digest, environment
 from dist_tune.cache.store import Cache, Won
 from dist_tune.search import PriorTimes, Times
-from dist_tune.settings import Settings
+from dist_tune.settings import NEAREST, Settings
 
 if TYPE_CHECKING:
     from dist_tune.output import Story
@@ -145,7 +145,8 @@ class CacheLookup:
             return None
         unlike = {name: theirs for name, (_, theirs) in differences(key, won.cache_key).items() if name != "candidates"}
         differing = ", ".join(f"{name} {theirs}" for name, theirs in unlike.items()) or "another list of candidates"
-        self._log.info(f"site={label} has no record: the nearest is of {differing}")
+        told = f"site={label} has no record: the nearest is of {differing}, and its config is used: {won.config}"
+        self._log.info(told, shown=self.mode == NEAREST)
         return texts.index(won.config)
 
     def record_id(self, record: TuningRecord) -> str:
@@ -205,13 +206,6 @@ def explain(wanted: CacheKey, records: Sequence[TuningRecord]) -> str:
     reasons = "; ".join(f"{field}: {known.get(field, words)}" for field, words in told.items())
     remedy = " DIST_TUNE_VERSION_CHECK=0 accepts it." if differing.keys() <= set(SOFTWARE) else ""
     return f"The nearest record of {name} (tuned {when}) differs in {reasons}.{remedy}"
-
-
-def nearest_shape(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRecord | None:
-    """The record whose key differs at most in numbers of the tuning key: of the nearest key, the newest. None if there is none."""
-    fitting = [each for each in records if differences(wanted, each.cache_key).keys() <= {"key"}]
-    key = nearest_key(wanted.key, [each.key for each in fitting])
-    return max((each for each in fitting if each.key == key), key=lambda each: each.tuned_at, default=None)
 
 
 def nearest_usable(wanted: CacheKey, records: Sequence[Won], texts: Sequence[str]) -> Won | None:

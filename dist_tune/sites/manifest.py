@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from dist_tune.cache import LookupResult, digest
 from dist_tune.errors import Failures
 from dist_tune.search import PriorTimes
+from dist_tune.settings import NEAREST
 
 LEFT = "is left alone in a collective"
 """How the reason of a rank begins that is the consequence of what another one did."""
@@ -170,7 +171,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         if label in mixed and label not in cached
     ]
     modes = [mine.settings.get("DIST_TUNE_MODE") for mine in everyone]
-    mode = next((each for each in ("first", "cached") if each in modes), "")
+    mode = next((each for each in ("first", "cached", NEAREST) if each in modes), "")
     all_left = bool(against) and all(why.startswith(LEFT) for _, why in against)
     goes_online = bool(against) and all(manifests[rank].may_go_online for rank, _ in against)
     untuned = [why + f" (on rank {rank})" * (len(manifests) > 1) for rank, why in against]

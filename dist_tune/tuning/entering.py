@@ -13,6 +13,7 @@ from dist_tune.output import amount, kernels_told
 from dist_tune.replays import WARM_UP
 from dist_tune.runtime import LaunchRecorder
 from dist_tune.search import PriorTimes, Replay, guide_of
+from dist_tune.settings import NEAREST
 from dist_tune.sites import Site, SiteManifest
 from dist_tune.tuning.compilation import Waves, compile_ahead, precompile, tell_of_work
 from dist_tune.tuning.context import Closure, Entry, TuningContext
@@ -107,7 +108,7 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
         if site is not None and site.variants and site.is_new:  # none with a record that not all ranks can use
             context.sites.load(site, chosen[label])
     failed = context.vote("not tuned", context.sites.take_failures())
-    by_mode = f" (DIST_TUNE_MODE={manifest.mode})" * bool(manifest.mode)
+    by_mode = " (autotune=False)" if manifest.mode == NEAREST else f" (DIST_TUNE_MODE={manifest.mode})" * bool(manifest.mode)
     for label, index in chosen.items():
         site = context.sites.met.get(label)
         used = site.stand_in if index in failed.get(label, {}) and site is not None else index

@@ -16,7 +16,7 @@ from dist_tune.distributed import Ranks, member_ranks
 from dist_tune.files import rank_of_job, to_terminal
 from dist_tune.output import Story, closure_name
 from dist_tune.runtime import unheard_tuners
-from dist_tune.settings import Settings, read_settings
+from dist_tune.settings import NEAREST, Settings, read_settings
 from dist_tune.validation import deferred_value, within
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ _uses: dict[str, str] = {}
 
 def note_use(settings: Settings, label: str, how: str) -> None:
     """Count a site for the line at the end of the program."""
+    if settings.effective_mode == NEAREST:
+        return
     if not _uses and rank_of_job() == 0 and settings.shown != "quiet":
         atexit.register(_tell_of_uses, settings.effective_mode)
     _uses[label] = how

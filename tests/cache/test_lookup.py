@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.cache.lookup import CacheLookup, LookupResult, explain, nearest, nearest_shape
+from dist_tune.cache.lookup import CacheLookup, LookupResult, explain, nearest, nearest_usable
 from dist_tune.cache.records import CacheKey, TuningRecord
 from dist_tune.cache.records import environment as environment_here
-from dist_tune.cache.store import Cache
+from dist_tune.cache.store import Cache, Won
 from dist_tune.output import Story
 from dist_tune.settings import Settings
 from tests.cached_records import NOON, candidate, environment, record
@@ -208,9 +208,14 @@ def test_an_explanation_names_what_differs(recorded: dict[str, Any], reason: str
     assert explain(wanted(), [record(), record(source="x")]).startswith("There is a record of model.gemm that fits (tuned 2026")
 
 
+def won(**recorded: Any) -> Won:
+    kept = record(**recorded)
+    return Won(kept.cache_key, kept.best.config, kept.tuned_at)
+
+
 def shape_of(key: str, *others: str) -> str | None:
-    found = nearest_shape(wanted(key=key), [record(key=other) for other in others])
-    return None if found is None else found.key
+    found = nearest_usable(wanted(key=key), [won(key=other) for other in others], TEXTS)
+    return None if found is None else found.cache_key.key
 
 
 @pytest.mark.parametrize(
@@ -248,15 +253,22 @@ def test_other_keys_are_no_shapes_of_this_one(key: str, other: str):
     assert (shape_of(key, other), shape_of(other, key), shape_of(key, key)) == (None, None, key)
 
 
-def test_a_near_shape_is_the_newest_of_equals_and_differs_in_nothing_else():
-    """All but the key must be equal: the winner must be one of the candidates, and its times of this machine."""
-    records = [record(key=key, tuned_at=NOON + timedelta(days=day)) for key, day in (("[32]", 0), ("[128]", 2), ("[32]", 1))]
-    assert nearest_shape(wanted(key="[64]"), records) == nearest_shape(wanted(key="[64]"), records[::-1]) == records[1]
-    other: list[dict[str, Any]] = [{"source": "x"}, {"n_candidates": 2}, {"environment": environment(torch="x")}, {"kernel": "x"}]
-    assert nearest_shape(wanted(key="[64]"), [record(key="[32]", **changes) for changes in other]) is None
+def test_a_near_shape_is_of_the_same_code_and_the_newest_of_equals():
+    """First the same hardware, then the nearest numbers, then the same versions. Its winner must be one of the candidates."""
+
+    def best(*records: Won) -> Won | None:
+        found = nearest_usable(wanted(key="[64]"), records, TEXTS)
+        assert found is nearest_usable(wanted(key="[64]"), records[::-1], TEXTS)
+        return found
+
+    near, newer, far = (won(key=key, tuned_at=NOON + timedelta(days=day)) for key, day in (("[32]", 0), ("[32]", 1), ("[512]", 2)))
+    elsewhere, older = won(key="[64]", environment=environment(device="x")), won(key="[32]", environment=environment(torch="x"))
+    assert best(near, newer, far) == best(newer, older) == newer
+    assert (best(elsewhere, far), best(elsewhere, older), best(elsewhere)) == (far, older, elsewhere)
+    assert best(won(key="[64]", source="x")) is nearest_usable(wanted(key="[64]"), [near], TEXTS[:0]) is None
 
 
-@given(st.text("0123456789.+-eE'\"\\:,[] \nfx٣", max_size=60))
+@given(st.text("0123456789.+-eE'\"\\:,[] \nfx٣", min_size=1, max_size=60))
 def test_any_text_is_a_key(key: str):
     """No key is an error, and each is nearest to itself."""
     assert shape_of(key, "0", key) in (key, "0")
@@ -266,5 +278,5 @@ def test_any_text_is_a_key(key: str):
 def test_a_long_key_takes_no_long_time(key: str):
     """Files may hold any text; reading a key takes time in proportion to its length."""
     began = time.thread_time()
-    nearest_shape(wanted(key=key), [record(key=key + "x")])
+    shape_of(key, key + "x")
     assert time.thread_time() - began < 2

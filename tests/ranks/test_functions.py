@@ -8,7 +8,6 @@ import io
 import itertools
 import os
 import re
-import warnings
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from dist_tune import DistTuneError, NestedTuningError, autotune, contextual_autotune, prune_by_shared_memory, to_hashable
 from dist_tune.testing import ExactTime
+from dist_tune.tuning import notices
 from tests.ranks.functions import BLOCKS, QUICK, chosen, failures, named, names, runs_of_this_process, shape_of, told
 from tests.ranks.kernels import add_kernel, autotuned, best, is_unpatched, launch, tuned
 from tests.ranks.world import DEADLINE_S, gathered
@@ -238,9 +238,13 @@ def test_config_values_are_of_any_kind(rank: int):
 
 
 @on_each_rank()
-def test_without_tuning_the_nearest_shape_decides_if_asked(rank: int):
-    """No record: the first config. An exact one, a near one: on all ranks, though one has none; one warning with both shapes."""
+def test_without_tuning_the_nearest_record_decides_if_asked(rank: int):
+    """No record: the first config. An exact one, a near one: on all ranks, though one has none; one line with both shapes.
+
+    Nothing of it counts for calls that may tune, nor for the line of DIST_TUNE_MODE at the program's end.
+    """
     own = os.environ["DIST_TUNE_CACHE_DIR"] = f"{os.environ['DIST_TUNE_CACHE_DIR']}/{rank}"
+    os.environ["DIST_TUNE_VERBOSITY"] = "normal"
     ran = runs_of_this_process
 
     def step(x: torch.Tensor, block: int) -> int:
@@ -251,7 +255,7 @@ def test_without_tuning_the_nearest_shape_decides_if_asked(rank: int):
     def new(nearest: bool = True) -> Any:
         return autotune(BLOCKS, shape_of, nearest=nearest, n_warmup=0, n_repeat=2)(step)
 
-    x = torch.zeros(1024, 8)
+    x, near = torch.zeros(1024, 8), torch.zeros(1000, 8)
     assert new()(x, autotune=False) == 1
     if rank == 1:  # one rank's directory stays empty
         os.environ["DIST_TUNE_CACHE_DIR"] += " elsewhere"
@@ -259,14 +263,18 @@ def test_without_tuning_the_nearest_shape_decides_if_asked(rank: int):
     os.environ["DIST_TUNE_CACHE_DIR"] = own
     ran.clear()
     fresh = new()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with contextlib.redirect_stderr(io.StringIO()) as terminal:
         assert fresh(x, autotune=False) == 2
-        assert [fresh(torch.zeros(1000, 8), autotune=False) for _ in range(3)] == [2, 2, 2]
+        assert [fresh(near, autotune=False) for _ in range(3)] == [2, 2, 2]
     assert ran == [2, 2, 2, 2]
-    assert ["[1000,8]" in str(each.message) and "[1024,8]" in str(each.message) for each in caught] == [True] * (rank == 0)
-    assert all(each.filename == __file__ for each in caught)
+    told = [line for line in terminal.getvalue().splitlines() if "the nearest is of" in line]
+    assert ["[1000, 8]" in line and "[1024,8]" in line and "block=2" in line for line in told] == [True] * (rank == 0)
+    assert notices._uses == {}
     assert new(nearest=False)(x, autotune=False) == 1
+    assert (fresh(near), len(fresh.records)) == (2, 2), "a call that may tune has tuned"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert new()(x, autotune=False) == 2, "under capture each rank looks into its own cache"
 
 
 def _plus_one(x: torch.Tensor) -> torch.Tensor:
