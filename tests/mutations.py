@@ -81,7 +81,7 @@ GUARDS = (
     Guard("equals of a failure fail", "search/site_race.py", "            if first in self.failures:\n", "            if False:\n", "tests/search tests/ranks/test_equal_kernels.py"),
     Guard("times without a late owner do not count", "search/site_race.py", "self.times = {i: each for i, each in self.times.items() if each.n_owners == n_owners}", "pass", "tests/search tests/ranks/test_racing.py"),
     Guard("suspects run last", "search/site_race.py", "return sorted((i for i in self._runnable() if i not in self.left), key=self.suspects.__contains__)", "return [i for i in self._runnable() if i not in self.left]", "tests/search tests/ranks/test_journals.py"),
-    Guard("the budget ends the search", "search/race.py", "        return self.plan.budget_s is not None and self._elapsed_s >= self.plan.budget_s\n", "        return False\n", "tests/search"),
+    Guard("the budget ends the search", "search/race.py", "        return self._plan.budget_s is not None and self._elapsed_s >= self._plan.budget_s\n", "        return False\n", "tests/search"),
     Guard("a suspect has a meeting before it", "search/race.py", "replays[: max(1, next(doubtful, len(replays)))]", "replays", "tests/search"),
     Guard("equals wait for the first of them", "compiler/worker.py", "            except BlockingIOError:\n                on_wait()\n                fcntl.flock(file, fcntl.LOCK_EX)\n", "            except BlockingIOError:\n                pass\n", "tests/ranks/test_equal_kernels.py tests/compiler"),
     # Sites and records

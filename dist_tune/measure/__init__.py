@@ -22,7 +22,7 @@ from dist_tune.measure.clocks import (
     without_outliers,
 )
 from dist_tune.measure.compare import difference, flat
-from dist_tune.measure.graphs import captured, graph_pool, noting_obstacles
+from dist_tune.measure.graphs import captured, graph_pool, obstacle_in
 from dist_tune.measure.inputs import Inputs, RngState
 from dist_tune.measure.memory import Snapshot, tensors_in
 from dist_tune.measure.state import StepState, peak_bytes, sums_of, written
@@ -30,6 +30,6 @@ from dist_tune.measure.state import StepState, peak_bytes, sums_of, written
 __all__ = [
     "MAX_LEAD_MS", "Checker", "Clock", "Inputs", "Latency", "Lead", "Matches", "RngState", "Snapshot", "Span", "StepState",
     "benchmark_config", "captured", "device_clock", "difference", "flat", "graph_pool", "is_capturing", "is_interpreted", "is_traced",
-    "matches", "measure", "median", "no_full_collections", "noting_obstacles", "peak_bytes", "spread", "sums_of", "tensors_in",
+    "matches", "measure", "median", "no_full_collections", "obstacle_in", "peak_bytes", "spread", "sums_of", "tensors_in",
     "wait_for_device", "without_outliers", "written",
 ]  # fmt: skip

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dist_tune.measure.clocks import is_interpreted
-
 _broken: list[Any] = []
 """Graphs that were not captured to their end: torch's allocator of pinned memory goes on asking them."""
 
 
-@contextmanager
-def noting_obstacles(found: list[str]) -> Iterator[None]:
-    """Add why no graph can hold what runs meanwhile: where its host waits for the device, as far as torch notices."""
-    if not torch.cuda.is_available() or is_interpreted():
-        found.append("there is no CUDA device")
-        yield
-        return
+def obstacle_in(run: Callable[[], object]) -> str:
+    """Make a run; why no graph can hold it: where its host waits for the device, as far as torch notices. Empty if nothing says so."""
+    if not torch.cuda.is_available():
+        run()
+        return "there is no CUDA device"
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield
+            run()
         finally:
             torch.cuda.set_sync_debug_mode(before)
     waits = [f"{Path(each.filename).name}:{each.lineno}" for each in told if "synchronizing CUDA operation" in str(each.message)]
-    found += [f"it waits for the device in {place}" for place in waits]
+    return f"it waits for the device in {waits[0]}" if waits else ""
 
 
 def graph_pool() -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from dist_tune.compiler import noted, reason_of
 from dist_tune.distributed import Ranks
 from dist_tune.errors import DistTuneError, StuckDeviceError, free_frames
-from dist_tune.measure import Clock, Lead, RngState, Snapshot, Span, captured, graph_pool, noting_obstacles, wait_for_device
+from dist_tune.measure import Clock, Lead, RngState, Span, captured, graph_pool, obstacle_in, wait_for_device
 from dist_tune.replays.first_run import FirstRun
 from dist_tune.replays.trials import Trials
 from dist_tune.runtime import Tunable, interception
@@ -43,8 +43,6 @@ class Conditions:
     replay be given even longer."""
     is_race: bool = True
     """False in the finals, whose samples are no samples of the race."""
-    in_graphs: bool = False
-    """True: what was captured is replayed in place of the closure."""
 
 
 WARM_UP = Conditions("warm-up", is_cold=False, times_launches=False, is_timed=False)
@@ -53,8 +51,7 @@ RACE = Conditions("race", is_cold=True, times_launches=True)
 
 def finals_of(plan: Plan) -> Conditions:
     """Conditions of the finals of a plan."""
-    by = plan.objective
-    return Conditions("finals", is_cold=plan.is_cold, times_launches=by == "kernel", is_race=False, in_graphs=by == "graph")
+    return Conditions("finals", is_cold=plan.is_cold, times_launches=plan.objective == "kernel", is_race=False)
 
 
 class Replayer:
@@ -94,8 +91,10 @@ class Replayer:
         self._stuck_after_s = stuck_after_s
         self._lead = Lead()
         self._shortest_ms = 0.0
-        self.graphs: dict[tuple[tuple[str, int], ...], tuple[Any, set[str], Snapshot]] = {}
-        """Site and candidate of each -> the graph of a run with them, the sites launched there, what it changes under ``restore_value``."""
+        self.graphs: dict[frozenset[tuple[str, int]], Callable[[], None]] = {}
+        """Site and candidate of each -> the replay of the graph of a run with them, which takes the closure's place."""
+        self.in_graphs = False
+        """True if the finals so far were replays of graphs."""
         self._phase = "", 0
         """The latest phase, and its first replay."""
 
@@ -207,36 +206,28 @@ class Replayer:
     def look_for_obstacles(self, closure: Callable[[], Any], batch: list[Replay]) -> str:
         """Make one run as it is; why none can be captured, empty if nothing says so.
 
-        Before any capture, which would end at such a place on this rank, while others might wait in what comes behind it.
+        Before any capture, which would end at such a place on this rank, while others wait behind it for ever: in a capture NCCL
+        registers the buffers of a collective with all ranks of a host where these share multicast memory.
         """
-        obstacles = list[str]()
-
-        def watched() -> None:
-            with noting_obstacles(obstacles):
-                closure()
-
-        self.run_batch(watched, batch[:1], WARM_UP)
+        found = list[str]()
+        self.run_batch(lambda: found.append(obstacle_in(closure)), batch[:1], WARM_UP)
         self.trials.samples.restart()
-        return obstacles[0] if obstacles else ""
+        return found[0]
 
     def capture(self, closure: Callable[[], Any], batch: list[Replay]) -> str:
         """Capture a run of each schedule; why that cannot be done here, empty if it was. The device does nothing of it."""
-        self.trials.is_captured = True
+        self.trials.is_captured, n_issued = True, self._ranks.n_issued
         try:
             pool = graph_pool()
-            for schedule in batch:
-                if (key := _key(schedule)) not in self.graphs:
-                    self._beat("capturing the step")
-                    self.restart()
-                    number, n_issued = self.n_replays, self._ranks.n_issued
-                    try:
-                        with noted(self.trials.note_compilation):
-                            graph = captured(partial(self.run, closure, schedule), pool)
-                    finally:
-                        self._ranks.n_captured += self._ranks.n_issued - n_issued
-                    self.graphs[key] = graph, {*self.trials.launched}, self.trials.take_undo()
-                    if why := self.trials.samples.why_discarded(number):
-                        return why
+            for key, schedule in {_key(each): each for each in batch}.items():
+                self._beat("capturing the step")
+                self.restart()
+                number = self.n_replays
+                with noted(self.trials.note_compilation):
+                    graph = captured(partial(self.run, closure, schedule), pool)
+                self.graphs[key] = partial(self.trials.repeat, graph, {*self.trials.launched}, self.trials.take_undo())
+                if why := self.trials.samples.why_discarded(number):
+                    return why
         except Exception as error:  # the reason to compare replays as they are, on all ranks
             if is_fatal(error) or isinstance(error, DistTuneError):
                 raise
@@ -245,12 +236,8 @@ class Replayer:
         finally:
             self.trials.take_undo()
             self.trials.is_captured = False
+            self._ranks.n_captured += self._ranks.n_issued - n_issued
         return ""
-
-    def _replay(self, schedule: Replay) -> None:
-        graph, launched, undo = self.graphs[_key(schedule)]
-        graph.replay()
-        self.trials.repeat(launched, undo)
 
     def run(self, closure: Callable[[], Any], schedule: Replay, whole: Span | None = None, *, times_launches: bool = False) -> Any:
         """One replay; ``whole`` times it."""
@@ -313,8 +300,7 @@ class Replayer:
             whole = self._clock.span()
             wholes.append((self.n_replays, schedule, whole))
             with noted(self.trials.note_compilation):
-                run = partial(self._replay, schedule) if conditions.in_graphs else closure
-                self.run(run, schedule, whole, times_launches=conditions.times_launches)
+                self.run(self.graphs.get(_key(schedule), closure), schedule, whole, times_launches=conditions.times_launches)
             if conditions.is_timed:
                 self._lead.add(self.run_s * 1e3, is_ahead=not whole.has_begun())
             self.undo()
@@ -370,8 +356,8 @@ class Replayer:
             time.sleep(_POLL_S)
 
 
-def _key(schedule: Replay) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(_candidates(schedule).items()))
+def _key(schedule: Replay) -> frozenset[tuple[str, int]]:
+    return frozenset(_candidates(schedule).items())
 
 
 def _candidates(schedule: Replay) -> dict[str, int]:

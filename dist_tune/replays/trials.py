@@ -110,8 +110,9 @@ class Trials:
         undo, self._undo = self._undo, Snapshot()
         return undo
 
-    def repeat(self, launched: set[str], undo: Snapshot) -> None:
-        """This run replays a graph, which launches these sites and changes what is in ``undo``."""
+    def repeat(self, graph: Any, launched: set[str], undo: Snapshot) -> None:
+        """Make this run by a graph, which launches these sites and changes what is in ``undo``."""
+        graph.replay()
         self._undo = undo
         for label, trial in self._schedule.items():
             if trial.is_timed and label in launched:

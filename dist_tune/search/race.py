@@ -13,7 +13,6 @@ last what the winning configs launch races once more with its best few, if it ha
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from math import inf
 
 from dist_tune.errors import reasons
@@ -39,7 +38,7 @@ class Race:
         """Replays so far."""
         self.begun_anew: set[str] = set()
         """Sites that race anew: their samples so far are of an earlier race, and the caller forgets them."""
-        self.plan, self._options = plan, options or RacingOptions()
+        self._plan, self._options = plan, options or RacingOptions()
         self._sites: dict[str, SiteRace] = {}
         self._nesting: dict[str, dict[str, set[int]]] = {}
         """Site -> function around it -> the function's candidates that launch the site."""
@@ -68,17 +67,11 @@ class Race:
 
         ``equal``: candidate -> the one of lower index with the same kernel, which races for both. ``guide``: None if all race at once.
         """
-        rules = self.plan, self._options
+        rules = self._plan, self._options
         self._sites[site] = SiteRace(site, rules, n_candidates, failures, prior or PriorTimes(), equal or {}, guide)
         n_open = sum(each.n_racing > 0 for each in self._sites.values())
         for each in self._sites.values():
             each.n_open = n_open
-
-    def end_graphs(self) -> None:
-        """Let the closure decide as it is, from here on: some rank cannot capture it."""
-        self.plan = replace(self.plan, objective="closure")
-        for each in self._sites.values():
-            each.plan = self.plan
 
     def __contains__(self, site: str) -> bool:
         return site in self._sites
@@ -105,12 +98,12 @@ class Race:
     @property
     def spare_s(self) -> float:
         """Seconds of replays beyond ``bound``, for kernels so short that the clock cannot tell them apart."""
-        return self._options.spare_s if self.plan.n_repeat > 1 else 0.0
+        return self._options.spare_s if self._plan.n_repeat > 1 else 0.0
 
     @property
     def is_spent(self) -> bool:
         """True if the search has used up its budget."""
-        return self.plan.budget_s is not None and self._elapsed_s >= self.plan.budget_s
+        return self._plan.budget_s is not None and self._elapsed_s >= self._plan.budget_s
 
     def kernel_times_ms(self) -> dict[str, dict[int, float]]:
         """Site -> candidate -> reduced time of its launches in a replay, so far."""
@@ -220,7 +213,7 @@ class Race:
             del queues[name]
         self._running = queues.keys()
         # A rung lasts as long as its longest site; an exhaustive search goes on with the winner of the site that is through.
-        n_replays = (min if self.plan.search == "exhaustive" else max)(map(len, queues.values()), default=0)
+        n_replays = (min if self._plan.search == "exhaustive" else max)(map(len, queues.values()), default=0)
         others = {name: Trial(best, is_timed=False) for name, site in self._sites.items() if (best := site.best) is not None}
         others |= {name: Trial(i, is_timed=False) for name, i in self._fixed.items()}
         return [others | {name: queue[k] for name, queue in queues.items() if k < len(queue)} for k in range(n_replays)]
@@ -295,7 +288,7 @@ class Race:
         # Up to the first that runs a suspect; that one alone, because the next one needs a meeting before it.
         doubtful = (k for k, replay in enumerate(replays) if any(t.candidate in self._sites[name].suspects for name, t in replay.items()))
         expected_s = [self._expected_s(replay) for replay in replays[: max(1, next(doubtful, len(replays)))]]
-        budget_s = self.plan.budget_s
+        budget_s = self._plan.budget_s
         if budget_s is None and sum(expected_s) < LONG_S * len(expected_s):
             return len(expected_s)
         allowed_s = BATCH_S if budget_s is None else min(BUDGET_BATCH_S, budget_s - self._elapsed_s)
@@ -313,8 +306,8 @@ class Race:
     def _is_half_spent(self) -> bool:
         """True if half of the budget that the race had at its beginning is spent: the other half is for functions that wait."""
         began_s = self._began_s or 0.0
-        return self.plan.budget_s is not None and self._elapsed_s - began_s >= (self.plan.budget_s - began_s) / 2
+        return self._plan.budget_s is not None and self._elapsed_s - began_s >= (self._plan.budget_s - began_s) / 2
 
     @property
     def _why_spent(self) -> str:
-        return f"not raced: the budget of {self.plan.budget_s:g} s was spent"
+        return f"not raced: the budget of {self._plan.budget_s:g} s was spent"

@@ -170,7 +170,7 @@ def select(times: Mapping[int, Times], objective: Objective, tie: float, *, is_a
     if len(times) == 1:
         reason = "fastest in the race"  # the others were hopeless beside it by both times
     elif len(tied) == 1:
-        reason = ("fastest step" + " as a CUDA graph" * (objective == "graph")) if weight >= _COUNTS else "fastest kernel"
+        reason = "fastest step" if weight >= _COUNTS else "fastest kernel"
     else:
         reason = "tied within noise" + ", faster kernel" * (times[winner].launches_ms <= least_ms)
     return Selection(winner, worse - {winner}, is_clear, weight, reason)

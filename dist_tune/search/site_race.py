@@ -62,7 +62,7 @@ class SiteRace:
         """Candidates that race from the beginning; 0 if there is nothing to choose."""
         self.n_spare = 0
         """Replays beyond a plain race that there is time for, if the clock cannot tell candidates apart."""
-        self._label, (self.plan, self._options) = label, rules
+        self._label, (self._plan, self._options) = label, rules
         self._guide = guide  # None once enough were tried
         self._has_run = False
         self._rung = self._n_rounds = 0
@@ -128,7 +128,7 @@ class SiteRace:
     @property
     def bound(self) -> int:
         """Replays at most, if the site is met in each, and the clock tells its candidates apart."""
-        n, plan, options = self.n_racing, self.plan, self._options
+        n, plan, options = self.n_racing, self._plan, self._options
         if n == 0 or plan.search == "exhaustive":
             return n * (plan.n_warmup + plan.n_repeat)
         n_rungs = sum(1 + options.quota(n, rung) for rung in range(plan.n_repeat - 1))
@@ -224,7 +224,7 @@ class SiteRace:
         winner, n_most = self.best, self._options.max_finalists
         if self.stage == "done":
             measured = {i: each for i, each in self.times.items() if i not in self.failures}
-            near = kept(measured, n_most, self._options.margin(0), self.plan.objective, n_least=n_most)
+            near = kept(measured, n_most, self._options.margin(0), self._plan.objective, n_least=n_most)
             near.sort(key=lambda i: (measured[i].kernel_ms, i))
             best = [i for i in dict.fromkeys([winner, *near]) if i in measured][:n_most]
             if len(best) < 2:
@@ -289,7 +289,7 @@ class SiteRace:
 
     def round_length(self) -> int:
         """Replays of a round of finals. Fewer finalists run more often, so that finals do not grow with the number of sites."""
-        n_replays = min(self._options.max_finalists, self.n_racing) * min(self.plan.n_repeat, self._n_enough())
+        n_replays = min(self._options.max_finalists, self.n_racing) * min(self._plan.n_repeat, self._n_enough())
         return n_replays if n_replays >= 2 * len(self.alive()) else 0  # the noise is known from repeats only
 
     def _leave_by_prior_times(self) -> None:
@@ -302,7 +302,7 @@ class SiteRace:
             self.left[i] = "not raced: slower in an earlier tuning"
 
     def _begin(self) -> None:
-        plan, alive = self.plan, self.alive()
+        plan, alive = self._plan, self.alive()
         known = self.prior_winner if self.prior_winner in alive else None
         n_racing = len(alive) if self._guide is None else max(len(alive), self._guide.n_planned)
         self.stage, self.queue, self.n_racing = "done", [], n_racing if n_racing > 1 else 0
@@ -322,7 +322,7 @@ class SiteRace:
             self.queue.sort(key=lambda trial: trial.candidate != known)
 
     def _end_rung(self, alive: list[int]) -> None:
-        plan, options, n_finalists, n_rungs = self.plan, self._options, self._options.max_finalists, self._rung + 1
+        plan, options, n_finalists, n_rungs = self._plan, self._options, self._options.max_finalists, self._rung + 1
         measured, is_first, n_enough = self._measured(alive), self._rung == 0, self._n_enough()
         is_long = n_enough < 2  # one sample says as much as many short ones
         margin = options.margins[-1] if is_long else options.margin(self._rung)
@@ -372,7 +372,7 @@ class SiteRace:
 
     def _choose(self) -> Selection:
         self.stage = "done"
-        options, objective, in_finals = self._options, self.plan.objective, self._timed_in_finals
+        options, objective, in_finals = self._options, self._plan.objective, self._timed_in_finals
         if contenders := self._measured(self.alive()):
             times = {i: contenders[i] for i in kept(contenders, options.max_finalists, options.margins[-1], objective)}
             # Finals are timed unlike the race: where only some of the best few had them, the kernels alone are compared.
@@ -393,13 +393,13 @@ class SiteRace:
     def _warm_up(self, candidate: int | None) -> list[Trial]:
         if candidate is None:
             return []
-        n_runs, ms = self.plan.n_warmup, self.known_ms(candidate)
+        n_runs, ms = self._plan.n_warmup, self.known_ms(candidate)
         return [Trial(candidate, is_timed=False)] * (n_runs if not ms else min(n_runs, int(WARM_UP_MS / ms)))
 
     def _n_enough(self) -> int:
         """Samples of a candidate that are long enough together, by the best one's time; all if there is none."""
         best_ms = min((each.launches_ms for each in self._measured(self.alive()).values()), default=0.0)
-        return int(self._options.enough_ms / best_ms) if best_ms > 0 else self.plan.n_repeat
+        return int(self._options.enough_ms / best_ms) if best_ms > 0 else self._plan.n_repeat
 
     def _shuffled(self, candidates: Iterable[int], salt: str = "") -> list[Trial]:
         """Each candidate once, in an order that is the same on all ranks and differs between sites, so that their candidates mix."""

@@ -26,6 +26,7 @@ def run_race(context: TuningContext, closure: Closure) -> None:
     It ends early where launches ask for ever new variants of a kernel (``variants.endless``).
     """
     race, trials, conditions = context.race, context.replays.trials, RACE
+    wants_graphs = context.plan.objective == "graph"
     repeats = f", and {race.spare_s:g} s of repeats where the clock cannot tell kernels apart" if race.spare_s else ""
     context.story.debug(f"{context.name} searches in at most {race.bound} replays{repeats}")
     while True:
@@ -38,16 +39,16 @@ def run_race(context: TuningContext, closure: Closure) -> None:
             continue
         while race.begun_anew:
             trials.samples.forget(race.begun_anew.pop())
-        before, conditions = conditions, finals_of(race.plan) if race.is_final else RACE
+        before, conditions = conditions, finals_of(context.plan) if race.is_final else RACE
         if conditions != before:  # also from finals to a race where a site was missed before
             trials.samples.restart()
         context.story.phase("finals" if race.is_final else "race", race.bound)
         context.story.terminal.expect(race.n_queued)
-        if conditions.in_graphs and (why_not := _capture(context, closure, batch, conditions, is_first=conditions != before)):
+        if wants_graphs and race.is_final and (why_not := _capture(context, closure, batch)):
             told = f'is compared as it is, without objective="graph", because it cannot be captured: {why_not}'
             context.notices.tell(context.story, {"no graph": f"{closure_name(context.name)} {told}"})
-            race.end_graphs()
-            continue
+            wants_graphs = context.replays.in_graphs = False
+            trials.samples.restart()
         runs, n_taken = context.replays.paced(race, batch)
         reduced = _run(context, closure, runs, conditions)
         context.replays.graphs.clear()
@@ -60,15 +61,16 @@ def run_race(context: TuningContext, closure: Closure) -> None:
         context.check_alive()
 
 
-def _capture(context: TuningContext, closure: Closure, batch: list[Replay], conditions: Conditions, *, is_first: bool) -> str:
+def _capture(context: TuningContext, closure: Closure, batch: list[Replay]) -> str:
     """Capture the schedules of a batch on all ranks, and replay each graph once; or why that cannot be done, on the first such rank."""
     replays = context.replays
-    for step in (replays.look_for_obstacles, replays.capture) if is_first else (replays.capture,):
+    for step in (replays.capture,) if replays.in_graphs else (replays.look_for_obstacles, replays.capture):
         if why_not := context.reduce("graph", step(closure, batch), _first_reason):
             replays.graphs.clear()
             return why_not
+    replays.in_graphs = True
     untimed: list[Replay] = [{label: Trial(i, is_timed=False) for label, i in candidates} for candidates in replays.graphs]
-    replays.run_batch(closure, untimed, replace(conditions, is_timed=False))  # the first replay of a graph uploads it
+    replays.run_batch(closure, untimed, WARM_UP)  # the first replay of a graph uploads it
     return ""
 
 

@@ -25,6 +25,7 @@ def make_record(context: TuningContext, label: str, where: Environment) -> Tunin
     texts, results = context.entries[label].texts, race[label].results()
     winner, selection = race[label].best, race[label].selection
     assert winner is not None
+    is_by_graphs = context.replays.in_graphs and race[label].reason == "fastest step"
     return TuningRecord(
         closure=context.name,
         kernel=site.kernel if site is not None else label.partition("[")[0],
@@ -32,7 +33,7 @@ def make_record(context: TuningContext, label: str, where: Environment) -> Tunin
         source=site.source if site is not None else "",
         not_followed=site.not_followed if site is not None else [],
         winner=winner,
-        reason=race[label].reason,
+        reason=race[label].reason + " as a CUDA graph" * is_by_graphs,
         candidates=[_candidate(i, text, each, site) for i, (text, each) in enumerate(zip(texts, results, strict=True))],
         n_replays=context.replays.n_replays + 1,  # with the last run, which comes after the record
         n_variants=context.replays.trials.variants.counts.get(label, 1),

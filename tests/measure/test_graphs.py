@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from dist_tune.measure import captured, graphs, noting_obstacles
+from dist_tune.measure import captured, graphs, obstacle_in
 
 pytestmark = pytest.mark.once
 
@@ -104,10 +104,12 @@ def test_waits_for_the_device_are_told_with_their_place(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    found = list[str]()
-    with noting_obstacles(found):
+
+    def wait() -> None:
         assert modes[-1] == "warn"
         warnings.warn("something else", stacklevel=1)
         warnings.warn_explicit("called a synchronizing CUDA operation (Triggered internally ...)", UserWarning, "/home/me/train.py", 42)
-    assert found == ["it waits for the device in train.py:42"]
-    assert modes == [0, "warn", 0]
+
+    assert obstacle_in(wait) == "it waits for the device in train.py:42"
+    assert obstacle_in(lambda: warnings.warn("something else", stacklevel=1)) == ""
+    assert modes == [0, "warn", 0, "warn", 0]

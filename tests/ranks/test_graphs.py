@@ -39,7 +39,7 @@ class Graph:
 
 @contextmanager
 def graphs(
-    before: Callable[[int], object] = lambda k: None, replay: Callable[[], object] = lambda: None, obstacles: tuple[str, ...] = ()
+    before: Callable[[int], object] = lambda k: None, replay: Callable[[], object] = lambda: None, obstacle: str = ""
 ) -> Iterator[list[Graph]]:
     """Graphs can be captured here. ``before``: called before each capture, with those so far. ``replay``: what each does besides."""
     made = list[Graph]()
@@ -49,15 +49,14 @@ def graphs(
         made.append(Graph(run, replay))
         return made[-1]
 
-    @contextmanager
-    def noting_obstacles(found: list[str]) -> Iterator[None]:
-        yield
-        found.extend(obstacles)
+    def obstacle_in(run: Callable[[], object]) -> str:
+        run()
+        return obstacle
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replays, "captured", captured)
         patch.setattr(replays, "graph_pool", lambda: None)
-        patch.setattr(replays, "noting_obstacles", noting_obstacles)
+        patch.setattr(replays, "obstacle_in", obstacle_in)
         yield made
 
 
@@ -144,7 +143,7 @@ def test_no_rank_captures_what_another_one_cannot(rank: int, when: str) -> Any:
         ExactTime.pass_ms(300.0 if when == "later" else 0.1)  # a long step's finals have batches of few replays
         return launch(kernel, x)
 
-    with graphs(before, obstacles=("it waits for the device in step.py:7",) * (rank == 1 and when == "wait")):
+    with graphs(before, obstacle="it waits for the device in step.py:7" * (rank == 1 and when == "wait")):
         step(torch.zeros(64))
     why = "it waits for the device in step.py:7" if when == "wait" else "RuntimeError: not now"
     assert log().count(f"{COMPARED_AS_IT_IS}rank 1: {why}") == 1

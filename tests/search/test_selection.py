@@ -118,8 +118,7 @@ def test_a_verdict_is_the_same_in_any_order(table: dict[int, Times], objective: 
 def test_the_reason_follows_from_the_comparison_that_decided(times: dict[int, Times], reason: str):
     """The step where its differences counted, a tie where the winner was taken of several."""
     assert select(times, "closure", 0.0075).reason == reason
-    by_graph = {"fastest step": "fastest step as a CUDA graph"}.get(reason, reason)
-    assert select(times, "graph", 0.0075).reason == by_graph
+    assert select(times, "graph", 0.0075).reason == reason
 
 
 def test_what_is_slow_by_its_host_alone_may_be_captured():
