@@ -143,8 +143,8 @@ GUARDS = (
     Guard("a look for a module spends no target", "install.py", "if name in _waiting else []", "if _waiting.pop(name, None) else []", "tests/test_install.py"),
     Guard("a program has its own annotations", "install.py", ", dont_inherit=True", "", "tests/test_install.py"),
     # Files of engines
-    Guard("of two configs for one size none is taken", "offline/engines.py", "if found.setdefault(key, each).config != each.config:", "if found.setdefault(key, each) is None:", "tests/offline/test_engines.py"),
-    Guard("a field that a kernel does not take is told", "offline/engines.py", "        if unknown := each.config.keys() - _TAKES.get(engine, each.config.keys() - {\"pre_hook\"}):", "        if unknown := set[str]():", "tests/offline/test_engines.py"),
+    Guard("of two configs for one size none is taken", "cli/convert.py", "if found.setdefault(key, each).config != each.config:", "if found.setdefault(key, each) is None:", "tests/cli/test_engines.py"),
+    Guard("a field that a kernel does not take is told", "cli/convert.py", "        if unknown := each.config.keys() - _TAKES.get(engine, each.config.keys() - {\"pre_hook\"}):", "        if unknown := set[str]():", "tests/cli/test_engines.py"),
     Guard("a file that is there stays", "cli/convert.py", "and not replaces:", "and False:", "tests/cli/test_convert.py"),
 )
 # fmt: on

@@ -8,8 +8,8 @@ import pytest
 from dist_tune.cache import Cache
 from dist_tune.cli.records import packed
 from tests.cached_records import candidate, record
+from tests.cli.test_engines import FILES, MOE, NAME, SGLANG, VLLM
 from tests.cli_answers import everything, keep, refusal, run
-from tests.offline.test_engines import FILES, MOE, NAME, SGLANG, VLLM
 
 pytestmark = pytest.mark.once
 
@@ -39,16 +39,16 @@ def test_without_an_engine_it_shows_what_there_is():
     mixed = run("convert", FILES / "aiter", VLLM[1]).stdout.splitlines()
     assert {"NUM_KSPLIT", "kpack", "block_shape"} < {*mixed[0].split()}
     assert [line.split()[0] for line in mixed[1:] if line] == [
-        '"M_LEQ_16"',
-        '"M_LEQ_64"',
-        '"any"',
-        '"small_M"',
-        '"medium_M"',
-        '"large_M"',
+        "M_LEQ_16",
+        "M_LEQ_64",
+        "any",
+        "small_M",
+        "medium_M",
+        "large_M",
         *SIZES,
     ]
     shown = json.loads(run("convert", VLLM[0], "--json").stdout)["configs"]
-    assert [each["key"] for each in shown] == [int(size) for size in json.loads(VLLM[0].read_text()) if size != "triton_version"]
+    assert [each["key"] for each in shown] == [size for size in json.loads(VLLM[0].read_text()) if size != "triton_version"]
     assert shown[0]["facts"] == {"E": "128", "N": "1856", "device_name": "NVIDIA_L40S", "triton_version": "3.5.0"}
 
 
@@ -93,6 +93,6 @@ def test_what_stands_for_nothing_is_one_line(tmp_path: Path, cache: Cache):
     assert "there is no .json file in" in refusal("convert", tmp_path / "empty")
     assert "'schema_version' is no class of aiter's" in refusal("convert", tmp_path / "other.json")
     assert "no candidate that runs" in refusal("convert", tmp_path / "export.json", "--to", "vllm", *KNOWN)
-    assert "--set K=1: need NAME=VALUE of E, N" in refusal("convert", VLLM[0], "--to", "vllm", "--set", "K=1")
+    assert "--set K: need NAME=VALUE of E, N" in refusal("convert", VLLM[0], "--to", "vllm", "--set", "K=1")
     assert "other.json: " in refusal("convert", VLLM[0], "--to", "vllm", "-o", tmp_path / "other.json"), "a file is no folder"
     assert everything(tmp_path).keys() == {tmp_path / "export.json", tmp_path / "other.json"}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dist_tune.cache import Cache
+from tests.cli.test_engines import vllm_reads
 from tests.cli_answers import run
-from tests.offline.test_engines import vllm_reads
 from tests.programs import ROOT, run_python
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.once, pytest.mark.processes]
 def launch(folder: Path, what: str, **more: str) -> str:
     folders = {f"DIST_TUNE_{name}_DIR": str(folder / name) for name in ("CACHE", "LOG")} | {"TRITON_CACHE_DIR": str(folder / "triton")}
     env = {**os.environ, **folders, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT), **more}
-    done = run_python("-m", "tests.offline.engine_steps", what, env=env, cwd=ROOT)
+    done = run_python("-m", "tests.cli.engine_steps", what, env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -34,7 +34,7 @@ def test_a_kernel_of_fla_finds_what_was_tuned(tmp_path: Path, monkeypatch: pytes
     key = [1, 4, 64, False, False, "torch.float32", "torch.float32"]
     assert done.stdout.splitlines() == [
         f"{path}: 1 config, for {json.dumps(key)}",
-        f"fla finds it by FLA_CONFIG_DIR={tmp_path}/configs FLA_CACHE_MODE=strict",
+        f"fla finds it by FLA_CACHE_MODE=strict FLA_CONFIG_DIR={tmp_path}/configs",
     ]
     found = launch(tmp_path, "load", FLA_CONFIG_DIR=str(tmp_path / "configs"), FLA_CACHE_MODE="strict")
     assert ast.literal_eval(found.splitlines()[-1]) == {tuple(key): {"num_ctas": 1, **entry.record.best.fields}}
