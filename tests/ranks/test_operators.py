@@ -135,10 +135,6 @@ def test_its_backward_is_torchs_own(rank: int):
     assert x.grad.tolist() == [2.0] * 64
 
 
-def empty(*args: Any) -> torch.Tensor:
-    raise AssertionError
-
-
 def bare(x, w: torch.Tensor):
     raise AssertionError
 
@@ -151,32 +147,29 @@ def unfit(x: dict[str, int]) -> torch.Tensor:
     raise AssertionError
 
 
-def spread(*x: torch.Tensor) -> torch.Tensor:
-    raise AssertionError
-
-
 MISTAKES: dict[str, tuple[type[Exception], Any, dict[str, Any], str]] = {
-    "no function": (TypeError, 7, {}, "launcher must be a function"),
-    "no fake": (TypeError, shifted, {}, "dist_tune::shifted cannot be an operator: it returns tensors and has no fake="),
     "a tensor as fake": (TypeError, shifted, {"fake": torch.zeros(1)}, "fake must be a function"),
-    "no annotations": (TypeError, bare, {"fake": empty}, "dist_tune::bare cannot be an operator: no annotation of x, return"),
-    "a type of checkers alone": (TypeError, unknown, {"fake": empty}, "name 'Unknown' is not defined"),
-    "a type that torch lacks": (TypeError, unfit, {"fake": empty}, "Parameter x has unsupported type"),
-    "any number of arguments": (TypeError, spread, {"fake": empty}, "do not support positional-only args, varargs"),
-    "an argument that it has not": (TypeError, shifted, {"fake": empty, "mutates_args": ["y"]}, "in mutates_args were not found"),
-    "no namespace": (ValueError, shifted, {"fake": empty, "name": "shifted"}, "name must be \"namespace::name\", got 'shifted'"),
+    "no annotations": (ValueError, bare, {}, "Parameter x must have a type annotation"),
+    "a type of checkers alone": (NameError, unknown, {}, "name 'Unknown' is not defined"),
+    "a type that torch lacks": (ValueError, unfit, {}, "Parameter x has unsupported type"),
+    "no namespace": (
+        ValueError,
+        shifted,
+        {"name": "shifted"},
+        "name must be \"namespace::name\" of an operator that is not there yet, got 'shifted'",
+    ),
     "a lambda without a name": (ValueError, lambda: None, {}, 'name must be "namespace::name"'),
-    "torch's own name": (ValueError, shifted, {"fake": empty, "name": "aten::add"}, "there is an operator aten::add already"),
+    "torch's own name": (ValueError, shifted, {"name": "aten::add"}, "not there yet, got 'aten::add'"),
 }
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_mistakes_are_told_in_one_line(case: str):
+def test_mistakes_are_told(case: str):
+    """What torch checks is torch's error."""
     error, launcher, options, told = MISTAKES[case]
     with pytest.raises(error) as raised:
         as_operator(launcher, **options)
     assert told in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_name_is_given_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -188,7 +181,7 @@ def test_a_name_is_given_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         return 2 * x
 
     first = as_operator(doubled, name="dist_tune_tests::doubled", fake=torch.empty_like)
-    with pytest.raises(ValueError, match="there is an operator dist_tune_tests::doubled already: make it once"):
+    with pytest.raises(ValueError, match="not there yet, got 'dist_tune_tests::doubled'"):
         as_operator(shifted, name="dist_tune_tests::doubled", fake=fake_of)
     assert first(torch.ones(2)).tolist() == [2.0, 2.0]
     assert (first.__name__, first.__doc__, first.records) == ("doubled", "Twice as much.", [])
