@@ -316,7 +316,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         self.call = call
         wrapper = cast("TunedClosure[P, R]", update_wrapper(call, function))
         wrapper.records = self.records
-        vars(wrapper)["_tuner"] = self  # for ``tune_all`` and ``install``
+        vars(wrapper)["_tuner"] = self  # for ``install``
         return wrapper
 
     @property

@@ -208,7 +208,6 @@ class _FunctionTuner(Tuner):
         wrapper = cast("TunedFunction[Any, Any]", update_wrapper(call, function))
         wrapper.records = self.records
         wrapper.configs = self.tunable.configs
-        vars(wrapper)["_tuner"] = self  # for ``tune_all``
         if signature is not None:
             vars(wrapper)["__signature__"] = signature
         return wrapper

@@ -59,7 +59,6 @@ class Meetings:
         self._looking, self._questions = Thread(), Questions(store)
         self._apart = dict[int, tuple[Group, str]]()
         """See ``_elsewhere``, of those that this rank waits for."""
-        self._tell: Callable[[str], object] | None = None  # see ``agree``
         self._garbage: list[str] = []
         """Keys of meetings, which no rank reads any more once all have come to another one."""
 
@@ -106,13 +105,10 @@ class Meetings:
         self.activity.enter(Call(place, n_issued > place.before, n_issued), has_raised=has_raised)
         self._step, self._k, self._is_over = f"{place.closure}{options}", 0, False
 
-    def agree(
-        self, closure: str, topic: str, work: Callable[[], Part], fn: Reduction[Part, Result], tell: Callable[[str], object] | None = None
-    ) -> Result:
+    def agree(self, closure: str, topic: str, work: Callable[[], Part], fn: Reduction[Part, Result]) -> Result:
         """A call that all ranks make to meet, and for nothing else: ``fn`` of what the ``work`` of each gives. Collective.
 
         The others wait for a rank at its work as long as it lives; an error there ends the call on all ranks. Raises as ``reduce``.
-        With ``tell``, which hears of late ranks, a rank that lives may be as late as for the first call of a step.
         """
         with self.calling(closure) as place:
             try:
@@ -122,8 +118,7 @@ class Meetings:
                 self.abort(error)
                 raise
             self.enter(place)
-            self._tell = tell
-            return self.reduce(topic, part, fn, is_gathering=tell is not None)
+            return self.reduce(topic, part, fn)
 
     # -- meetings ------------------------------------------------------------------------------------------------
 
@@ -320,8 +315,6 @@ class Meetings:
                     self._decide(key, Verdict(kind="RankMismatchError", ranks=[rank], text=why))
                     return
             cards = self._placed(cards)
-            if self._tell is not None and self.activity.is_waiting(self._tell):
-                self.activity.compare(cards, self._tell)
             if any(call.holds(*card.inside) for card in cards.values()):
                 here_at = now
             mine = self.activity.card()
