@@ -6,7 +6,6 @@ Knows torch alone. AMD's GPUs are torch.cuda and "cuda", too. Nothing is measure
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -65,19 +64,6 @@ def flush_cache() -> None:
 
 
 def spin(ms: float) -> None:
-    """Queue a kernel that keeps the current GPU busy for some milliseconds; nothing on XPU, where torch has none."""
-    if kind() != "xpu":
-        # On CUDA at least as long as asked on any clock up to 2 GHz.
-        api._sleep(int(ms * (2e6 if kind() == "cuda" else _timed_cycles_per_ms())))
-
-
-@lru_cache(maxsize=1)
-def _timed_cycles_per_ms() -> float:
-    """Of AMD's GPUs, some of which count a clock of 0.1 GHz. Waits for the GPU, once in a process."""
-    begin, end = (api.Event(enable_timing=True) for _ in range(2))
-    for _ in range(2):  # the first launch loads the kernel
-        begin.record()
-        api._sleep(1_000_000)
-        end.record()
-    api.synchronize()
-    return 1e6 / max(float(begin.elapsed_time(end)), 1e-3)
+    """Queue a kernel that keeps an NVIDIA GPU busy for some milliseconds; nothing on HIP, whose clocks differ, and XPU, which has none."""
+    if kind() == "cuda":
+        api._sleep(int(ms * 2e6))  # at least as long as asked on any clock up to 2 GHz
