@@ -33,28 +33,24 @@ class Buckets:
             if not arguments:
                 raise ValueError(f"bucket names no argument of {pattern!r}: {_FORM}")
             for name, function in arguments.items():
-                if not isinstance(name, str):
-                    raise TypeError(f"{_FORM}, got the argument {spelled(name)} of {pattern!r}")
                 check_function(f"bucket of {name!r} of {pattern!r}", function, "function(size), as power_of_two", is_needed=True)
         self._given = {pattern: dict(arguments) for pattern, arguments in given.items()}
         self._of = WeakKeyDictionary[Any, Bucketing]()
         self._names = set[str]()
-        self._keyless, self._own = dict[str, str](), dict[str, str]()
+        self._keyless = dict[str, str]()
 
     def of(self, kernel: Any) -> Bucketing:
         """Those of one kernel; empty for most."""
-        found = self._of.get(kernel)
-        if found is None:
+        if (found := self._of.get(kernel)) is None:
             found = self._of[kernel] = self._read(kernel)
         return found
 
-    def told(self, step: str) -> list[dict[str, str]]:
-        """Topic -> text of what has no effect on the kernels that were launched so far; by kind."""
+    def told(self, step: str) -> dict[str, str]:
+        """Topic -> text of what has no effect on the kernels that were launched so far."""
         kernels = ", ".join(sorted({name.rpartition(".")[2] for name in self._names}))
         unmatched = [pattern for pattern in self._given if not any(_fits(name, pattern) for name in self._names)] if kernels else []
         misnamed = {pattern: f"{pattern!r}: no kernel launched so far is called so, they are {kernels}" for pattern in unmatched}
-        kinds = misnamed, self._keyless, self._own
-        return [{f"bucket {name}": f"{step}: bucket= has no effect on {text}" for name, text in kind.items()} for kind in kinds]
+        return {f"bucket {name}": f"{step}: bucket= has no effect on {text}" for name, text in (misnamed | self._keyless).items()}
 
     def _read(self, kernel: Any) -> Bucketing:
         self._names.add(name := name_of(kernel.base_fn))
@@ -62,12 +58,12 @@ class Buckets:
         arguments = {each: fn for pattern in reversed(self._given) if _fits(name, pattern) for each, fn in self._given[pattern].items()}
         if not arguments or len(kernel.configs) < 2:
             return NO_BUCKETS
+        keys, of_key = [*kernel.keys], f"whose key is {[*kernel.keys]}"
         if isinstance(kernel, tuple(own_runs)):
-            self._own[name] = f"{name}: its tuner {type(kernel).__module__}.{type(kernel).__qualname__} makes the key itself"
-            return NO_BUCKETS
-        for argument in [each for each in arguments if each not in kernel.keys]:
-            self._keyless[f"{name} {argument}"] = f"{argument!r} of {name}, whose key is {[*kernel.keys]}"
-        return {each: _bucket(name, each, function) for each, function in arguments.items() if each in kernel.keys}
+            keys, of_key = [], f"whose tuner {type(kernel).__module__}.{type(kernel).__qualname__} makes the key itself"
+        for argument in [each for each in arguments if each not in keys]:
+            self._keyless[f"{name} {argument}"] = f"{argument!r} of {name}, {of_key}"
+        return {each: _bucket(name, each, function) for each, function in arguments.items() if each in keys}
 
 
 def _fits(name: str, pattern: str) -> bool:

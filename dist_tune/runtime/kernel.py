@@ -210,11 +210,7 @@ def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], bucke
 
 
 def key_of(kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any], buckets: Bucketing = NO_BUCKETS) -> tuple[Any, ...]:
-    """The key of a kernel with several configs. ``nargs``: the positional arguments by name. ``buckets``: of what stands there for a size.
-
-    Raises:
-        ValueError: a bucket's function raises, TypeError if it raises that.
-    """
+    """The key of a kernel with several configs. ``nargs``: the positional arguments by name. ``buckets``: of what stands for a size."""
     names, named = kernel.arg_names, nargs
     for name, value in kwargs.items():
         if name in names:

@@ -84,8 +84,8 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
             f"autotune. {hint}Decorate the function that launches them"
         )
         context.notices.tell(context.story, {"nothing": text})
-    for told in buckets.told(name) if (buckets := context.replays.trials.buckets) is not None else ():
-        context.notices.tell(context.story, told)
+    if (buckets := context.replays.trials.buckets) is not None:
+        context.notices.tell(context.story, buckets.told(name))
     n_ranks = len(member_ranks(None))
     if context.ranks.is_alone and n_ranks > 1 and sites.met:
         text = (

@@ -232,8 +232,9 @@ def test_what_has_no_effect_is_told_once(rank: int):
     )
     assert told == [
         "'attend': no kernel launched so far is called so, they are accumulate_kernel, add_kernel",
+        f"'n' of {name}accumulate_kernel, whose tuner tests.ranks.test_library_kernels.Filed makes the key itself",
+        f"'T' of {name}accumulate_kernel, whose tuner tests.ranks.test_library_kernels.Filed makes the key itself",
         f"'T' of {name}add_kernel, whose key is ['n']",
-        f"{name}accumulate_kernel: its tuner tests.ranks.test_library_kernels.Filed makes the key itself",
     ]
     assert {*own.cache} == {f"{n // 10}_torch.float32" for n in (100, 200, 400)}
 

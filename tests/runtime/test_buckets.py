@@ -67,7 +67,6 @@ def test_what_is_no_size_stays():
         ({add_kernel: POWERS}, TypeError, "got the function add_kernel: an object of type dict"),
         ({"add_kernel": power_of_two}, TypeError, "got 'add_kernel': the function power_of_two"),
         ({"add_kernel": {}}, ValueError, "bucket names no argument of 'add_kernel'"),
-        ({"add_kernel": {2: power_of_two}}, TypeError, "got the argument 2 of 'add_kernel'"),
         ({"add_kernel": {"n": 64}}, TypeError, "bucket of 'n' of 'add_kernel' must be a function, function(size), as power_of_two, got 64"),
     ],
 )
@@ -101,14 +100,14 @@ def test_a_function_that_makes_no_bucket_is_an_error(function: Any, error: type[
 def test_what_has_no_effect_is_told():
     """A name that nothing has, an argument that no key holds; each with the names that there are."""
     buckets = Buckets({"attend": POWERS, "add_*": {"n": power_of_two, "T": power_of_two}})
-    assert [*filter(None, buckets.told("step"))] == []  # nothing was launched
+    assert buckets.told("step") == {}  # nothing was launched
     for kernel in (autotuned(), autotuned(shift_kernel), autotuned(configs=configs(16))):
         buckets.of(kernel)
     there = "no kernel launched so far is called so, they are add_kernel, shift_kernel"
-    assert [*filter(None, buckets.told("step"))] == [
-        {"bucket attend": f"step: bucket= has no effect on 'attend': {there}"},
-        {f"bucket {NAME} T": f"step: bucket= has no effect on 'T' of {NAME}, whose key is ['n']"},
-    ]
+    assert buckets.told("step") == {
+        "bucket attend": f"step: bucket= has no effect on 'attend': {there}",
+        f"bucket {NAME} T": f"step: bucket= has no effect on 'T' of {NAME}, whose key is ['n']",
+    }
 
 
 def test_kernels_that_are_gone_are_forgotten():
