@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
+from dist_tune.measure.clocks import is_interpreted
+
 _broken: list[Any] = []
 """Graphs that were not captured to their end: torch's allocator of pinned memory goes on asking them."""
 
 
 def obstacle_in(run: Callable[[], object]) -> str:
     """Make a run; why no graph can hold it: where its host waits for the device, as far as torch notices. Empty if nothing says so."""
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or is_interpreted():
         run()
         return "there is no CUDA device"
     before = torch.cuda.get_sync_debug_mode()

@@ -113,3 +113,12 @@ def test_waits_for_the_device_are_told_with_their_place(monkeypatch: pytest.Monk
     assert obstacle_in(wait) == "it waits for the device in train.py:42"
     assert obstacle_in(lambda: warnings.warn("something else", stacklevel=1)) == ""
     assert modes == [0, "warn", 0, "warn", 0]
+
+
+def test_a_step_that_is_interpreted_has_no_graph(monkeypatch: pytest.MonkeyPatch):
+    """Beside a GPU, too: a capture would make its work, and a replay none of it."""
+    runs = list[int]()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(graphs, "is_interpreted", lambda: True)
+    assert obstacle_in(lambda: runs.append(1)) == "there is no CUDA device"
+    assert runs == [1]
