@@ -98,10 +98,8 @@ def _gpu() -> Found:
     ran = f"a kernel was compiled and ran on {accelerator.name()}"
     if accelerator.kind() == "cuda":
         return "ok", ran
-    return (
-        "warn",
-        f"{ran}. dist_tune is not measured on {accelerator.kind().upper()}: Other devices in docs/libraries.md says what is plain there",
-    )
+    told = f"dist_tune is not measured on {accelerator.kind().upper()}: Other devices in docs/libraries.md says what is plain there"
+    return "warn", f"{ran}. {told}"
 
 
 def _interpreter() -> Found:
