@@ -196,14 +196,10 @@ class Tuner:
         self.records += [each for each in found if each not in self.records]  # a kernel made anew in each call has its own again
         self.untuned.note(tuning.untuned)
 
-    def keep_online(self, tuning: Tuning) -> None:
-        """Keep what a tuning beside the calls has found."""
-        self.keep(tuning)
-
     def begin_online(self, tuning: Tuning, calls: Calls) -> bool:
         """Tune in the calls to come what this ``tuning`` found that no call may be repeated for; false if that cannot begin."""
         try:
-            self.online = Online(self.name, tuning, calls, self.keep_online)
+            self.online = Online(self.name, tuning, calls, self.keep)
         except (DistTuneError, RuntimeError, OSError) as error:  # a store that is gone, no descriptor: the job goes on as it is
             warn_once(f"{self.name} is not tuned in the calls to come: {error}")
         return self.online is not None
@@ -331,8 +327,8 @@ class _ClosureTuner(Tuner, Generic[P, R]):
             return self.function(*args, **kwargs)
         if (online := self.online) is not None:
             self.seen_online.add(signature)
-            if online.goes_on():
-                return online.call(partial(self.function, *args, **kwargs))
+            if online.runs.goes_on():
+                return online.runs.call(partial(self.function, *args, **kwargs))
             self.online = None
             self.seen.update(self.seen_online)
             return self.call(*args, **kwargs)
@@ -374,16 +370,15 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), first, is_watched=is_watched))
         self.keep(tuning)
         self.is_waived |= tuning.is_alone
-        self.made_anew.note(() if tuning.is_alone else tuning.sites)
         if tuning.goes_online and self.online is None and self.begin_online(tuning, self.calls):
             self.seen_online |= self.seen
             self.seen.clear()  # so that calls come to ``first_call_in_turn``
         return value
 
-    def keep_online(self, tuning: Tuning) -> None:
+    def keep(self, tuning: Tuning) -> None:
         """Keep what it has found, and how kernels were told apart that are made anew in each call."""
-        super().keep_online(tuning)
-        self.made_anew.note(tuning.sites)
+        super().keep(tuning)
+        self.made_anew.note(() if tuning.is_alone else tuning.sites)
 
     def first_run(self, args: Any, kwargs: Any, *, is_watched: bool) -> FirstRun:
         """The first run of a call, made or yet to make; with ``reset`` the user answers for what it changes."""

@@ -260,8 +260,8 @@ class _FunctionTuner(Tuner):
         ranks = self.ranks(settings.deadline_s, group)
         with self.turn.taken(settings.deadline_s):
             if settings.may_tune and (online := self.online) is not None and self.online_calls is self.calls[group]:
-                if online.goes_on():
-                    return online.call(partial(_missed_here, launch))
+                if online.runs.goes_on():
+                    return online.runs.call(partial(_missed_here, launch))
                 self.online = None
             config = launch.slot.config or self.untuned.config(launch)
             if config is None:

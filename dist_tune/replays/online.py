@@ -23,7 +23,7 @@ from dist_tune.replays.replays import WARM_UP, Conditions, Replayer
 from dist_tune.replays.trials import Trials
 from dist_tune.runtime import Slot, Timings, Tunable, interception
 from dist_tune.search import Pace, Race, Replay
-from dist_tune.sites import Sites
+from dist_tune.sites import Site, Sites
 
 R = TypeVar("R")
 _LOOK_S = 0.05
@@ -118,9 +118,16 @@ class OnlineRuns(Replayer):
 
     # -- what is in use: the step's thread -------------------------------------------------------------------------
 
-    def use(self, launch_key: tuple[int, str], name: str, text: str, each: InUse) -> None:
-        """Use a config from now on."""
-        self._known[launch_key], self._by_name[name] = each, text
+    def use(self, site: Site, index: int) -> None:
+        """Use a candidate of a site from now on."""
+        self._by_name[site.kernel + site.key] = site.texts[index]
+        for owner, slot in site.slots.items():
+            self._known[owner, site.key] = InUse(slot, site.configs[index], fills=not site.is_whole)
+
+    def _use_at(self, launch: Tunable, config: Any) -> InUse:
+        self._by_name[launch.name + launch.key_text] = launch.describe(config)
+        known = self._known[id(launch.owner), launch.key_text] = InUse(launch.slot, config, fills=not launch.is_whole)
+        return known
 
     def config_of(self, launch: Tunable) -> Any:
         """The config in use for a launch; of one that is new the nearest one, or the first."""
@@ -131,10 +138,7 @@ class OnlineRuns(Replayer):
         if text in texts:
             return configs[texts.index(text)]
         near = launch.slot.nearest()
-        config = near if any(each is near for each in configs) else configs[0]
-        mine = InUse(launch.slot, config, fills=not launch.is_whole)
-        self.use((id(launch.owner), launch.key_text), launch.name + launch.key_text, launch.describe(config), mine)
-        return config
+        return self._use_at(launch, near if any(each is near for each in configs) else configs[0]).config
 
     def missed(self, launch: Tunable) -> Any:
         """A launch without a config, in a call that times nothing: with the one in use; of a new one with the first that runs."""
@@ -150,14 +154,12 @@ class OnlineRuns(Replayer):
         return value
 
     def _run_other(self, launch: Tunable, config: Any, error: Exception) -> Any:
-        configs, texts, _ = launch.candidates()
-        for each, text in zip(configs, texts, strict=True):
+        configs, *_ = launch.candidates()
+        for each in configs:
             with suppress(Exception):  # of one that cannot run either; the first error is the one to tell
                 if each is not config:
                     value = launch.run(each, None, is_trial=False)
-                    known = InUse(launch.slot, each, fills=not launch.is_whole)
-                    self.use((id(launch.owner), launch.key_text), launch.name + launch.key_text, text, known)
-                    known.fill()
+                    self._use_at(launch, each).fill()
                     return value
         raise error
 
@@ -232,11 +234,9 @@ class OnlineRuns(Replayer):
     def _follow_sites(self) -> None:
         """Use the stand-in of sites that were met for the first time."""
         for site in self._sites.met.values():
-            for owner, slot in site.slots.items():
-                is_new = site.kernel + site.key not in self._by_name  # else it may be made anew in each call
-                if is_new and site.stand_in is not None and site.winner is None:
-                    config = site.configs[site.stand_in]
-                    self.use((owner, site.key), site.kernel + site.key, site.texts[site.stand_in], InUse(slot, config, not site.is_whole))
+            is_new = site.kernel + site.key not in self._by_name  # else it may be made anew in each call
+            if is_new and site.stand_in is not None and site.winner is None:
+                self.use(site, site.stand_in)
 
     def _follow_race(self) -> None:
         """Use the best candidates so far, at the first call of a batch: the same on all ranks."""

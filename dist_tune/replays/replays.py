@@ -87,7 +87,8 @@ class Replayer:
         self._reset = reset
         self._start = start
         self._before = RngState()
-        self._first_run = FirstRun()
+        self.first_run = FirstRun()
+        """Says whether others may follow."""
         self._stuck_after_s = stuck_after_s
         self._lead = Lead()
         self._shortest_ms = 0.0
@@ -100,7 +101,7 @@ class Replayer:
 
     def begin(self, first_run: FirstRun, before: RngState, *, is_made: bool) -> None:
         """Go on from the first run of a call, which the caller has made, or ``run_first`` will. ``before``: generators before it."""
-        self._first_run, self._before = first_run, before
+        self.first_run, self._before = first_run, before
         self.n_replays += is_made
 
     def undo(self) -> None:
@@ -110,28 +111,23 @@ class Replayer:
         """
         undo = self.trials.take_undo()
         if self.n_replays == 1:
-            self._first_run.take(undo)
+            self.first_run.take(undo)
         else:
             undo.put_back()
 
     def run_first(self, closure: Callable[[], Any]) -> None:
         """Make the first run; its value is held until it is known whether it counts."""
-        self.trials.changed = self._first_run.changed
-        with self._first_run.watched():
+        self.trials.changed = self.first_run.changed
+        with self.first_run.watched():
             held = [self.run(closure, {})]
         self.trials.changed = None
-        self._first_run.end(held, self.trials.failed)
-
-    @property
-    def is_undecided(self) -> bool:
-        """True as long as it is not known whether the closure may be replayed."""
-        return self._first_run.is_undecided
+        self.first_run.end(held, self.trials.failed)
 
     def why_not(self, *, is_asking: bool) -> str:
         """Why it may not, as found on this rank; ``is_asking``: this rank would replay it."""
         if is_asking and self.n_replays > 0:
-            self._first_run.prepare()
-        return self._first_run.why_not
+            self.first_run.prepare()
+        return self.first_run.why_not
 
     def again(self, closure: Callable[[], Any]) -> None:
         """Run the closure once more outside of the race: the first time is the first run, the second the probe."""
@@ -141,20 +137,16 @@ class Replayer:
             return
         self.undo()
         self.restart()
-        if not self._first_run.is_probed:
-            self._first_run.probe(lambda: self.run(closure, {}), self._before)
+        if not self.first_run.is_probed:
+            self.first_run.probe(lambda: self.run(closure, {}), self._before)
         else:
             self.run(closure, {})
         self.undo()
 
-    def accept_first(self) -> list[str]:
-        """Replays may follow, on all ranks. Names of what each will change in plain objects."""
-        return self._first_run.accept()
-
     def refuse_first(self) -> Any:
         """The first run counts; its value."""
         self.trials.take_undo()
-        return self._first_run.refuse()
+        return self.first_run.refuse()
 
     def last_run(self, closure: Callable[[], Any]) -> Any:
         """The value of the call: of one more run, as its caller would make it."""
@@ -164,7 +156,7 @@ class Replayer:
         self._before.restore()
         value = self.run(closure, {})
         self.trials.take_undo()
-        if names := self._first_run.finish():
+        if names := self.first_run.finish():
             self._sites.story.warning(f"some config has changed {names}, which the first one leaves as it is", shown=True)
         return value
 
@@ -172,7 +164,7 @@ class Replayer:
         """Leave what the first run left, after an error."""
         self.undo()
         self.trials.inputs.put_back()
-        self._first_run.go_back()
+        self.first_run.go_back()
 
     def paced(self, race: Race, batch: list[Replay]) -> tuple[list[Replay], int]:
         """The runs to make next, and how many replays of the ``batch`` are among them: all."""
@@ -200,7 +192,7 @@ class Replayer:
             self._reset()
             self.watchdog.note("work between replays")
         else:
-            self._first_run.begin_replay()
+            self.first_run.begin_replay()
             self.trials.inputs.restart(compares=compares)
 
     def look_for_obstacles(self, closure: Callable[[], Any], batch: list[Replay]) -> str:

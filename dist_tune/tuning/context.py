@@ -98,10 +98,6 @@ class Expenses:
         setattr(self.seconds, name, getattr(self.seconds, name) + now - self._phase_began)
         self._phase_began = now
 
-    def begin_search(self) -> None:
-        """Count the seconds of a budget from here on."""
-        self.search_began = time.monotonic()
-
     def total(self) -> Seconds:
         """All phases, the meetings in them, and the sum so far."""
         self.seconds.meetings = sum(self.meetings)

@@ -60,7 +60,7 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
             raise PeerFailedError(_LATE.format(rank=manifest.late, name=context.name, ran=ran), manifest.late)
         is_under_way = True
         is_settled = not manifest.disputed and not manifest.refused and not manifest.wrong and manifest.is_watched
-        is_open = bool(manifest.to_tune) and replays.is_undecided
+        is_open = bool(manifest.to_tune) and replays.first_run.is_undecided
         is_tuning = manifest.to_tune and is_settled and not (is_open or manifest.mode or manifest.why_not)
         if is_tuning and may_wait and manifest.is_elsewhere:
             may_wait = False

@@ -6,15 +6,13 @@ import atexit
 import os
 from collections.abc import Callable
 from threading import Thread
-from typing import TypeVar
 
 from dist_tune.accelerator import api
 from dist_tune.distributed import Calls
 from dist_tune.files import warn_once
-from dist_tune.replays import InUse, OnlineRuns
+from dist_tune.replays import OnlineRuns
 from dist_tune.tuning.tuning import Tuning
 
-R = TypeVar("R")
 _EXIT_S = 2.0
 """Longest wait for the thread at the end of the program."""
 
@@ -28,14 +26,12 @@ class Online:
         self._tuning = Tuning(name, self._ranks, first.options, first.settings, calls)
         runs = self._tuning.replays
         assert isinstance(runs, OnlineRuns)
-        self._runs, self._keep, self._pid = runs, keep, os.getpid()
+        self.runs, self._keep, self._pid = runs, keep, os.getpid()
         for site in first.sites:
             if site.winner is not None:
-                for owner, slot in site.slots.items():
-                    if site.is_whole:
-                        slot.clear()
-                    text = site.texts[site.configs.index(site.winner)]
-                    runs.use((owner, site.key), site.kernel + site.key, text, InUse(slot, site.winner, fills=not site.is_whole))
+                for slot in site.slots.values() if site.is_whole else ():
+                    slot.clear()
+                runs.use(site, site.configs.index(site.winner))
         self._device = api.current_device() if api.is_available() and api.is_initialized() else None
         self._thread = Thread(target=self._run, name="dist_tune online", daemon=True)
         atexit.register(self._close)
@@ -45,21 +41,13 @@ class Online:
             runs.close()
             warn_once(f"{name} is not tuned in the calls to come: {error}")
 
-    def goes_on(self) -> bool:
-        """True if the next call is one of it; from the first call on for which this is false all is as without it."""
-        return self._runs.goes_on()
-
-    def call(self, function: Callable[[], R]) -> R:
-        """One call, which counts itself."""
-        return self._runs.call(function)
-
     def _run(self) -> None:
         try:
             if self._device is not None:
                 api.set_device(self._device)  # each thread has its own
             self._tuning.tune_beside()
         except BaseException:  # noqa: BLE001  # told; the job has nothing to do with it, and goes on
-            self._runs.close()
+            self.runs.close()
         else:
             self._keep(self._tuning)
         finally:
@@ -69,5 +57,5 @@ class Online:
     def _close(self) -> None:
         """The program ends; a fork of it has no such thread."""
         if self._pid == os.getpid() and self._thread.is_alive():
-            self._runs.close()
+            self.runs.close()
             self._thread.join(_EXIT_S)

@@ -44,26 +44,26 @@ class Tuning:
         self.goes_online = False
         """True if calls may not be repeated, and are to be tuned while they are made: the same on all ranks."""
         self.options, self.settings = options, settings
-        if options.plan.search == "online" or calls is not None:  # no candidate warms up in a call of its own
+        self._is_beside, self._has_started = calls is not None, False
+        if options.plan.search == "online" or self._is_beside:  # no candidate warms up in a call of its own
             plan = options.plan
             options = replace(options, plan=replace(plan, search=None if plan.search == "online" else plan.search, n_warmup=0))
-        self._is_beside, self._has_started = calls is not None, False
         self._before = RngState()
         self._exit = ExitStack()
         self._exit.callback(tell_held)
-        self._place = self._exit.enter_context(ranks.calling(f"{name} online" if calls is not None else name))
+        self._place = self._exit.enter_context(ranks.calling(f"{name} online" if self._is_beside else name))
         begun = events.TuningBegun(
             at=time.time(), rank=ranks.rank, tuning=self._place.text, closure=name, world_size=len(ranks.members),
             options=asdict(options.plan),
         )  # fmt: skip
         story = Story(settings, ranks.rank, begun, is_first=ranks.writes_progress, is_verbose=options.is_verbose)
         self._exit.callback(story.close)
-        story.terminal.shows_steps = calls is None
+        story.terminal.shows_steps = not self._is_beside
         position, n_ranks = ranks.neighbours
         # Ranks of the job that take no part in the tuning compile beside this one.
         n_threads = n_compile_threads(max(n_ranks, ranks.n_local))
         # Beside a job that goes on half of them.
-        compiler = Compiler(n_threads if calls is None else max(1, n_threads // 2), settings.deadline_s, position, n_ranks)
+        compiler = Compiler(max(1, n_threads // 2) if self._is_beside else n_threads, settings.deadline_s, position, n_ranks)
         self._exit.callback(compiler.end)
         world = {"world_size": len(ranks.members), "ranks_per_host": n_ranks}
         lookup = CacheLookup(settings, story, is_used=options.uses_cache, **world)
@@ -73,22 +73,21 @@ class Tuning:
         sites = Sites(story, compiler, lookup, journal=journal, search=options.plan.search)
         self._watchdog = Watchdog(ranks, sites, settings, story, prepare_release(options.release))
         self._exit.callback(self._watchdog.stop)
-        if len(ranks.members) > 1 and calls is None:
+        if len(ranks.members) > 1 and not self._is_beside:
             self._watchdog.mind()
         weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
         trials = Trials(name, ranks, sites, Variants(sites, compiler, story), clock, watchdog=self._watchdog)
         trials.buckets = options.buckets
         ranks.activity.troubles = trials.suspects
-        race = Race(options.plan, ONLINE if calls is not None else None)
-        replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites, start=self._start)
+        race = Race(options.plan, ONLINE if self._is_beside else None)
+        self.replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites, start=self._start)
         if calls is not None:
-            replays = OnlineRuns(ranks, trials, clock, settings.deadline_s, sites, race, Pace(options.max_slowdown), calls)
-        self.replays: Replayer = replays
+            self.replays = OnlineRuns(ranks, trials, clock, settings.deadline_s, sites, race, Pace(options.max_slowdown), calls)
         self.trials = trials
         """The ``Listener`` of its runs, the first one among them."""
         self._context = TuningContext(
             name, ranks, options.plan, story,
-            race=race, sites=sites, compiler=compiler, lookup=lookup, replays=replays,
+            race=race, sites=sites, compiler=compiler, lookup=lookup, replays=self.replays,
             settings=settings, notices=options.notices, max_slowdown=options.max_slowdown,
         )  # fmt: skip
 
@@ -200,7 +199,7 @@ class Tuning:
         if manifest is not None:
             if manifest.to_tune and not manifest.why_not:
                 self._start()
-                tell_of_repeated(context, context.replays.accept_first())
+                tell_of_repeated(context, context.replays.first_run.accept())
             enter_sites(context, closure, manifest)
         return bool(context.entries)
 
@@ -245,7 +244,7 @@ class Tuning:
         self._watchdog.note("the first meeting", Kind.UNLIMITED)
         self._watchdog.watch()
         self._context.ranks.enter(self._place, f" ({self._context.plan})", has_raised=has_raised)
-        self._context.expenses.begin_search()
+        self._context.expenses.search_began = time.monotonic()
 
     def _end(self, error: BaseException) -> None:
         context = self._context
