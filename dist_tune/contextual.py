@@ -315,11 +315,6 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         vars(wrapper)["_tuner"] = self  # for ``install``
         return wrapper
 
-    @property
-    def was_called(self) -> bool:
-        """Whether a call has returned, other than inside another closure."""
-        return bool(self.calls.n_calls or self.seen or self.seen_online)
-
     def first_call_in_turn(self, signature: object, args: Any, kwargs: Any) -> R:
         """A call with arguments of a new kind; an ordinary one if another thread has made the first call meanwhile."""
         if is_traced((args, kwargs)):

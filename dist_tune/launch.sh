@@ -37,19 +37,16 @@ n_gpus=$("$python" -c 'import torch; print(torch.accelerator.device_count())') |
 
 nproc_per_node=$((n_gpus > 0 ? n_gpus : 2)) nnodes=${NNODES:-${SLURM_NNODES:-1}} node_rank=${NODE_RANK:-${SLURM_NODEID:-}}
 master_addr=${MASTER_ADDR:-} master_port=${MASTER_PORT:-$((20000 + ${SLURM_JOB_ID:-9500} % 10000))}
-passed=() steps=() is_dist=() dotted='[^.: ]+(\.[^.: ]+)*' own_rendezvous=no supervises=no
+passed=() steps=() is_dist=() own_rendezvous=no supervises=no
 while (($#)) && [[ $1 != *.py && $1 != -m && $1 != --module && $1 != --no?python ]]; do
     option=${1%%=*} option=${option//_/-}
     case $option in
-        --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port)
+        --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port | --step)
             variable=${option#--}
             if [[ $1 != *=* ]]; then (($# > 1)) || die "$1 needs a value"; set -- "$1=$2" "${@:3}"; fi
-            printf -v "${variable//-/_}" %s "${1#*=}" ;;
-        --step)
-            if [[ $1 != *=* ]]; then (($# > 1)) || die "$1 needs a value"; set -- "$1=$2" "${@:3}"; fi
-            [[ ${1#*=} =~ ^$dotted:$dotted$ ]] || die "--step wants package.module:function or package.module:Class.method, got ${1#*=}"
-            [[ $1 != *=__main__:* ]] || die "${1#*=} cannot be wrapped from outside: decorate it in the program, which is __main__"
-            steps+=("$1") ;;
+            if [[ $option != --step ]]; then printf -v "${variable//-/_}" %s "${1#*=}"
+            elif [[ $1 == *:* ]]; then steps+=("$1")
+            else die "--step wants package.module:function or package.module:Class.method, got ${1#*=}"; fi ;;
         --is-dist) is_dist=("$1") ;;
         --supervise) supervises=yes ;;
         --rdzv-* | --standalone) own_rendezvous=yes passed+=("$1") ;;

@@ -137,9 +137,8 @@ GUARDS = (
     Guard("a released config is out", "watch.py", "                self._sites.fail(site, i, CandidateFailure(FailureKind.STUCK, reason))\n", "                pass\n", "tests/test_watch.py tests/ranks/test_watchdog.py"),
     Guard("a held interpreter ends the process", "watch.py", "faulthandler.dump_traceback_later(_HELD * self._deadline_s, exit=True, file=self.log.log_file)", "pass", "tests/faults"),
     Guard("a closure inside one of fewer ranks is an error", "contextual.py", "        if missing := member_ranks(group) - (outer.members if outer is not None else frozenset()):", "        if missing := set[int]():", "tests/ranks/test_calls.py"),
-    Guard("an awaited module leaves no trace", "install.py", "    if not _waiting:", "    if False:", "tests/test_install.py"),
-    Guard("a look for a module spends no target", "install.py", "if name in _waiting else []", "if _waiting.pop(name, None) else []", "tests/test_install.py"),
-    Guard("a program has its own annotations", "install.py", ", dont_inherit=True", "", "tests/test_install.py"),
+    Guard("a class is not wrapped", "install.py", "if not isroutine(function):", "if False:", "tests/test_install.py"),
+    Guard("the end of a child says nothing", "install.py", " and parent_process() is None", "", "tests/test_install.py"),
     # Files of engines
     Guard("of two configs for one size none is taken", "cli/convert.py", "if found.setdefault(key, each).config != each.config:", "if found.setdefault(key, each) is None:", "tests/cli/test_engines.py"),
     Guard("a field that a kernel does not take is told", "cli/convert.py", "        if unknown := each.config.keys() - _TAKES.get(engine, each.config.keys() - {\"pre_hook\"}):", "        if unknown := set[str]():", "tests/cli/test_engines.py"),

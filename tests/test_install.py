@@ -17,7 +17,6 @@ from types import ModuleType
 
 import pytest
 
-import dist_tune
 from dist_tune import install as installer
 from tests.programs import ROOT, Done, of_checkout, run_python
 
@@ -25,9 +24,6 @@ pytestmark = pytest.mark.once
 
 module = sys.modules["dist_tune.install"]
 MODULE = """
-import functools
-import dist_tune
-
 class Base:
     def inherited(self):
         return self
@@ -48,9 +44,6 @@ class Trainer(Base):
     @property
     def shown(self):
         return 1
-    @functools.cached_property
-    def kept(self):
-        return 1
     def batches(self):
         yield 1
     async def wait(self):
@@ -58,10 +51,6 @@ class Trainer(Base):
 
 def step(x):
     return x * 2
-
-@dist_tune.contextual_autotune()
-def tuned(x):
-    return x
 
 trainer = Trainer()
 """
@@ -72,7 +61,6 @@ def _nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Generat
     """Modules of a folder of its own, no target of another test, and imports as they were."""
     before = set(sys.modules)
     monkeypatch.setattr(module, "_targets", [])
-    monkeypatch.setattr(module, "_waiting", {})
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.delattr(sys, "last_type", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -121,15 +109,14 @@ def test_who_imports_the_name_afterwards_has_the_wrapped_one():
     assert is_wrapped(loop.run)
 
 
-def test_no_trace_is_left_once_the_module_is_loaded():
-    """The finder goes with the last module that is awaited, and the module's loader is Python's own."""
-    installer("shop.loop:run")
+def test_the_loader_of_a_module_is_its_own():
+    """Also after a reload, which is wrapped anew."""
     shop = loaded("step", "Trainer.made")
-    assert module._Finder in sys.meta_path
     assert [type(each) for each in (shop.__loader__, shop.__spec__.loader)] == [SourceFileLoader] * 2  # type: ignore[union-attr]
     assert inspect.getsource(shop) == MODULE
-    importlib.import_module("shop.loop")
-    assert module._Finder not in sys.meta_path
+    importlib.reload(shop)
+    assert is_wrapped(shop.step)
+    assert not is_wrapped(shop.step.__wrapped__)
 
 
 def test_a_look_for_the_module_and_an_import_that_fails_do_not_spend_the_target(tmp_path: Path):
@@ -157,11 +144,9 @@ def test_a_loader_of_several_modules_stays_as_it_is(tmp_path: Path, monkeypatch:
     assert (is_wrapped(b.step), is_wrapped(b.other), b.step()) == (True, False, 2)
 
 
-def test_the_name_is_the_function_also_where_the_module_was_imported(monkeypatch: pytest.MonkeyPatch):
-    """``import dist_tune.install`` puts the module there."""
-    monkeypatch.setattr(dist_tune, "install", module)
-    dist_tune.install("shop.trainer:step")
-    assert is_wrapped(loaded().step)
+def test_a_folder_without_init_is_imported_as_ever(tmp_path: Path):
+    (tmp_path / "shop/folder").mkdir()
+    assert loaded("step", name="shop.folder").__path__
 
 
 # -- what is refused, and said -----------------------------------------------------------------------------------------
@@ -176,7 +161,7 @@ def test_a_target_of_another_form_is_refused(target: str):
 
 
 @pytest.mark.parametrize(
-    ("target", "what"), [("__main__:step", "decorate it in the program"), ("torch.optim:Adam.step", "is needed to tune")]
+    ("target", "what"), [("__main__:step", "decorate the function of the program"), ("torch.optim:Adam.step", "or name that one")]
 )
 def test_a_target_that_cannot_be_wrapped_from_outside_is_refused(target: str, what: str):
     with pytest.raises(ValueError, match=what):
@@ -187,17 +172,15 @@ def test_a_target_that_cannot_be_wrapped_from_outside_is_refused(target: str, wh
 @pytest.mark.parametrize(
     ("target", "line"),
     [
-        ("Trainer.trainin_step", "is not tuned: shop.trainer.Trainer has no trainin_step; near: training_step"),
-        ("Traner.made", "is not tuned: shop.trainer has no Traner; near: Trainer, trainer"),
-        ("step.made", "is not tuned: shop.trainer.step has no made"),
-        ("Trainer", "is not tuned: install wraps functions and methods; got the class Trainer"),
-        ("trainer", "is not tuned: install wraps functions and methods; got an object of type Trainer"),
-        ("Trainer.n_steps", "is not tuned: install wraps functions and methods; got 3"),
-        ("Trainer.shown", "is not tuned: install wraps functions and methods; got an object of type property"),
-        ("Trainer.kept", "which have run when they return; got an object of type cached_property"),
+        ("Trainer.trainin_step", "is not tuned: there is no such function"),
+        ("Traner.made", "is not tuned: there is no such function"),
+        ("step.made", "is not tuned: there is no such function"),
+        ("Trainer", "is not tuned: install wraps functions and methods, got the class Trainer"),
+        ("trainer", "is not tuned: install wraps functions and methods, got an object of type Trainer"),
+        ("Trainer.n_steps", "is not tuned: install wraps functions and methods, got 3"),
+        ("Trainer.shown", "is not tuned: install wraps functions and methods, got an object of type property"),
         ("Trainer.batches", "got the function Trainer.batches, which makes a generator"),
         ("Trainer.wait", "got the function Trainer.wait, which makes a coroutine"),
-        ("tuned", "is decorated by dist_tune already, and is left as it is"),
     ],
 )
 def test_what_cannot_be_wrapped_is_one_line_and_the_program_goes_on(target: str, line: str, capfd: pytest.CaptureFixture[str]):
@@ -228,15 +211,12 @@ def test_the_end_says_what_was_never_imported_or_called(capfd: pytest.CaptureFix
     """Not what was called, and not after an exception that ended the program."""
     shop = loaded("step", "Trainer.training_step")
     installer("shop.trainr:step")
-    installer("job.train:step")
-    monkeypatch.setattr(sys, "argv", ["some/train.py"])
     shop.step(1)
     capfd.readouterr()
     module._tell_end()
-    called, imported, main = capfd.readouterr().err.splitlines()
+    called, imported = capfd.readouterr().err.splitlines()
     assert called.startswith("dist_tune: shop.trainer:Trainer.training_step was never called, other than inside another tuned step: ")
-    assert imported == "dist_tune: shop.trainr:step is not tuned: the program never imported shop.trainr; near: shop.trainer"
-    assert "job.train:step is not tuned: its module is the program itself, which is __main__" in main
+    assert imported.startswith("dist_tune: shop.trainr:step is not tuned: the program never imported shop.trainr. A function of the script")
     monkeypatch.setattr(sys, "last_type", RuntimeError, raising=False)
     module._tell_end()
     assert capfd.readouterr().err == ""
@@ -294,20 +274,20 @@ def python(*words: str, cwd: Path, **variables: str) -> Done:
     ],
 )
 def test_a_program_does_not_notice(tmp_path: Path, program: str, how: str):
-    """Its words, path, name, pickles, annotations, traceback and exit code are those of ``python program``."""
+    """Its words, path, name, pickles, annotations, exit code and its part of a traceback are those of ``python program``."""
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs/train.py").write_text(PROGRAM)
     (tmp_path / "shop/plain.py").write_text("def step(x):\n    return x\n")
     (tmp_path / "jobs/wrong.py").write_text("x = 1\nx = = 2\n")
     words = [*program.split(), "--step", "two words", "--", "--help", how]
     plain = python(*words, cwd=tmp_path)
-    installed = python("-m", "dist_tune.install", "--step", "shop.plain:step", *words, cwd=tmp_path, RANK="1")
+    installed = python("-m", "dist_tune.install", "--step", "shop.plain:step", *words, cwd=tmp_path)
     assert (installed.stdout, installed.returncode) == (plain.stdout, plain.returncode)
     assert (plain.returncode != 0) == bool(how or "wrong" in program)
-    shown = plain.stderr.splitlines()
-    if "-m" in words:  # the frames of runpy, which are those of Python's own -m
+    shown = plain.stderr.splitlines()[1:]  # without "Traceback", below which frames of runpy stand
+    if "-m" in words:
         shown = [line for line in shown if "frozen runpy" not in line]
-    assert installed.stderr.splitlines() == shown
+    assert installed.stderr.splitlines()[len(installed.stderr.splitlines()) - len(shown) :] == shown
 
 
 @pytest.mark.processes
@@ -315,10 +295,9 @@ def test_a_program_does_not_notice(tmp_path: Path, program: str, how: str):
     ("words", "line"),
     [
         ("--step shop train.py", "a target is package.module:function or package.module:Class.method, got 'shop'"),
-        ("--step __main__:step train.py", "__main__:step cannot be wrapped from outside: decorate it in the program, which is __main__"),
+        ("--step __main__:step train.py", "__main__:step cannot be wrapped from outside: decorate the function of the program"),
         ("--step shop.trainer:step", "no program"),
         ("--step=shop.trainer:step -m", "no program"),
-        ("--step shop.trainer:step none.py", "[Errno 2] No such file or directory: "),
         ("train.py", "error: the following arguments are required: --step"),
         ("--stp shop:step train.py", "error: "),
     ],
@@ -346,7 +325,8 @@ def test_a_sitecustomize_is_silent_in_processes_that_tune_nothing(tmp_path: Path
     assert python("tool.py", cwd=tmp_path).stderr == ""
     assert python("-m", "torch.distributed.run", "--help", cwd=tmp_path).stderr == ""
     done = python("job.py", cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("child\n", "dist_tune: shop.none:step is not tuned: the program never imported shop.none\n")
+    assert (done.stdout, done.stderr.count("\n")) == ("child\n", 1)
+    assert done.stderr.startswith("dist_tune: shop.none:step is not tuned: the program never imported shop.none. ")
 
 
 # -- a trainer of a library --------------------------------------------------------------------------------------------
