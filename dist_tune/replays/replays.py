@@ -19,7 +19,7 @@ from dist_tune.measure import Clock, Lead, RngState, Span, captured, graph_pool,
 from dist_tune.replays.first_run import FirstRun
 from dist_tune.replays.trials import Trials
 from dist_tune.runtime import Tunable, interception
-from dist_tune.search import Plan, Race, Replay
+from dist_tune.search import Race, Replay
 from dist_tune.sites import Sites, is_fatal, note_progress
 from dist_tune.watch import Kind, Watchdog
 
@@ -41,17 +41,10 @@ class Conditions:
     is_timed: bool = True
     """True: the clock is read. If not, the device is not kept busy before: a check inside a run would wait for that, and the next
     replay be given even longer."""
-    is_race: bool = True
-    """False in the finals, whose samples are no samples of the race."""
 
 
 WARM_UP = Conditions("warm-up", is_cold=False, times_launches=False, is_timed=False)
 RACE = Conditions("race", is_cold=True, times_launches=True)
-
-
-def finals_of(plan: Plan) -> Conditions:
-    """Conditions of the finals of a plan."""
-    return Conditions("finals", is_cold=plan.is_cold, times_launches=plan.objective == "kernel", is_race=False)
 
 
 class Replayer:

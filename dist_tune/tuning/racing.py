@@ -9,7 +9,7 @@ from math import inf
 
 from dist_tune.distributed import Reduction
 from dist_tune.output import amount, closure_name
-from dist_tune.replays import RACE, WARM_UP, Conditions, finals_of
+from dist_tune.replays import RACE, WARM_UP, Conditions
 from dist_tune.search import Replay, Report, Trial, reduce_reports
 from dist_tune.tuning.compilation import compile_variants, lacking
 from dist_tune.tuning.context import Closure, TuningContext
@@ -26,7 +26,8 @@ def run_race(context: TuningContext, closure: Closure) -> None:
     It ends early where launches ask for ever new variants of a kernel (``variants.endless``).
     """
     race, trials, conditions = context.race, context.replays.trials, RACE
-    wants_graphs = context.plan.objective == "graph"
+    plan, wants_graphs = context.plan, context.plan.objective == "graph"
+    finals = Conditions("finals", is_cold=plan.is_cold, times_launches=plan.objective == "kernel")
     repeats = f", and {race.spare_s:g} s of repeats where the clock cannot tell kernels apart" if race.spare_s else ""
     context.story.debug(f"{context.name} searches in at most {race.bound} replays{repeats}")
     while True:
@@ -39,7 +40,7 @@ def run_race(context: TuningContext, closure: Closure) -> None:
             continue
         while race.begun_anew:
             trials.samples.forget(race.begun_anew.pop())
-        before, conditions = conditions, finals_of(context.plan) if race.is_final else RACE
+        before, conditions = conditions, finals if race.is_final else RACE
         if conditions != before:  # also from finals to a race where a site was missed before
             trials.samples.restart()
         context.story.phase("finals" if race.is_final else "race", race.bound)

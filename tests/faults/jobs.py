@@ -121,7 +121,7 @@ class Job:
             return load_all(*args, **kwargs)
 
         def batch(replayer: Replayer, closure: Any, replays: Any, conditions: Conditions, *note: Any) -> None:
-            job.phase = "race" if conditions.is_race else "finals"
+            job.phase = "finals" if conditions.phase == "finals" else "race"
             run_batch(replayer, closure, replays, conditions, *note)
 
         def last(replayer: Replayer, closure: Any) -> Any:
