@@ -98,7 +98,7 @@ GUARDS = (
     Guard("an unmeasured choice is not kept", "cache/lookup.py", "is_kept = self._is_used and record.source and (record.best.latency_ms is not None or not had_choice)", "is_kept = self._is_used and record.source", "tests/cache tests/tuning/test_notices.py tests/ranks/test_machine_failures.py"),
     Guard("a job waits for the one that tunes the same", "sites/manifest.py", "is_elsewhere=any(mine.is_elsewhere for mine in everyone),", "is_elsewhere=False,", "tests/ranks/test_two_jobs.py"),
     Guard("a store that has failed is left alone", "cache/remote.py", "        if self._is_over[what]:\n", "        if False:\n", "tests/cache/test_remote.py"),
-    Guard("a store that hangs is left behind", "cache/remote.py", "return within(max(0.0, self._left_s), question)", "return question()", "tests/cache/test_remote.py"),
+    Guard("a store that hangs is left behind", "cache/remote.py", "return within(max(0.0, self._left_s), answer)", "return answer()", "tests/cache/test_remote.py"),
     Guard("one tuning at a time", "sites/exclusive.py", "    if not _acquired(_lock, wait_s):\n", "    if _acquired(_lock, 0.0) and False:\n", "tests/ranks/test_threads.py"),
     # Replays
     Guard("an undo between replays", "replays/replays.py", "            undo.put_back()\n", "            undo.forget()\n", "tests/tuning"),

@@ -6,23 +6,18 @@ this process asks no more. Knows names and contents of files, and nothing of wha
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
-from dist_tune.files import RefusedFileError, warn_once
+from dist_tune.files import warn_once
 
 LIMIT_S = 5.0
 """Seconds that a process waits for a store in all; at most a quarter of the deadline, because peers may wait in a collective meanwhile."""
 _FREE_S = 0.2
 """Of each question, which do not count: no store that answers so soon is slow."""
-_FRESH_S = 60.0
-"""Age up to which a listing without a file counts."""
 _REMEDY = ": pip install fsspec and what it needs for this store, s3fs for s3://, gcsfs for gs://"
-Answer = TypeVar("Answer")
 
 
 class RemoteFolder:
@@ -31,81 +26,54 @@ class RemoteFolder:
     def __init__(self, url: str, limit_s: float) -> None:
         self.url = url.rstrip("/")
         self._limit_s = self._left_s = limit_s
-        self._files: Any = None
+        self._opened: Any = None
         """The file system, and the URL's path in it."""
-        self._sizes: dict[str, tuple[float, dict[str, int]]] = {}
-        """Folder -> when it was listed, on the monotonic clock in seconds, and name -> bytes: one listing for all keys of a kernel."""
         self._is_over = {"read": False, "written": False}
 
     def read(self, place: str, max_bytes: int) -> bytes | None:
-        """Content of a file; None if it is not there, or the store has failed.
+        """Content of a file, of a larger one its beginning; None if it is not there, or the store has failed."""
 
-        Raises:
-            RefusedFileError: it is larger than ``max_bytes``.
-        """
-
-        def content() -> bytes | None:
-            files, root = self._opened()
-            folder, _, name = place.partition("/")
-            listed_at, sizes = self._sizes.get(folder, (-inf, {}))
+        def content(files: Any, path: str) -> Any:
             try:
-                if name not in sizes and time.monotonic() - listed_at > _FRESH_S:
-                    self._sizes[folder] = time.monotonic(), sizes
-                    files.invalidate_cache()  # fsspec's own, which does not age
-                    sizes.update({each["name"].rpartition("/")[2]: each["size"] for each in files.ls(f"{root}/{folder}", detail=True)})
-                if sizes.get(name, 0) > max_bytes:
-                    raise RefusedFileError(errno.EFBIG, f"larger than {max_bytes} bytes", place)
-                found: bytes | None = files.cat_file(f"{root}/{place}") if name in sizes else None
+                return files.cat_file(path, start=0, end=max_bytes)
             except FileNotFoundError:
                 return None
-            return found
 
-        return self._ask("read", content)
+        found: bytes | None = self._ask("read", place, content)
+        return found
 
     def write(self, place: str, content: bytes) -> None:
         """Put a file in the place of the one that is there; a store has it whole or not at all."""
+        self._ask("written", place, lambda files, path: files.pipe_file(path, content))
 
-        def put() -> None:
-            files, root = self._opened()
-            files.pipe_file(f"{root}/{place}", content)
-
-        self._ask("written", put)
-
-    def _opened(self) -> tuple[Any, str]:
-        if self._files is None:
-            from fsspec.core import url_to_fs
-
-            self._files = url_to_fs(self.url, skip_instance_cache=True)  # not the program's own, whose listings we drop
-        files, root = self._files
-        return files, root
-
-    def _ask(self, what: str, question: Callable[[], Answer]) -> Answer | None:
+    def _ask(self, what: str, place: str, question: Callable[[Any, str], Any]) -> Any:
         if self._is_over[what]:
             return None
         began = time.monotonic()
         try:
-            from fsspec import get_filesystem_class
+            from fsspec.core import get_filesystem_class, url_to_fs
 
             from dist_tune.distributed import within  # here, because that imports torch, and records are read without it
 
+            def answer() -> Any:
+                if self._opened is None:
+                    self._opened = url_to_fs(self.url, skip_instance_cache=True)  # not the program's own, which remembers listings
+                files, root = self._opened
+                return question(files, f"{root}/{place}")
+
             get_filesystem_class(self.url.partition("://")[0])  # imports it, which may take longer than any answer
             began = time.monotonic()
-            return within(max(0.0, self._left_s), question)
-        except RefusedFileError:
-            raise
+            return within(max(0.0, self._left_s), answer)
         except Exception as error:  # noqa: BLE001  # of whatever package: the record is tuned
             self._is_over |= {what: True, "written": True}
-            late = f"it has not answered within {self._limit_s:g} s"
-            reason = (str(error).partition("\n")[0] or late if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}")[
-                :300
-            ]
-            told = (
-                f"dist_tune: records in {self.url} are not {what} any more by this process, which goes on with the folders of its machine"
-            )
-            warn_once(f"{told}: {reason}{_REMEDY if isinstance(error, ImportError) else ''}", topic=f"{self.url} is not {what}")
+            is_late = isinstance(error, TimeoutError) and not str(error)
+            reason = f"it has not answered within {self._limit_s:g} s" if is_late else f"{type(error).__name__}: {error}".partition("\n")[0]
+            told = f"dist_tune: records in {self.url} are not {what} any more by this process, which goes on with this machine's folders"
+            remedy = _REMEDY if isinstance(error, ImportError) else ""
+            warn_once(f"{told}: {reason[:300]}{remedy}", topic=f"{self.url} is not {what}")
             return None
         finally:
             self._left_s -= max(0.0, time.monotonic() - began - _FREE_S)
 
 
-remote_folder = lru_cache(RemoteFolder)  # one for a process: what has failed stays so, and listings are shared
+remote_folder = lru_cache(RemoteFolder)  # one for a process: what has failed stays so

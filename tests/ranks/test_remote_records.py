@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune.cache import Cache, record_bytes, remote
+from dist_tune.cache import Cache, record_bytes
 from dist_tune.cache.remote import remote_folder
 from dist_tune.testing import values
 from tests.cached_records import record
@@ -38,7 +38,7 @@ def files() -> list[str]:
 
 
 def another_job(path: Path) -> Any:
-    """Of another process, which has listed nothing."""
+    """Of another process, which has asked for nothing."""
     remote_folder.cache_clear()
     return job("contextual", path, FIRST)
 
@@ -121,7 +121,7 @@ def test_refused_credentials_cost_a_warning():
 
 def look_again(_rank: int) -> list[bool]:
     bucket().mkdir("bucket")
-    cache, remote._FRESH_S = Cache([folder()]), 0.0
+    cache = Cache([folder()])
     cache.remotes = [remote_folder(URL, 10.0)]
     found = []
     for one in (record(key="[1]"), record()):
@@ -132,6 +132,6 @@ def look_again(_rank: int) -> list[bool]:
 
 
 def test_what_another_machine_has_written_since_is_found():
-    """The store's package remembers listings, too, and that without an end."""
+    """The store's package remembers listings without an end."""
     with s3_server() as server:
         assert values(on_ranks(1, look_again, env=server.env, is_dist=False)) == [[False, False, True]]
