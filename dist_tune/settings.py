@@ -97,18 +97,14 @@ class Settings(BaseSettings):
 
     @property
     def cache_folders(self) -> list[str]:
-        """Folders of records, paths and URLs; the first is a path, and is written."""
-        own = [each for each in (str(self.cache_dir), _FOLDER) if "://" not in each]
-        return self._named if "://" not in self._named[0] else [own[0], *self._named]
+        """Folders of records, paths and URLs; the first is a path, and is written. So is a URL before which none was named."""
+        named = _ENTRY.findall(self.cache_path) or [self.cache_dir]
+        return named if "://" not in named[0] else [_FOLDER if "://" in self.cache_dir else self.cache_dir, *named]
 
     @property
     def is_cache_remote(self) -> bool:
         """True if a URL stands first, to which records are written as well."""
-        return "://" in self._named[0] and not self._named[0].startswith("package://")
-
-    @property
-    def _named(self) -> list[str]:
-        return _ENTRY.findall(self.cache_path) or [str(self.cache_dir)]
+        return bool(re.match(r"(?!package:)[A-Za-z][\w+.-]+://", (self.cache_path or self.cache_dir).lstrip(os.pathsep)))
 
     @property
     def effective_mode(self) -> str:

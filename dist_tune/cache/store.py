@@ -21,7 +21,7 @@ from typing import NamedTuple
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, warn_not_kept
 from dist_tune.cache.records import HARDWARE, SOFTWARE, BrokenRecordError, CacheKey, TuningRecord, digest, record_bytes, record_in
 from dist_tune.cache.remote import LIMIT_S, RemoteFolder, remote_folder
-from dist_tune.files import PRIVATE, SHARED, RefusedFileError, make_folder, read_regular, warn_once, write_whole
+from dist_tune.files import PRIVATE, SHARED, make_folder, read_regular, warn_once, write_whole
 from dist_tune.settings import Settings
 
 MAX_BYTES = 16 * 2**20
@@ -129,19 +129,16 @@ class Cache:
         found = [each for each in self.folder.glob("*/*") if _OWN_FILE.fullmatch("/".join(each.parts[-2:]))]
         return sorted(each for each in found if not each.parent.is_symlink() and (each.is_symlink() or not each.is_dir()))
 
-    def store(self, record: TuningRecord) -> Path | None:
-        """Put a record in the place of the one on disk; the path of its file, None if it could not be written.
+    def store(self, record: TuningRecord, *, is_copy: bool = False) -> Path | None:
+        """Put a record in the place of the one on disk, and unless it ``is_copy`` behind the URL; the path of its file.
 
-        Of two processes that store a record of one key, the later one's stays.
+        None if that could not be written. Of two processes that store a record of one key, the later one's stays.
         """
-        return self._store(record, self.remotes[: self.is_remote])
-
-    def _store(self, record: TuningRecord, remotes: Sequence[RemoteFolder] = ()) -> Path | None:
         path = self.path_of(record.cache_key)
         try:
             content = record_bytes(record) + b"\n"
-            for each in remotes:
-                each.write(_place_of(record.cache_key), content)
+            if self.is_remote and not is_copy:
+                self.remotes[0].write(_place_of(record.cache_key), content)
             self._make(path.parent)
             write_whole(path, content, self.rights)
         except BrokenRecordError as error:
@@ -185,9 +182,9 @@ class Cache:
             try:
                 if (content := remote.read(_place_of(key), MAX_BYTES)) is not None:
                     record = _checked(content, _place_of(key))
-                    self._store(record)
+                    self.store(record, is_copy=True)
                     return record
-            except (RefusedFileError, BrokenRecordError) as error:
+            except BrokenRecordError as error:
                 _tell_unused(f"{remote.url}/{_place_of(key)}", error)
         return None
 

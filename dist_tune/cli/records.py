@@ -38,7 +38,7 @@ from dist_tune.cache import (
 )
 from dist_tune.cache import explain as explain_miss
 from dist_tune.cli.render import Answer, RefusedError, facts, table, write_file
-from dist_tune.files import Rights, read_regular
+from dist_tune.files import read_regular
 from dist_tune.output import amount, phase_told, plain
 from dist_tune.report import lasting
 from dist_tune.settings import Settings
@@ -257,13 +257,11 @@ def export(target: str, name: str | None = None, device: str = "") -> Answer:
         raise RefusedError(f"nothing to export: there are no records {f'of {plain(device)!r} ' if device else ''}in {cache.folder}")
     code = 1 if cache.unused and name is None else 0
     if target.endswith("/"):
-        mask = os.umask(0)
-        os.umask(mask)
-        pack = Cache(file)
-        pack.rights = Rights(0o666 & ~mask, 0o777 & ~mask)  # as of all that is handed on
-        if None in [pack.store(each) for each in records]:
-            raise RefusedError(f"{file} cannot be written")
-        return Answer({"path": str(pack.folder), "n_records": len(records)}, [f"{amount(len(records), 'record')} in {file}/"], code)
+        for each in records:  # not by ``store``: what is handed on has the rights that the umask leaves
+            path = Cache(file).path_of(each.cache_key)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, record_bytes(each) + b"\n")
+        return Answer({"path": str(file.absolute()), "n_records": len(records)}, [f"{amount(len(records), 'record')} in {file}/"], code)
     if file.is_file() and not isinstance(next(records_in(file))[1], TuningRecord):
         raise RefusedError(f"{file} exists and is no export: it is left alone")
     write_file(file, packed(records))
