@@ -160,9 +160,8 @@ def _read(variables: tuple[tuple[bytes, bytes], ...]) -> tuple[Settings, list[st
         defaults = {name: Settings.model_fields[name].default for name in error.names}
         settings, told = Settings(**defaults), [*told, f"{error}. The default is used"]
     if settings.require_cache:
-        told.append(
-            "DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require" + ", and has no effect beside it" * bool(settings.mode)
-        )
+        unused = ", and has no effect beside it" if settings.mode else ""
+        told.append(f"DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require{unused}")
     return settings, told
 
 

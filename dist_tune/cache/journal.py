@@ -50,10 +50,9 @@ class Journal(LineFile):
 
     def tell(self, error: Exception, *, is_open: bool) -> None:
         """Without a folder no record can be kept either. Of a file that is taken the tuning tells, if it goes on."""
-        self.is_taken = isinstance(error, BlockingIOError)
-        if self.is_taken:
-            return
-        if is_open or (os.path.isdir(self.path.parent) and os.access(self.path.parent, os.W_OK)):
+        if isinstance(error, BlockingIOError):
+            self.is_taken = True
+        elif is_open or (os.path.isdir(self.path.parent) and os.access(self.path.parent, os.W_OK)):
             super().tell(error, is_open=is_open)
         else:
             warn_not_kept(self.path, error)

@@ -101,9 +101,7 @@ def _await_records(context: TuningContext, labels: Collection[str]) -> None:
     Not for ever: a job that was stopped holds its journal. After ``_MAX_WAIT`` deadlines this one has lost as much as a tuning takes.
     """
     journal, limit_s = context.sites.journal, _MAX_WAIT * context.settings.deadline_s
-    told = (
-        f"another job that shares {context.lookup.cache.folder} is tuning the same; this one waits for its records, {limit_s:g} s at most"
-    )
+    told = f"a job that shares {context.lookup.cache.folder} is tuning the same; this one waits for its records, {limit_s:g} s at most"
     context.story.info(f"{context.name}: {told}", shown=True)
     ends_at, step_s = time.monotonic() + limit_s, min(1.0, context.settings.deadline_s / 4)
     # In short steps, so that a rank which dies meanwhile is seen.
@@ -138,8 +136,7 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
 def _refute(context: TuningContext, wrong: Mapping[str, str]) -> None:
     """Tune sites anew whose config from the cache has answered wrongly on some rank."""
     for label, how in wrong.items():
-        told = f"site={label} {_WRONG}, and it is tuned anew: {how}"
-        context.story.warning(told, shown=True)
+        context.story.warning(f"site={label} {_WRONG}, and it is tuned anew: {how}", shown=True)
     context.sites.forget(wrong)
     context.records[:] = [each for each in context.records if not (each.is_recalled and each.kernel + each.key in wrong)]
 
