@@ -18,7 +18,7 @@ from torch.compiler import is_dynamo_compiling
 
 from dist_tune.configs import FunctionConfig, as_configs, distinct
 from dist_tune.contextual import Tuner
-from dist_tune.distributed import Calls, Ranks, check_group, ranks_of
+from dist_tune.distributed import Calls, Ranks, check_group, group_of, member_ranks
 from dist_tune.errors import DistTuneError
 from dist_tune.keys import named_key, signature_of
 from dist_tune.measure import StepState, is_capturing, is_traced
@@ -213,8 +213,8 @@ class _FunctionTuner(Tuner):
         return wrapper
 
     def ranks(self, deadline_s: float, group: ProcessGroup | None = None) -> Ranks:
-        """The ranks that decide together in a call with this ``autotune_pg``."""
-        return ranks_of(group, deadline_s, self.name)
+        """The ranks of a call's ``autotune_pg``; of the world, if there is one; or this process alone."""
+        return group_of(group, deadline_s, self.name) if group is not None or member_ranks(None) else Ranks()
 
     def call_new(self, key: Hashable, args: Any, kwargs: Any, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
         """A call that may have to tune, or that a tuning is listening to."""

@@ -227,11 +227,6 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float, closure: str = 
     return ranks
 
 
-def ranks_of(group: dist.ProcessGroup | None, deadline_s: float, closure: str) -> Ranks:
-    """The ranks of a process group; of the world, if there is one; or this process alone."""
-    return group_of(group, deadline_s, closure) if group is not None or member_ranks(None) else Ranks()
-
-
 def device_identity() -> str:
     """This machine and the current GPU, by which processes tell whether they share it; empty without one."""
     if not api.is_available():

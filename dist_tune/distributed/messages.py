@@ -145,6 +145,11 @@ def _checked(text: bytes, what: str) -> str:
     return text.decode()
 
 
+@Reduction
+def all_came(parts: Mapping[int, None]) -> None:
+    """Nothing but that all ranks have come."""
+
+
 def tellers(headers: Mapping[int, Header]) -> dict[str, int]:
     """Topics of warnings, each with the first rank that has it."""
     return {topic: rank for rank in sorted(headers, reverse=True) for topic in headers[rank].warned}

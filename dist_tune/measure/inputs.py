@@ -21,10 +21,6 @@ from dist_tune.measure.memory import Snapshot, leaves_of, n_bytes_of, parts_of, 
 from dist_tune.measure.reachable import Leaf, held_by
 
 
-def _cuda_state() -> torch.Tensor | None:
-    return api.get_rng_state() if api.is_initialized() else None
-
-
 def generators_in(value: Any) -> list[tuple[torch.Generator, torch.Tensor]]:
     """The generators in nested tuples, lists and dicts, with their states."""
     return [(leaf, leaf.get_state()) for _, leaf in leaves_of(value) if isinstance(leaf, torch.Generator)]
@@ -40,7 +36,7 @@ class RngState:
     python: Any = field(default_factory=random.getstate)
     numpy: Any = field(default_factory=np.random.get_state)
     torch_cpu: torch.Tensor = field(default_factory=torch.get_rng_state)
-    torch_cuda: torch.Tensor | None = field(default_factory=_cuda_state)
+    torch_cuda: torch.Tensor | None = field(default_factory=lambda: api.get_rng_state() if api.is_initialized() else None)
 
     def restore(self) -> None:
         """Go back to that state."""

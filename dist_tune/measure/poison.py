@@ -114,7 +114,8 @@ class ResultMemory:
         """
         places = {place: memory for place, (memory, _) in self._poisoned.alive().items()}
         with_nan = [place for place, memory in places.items() if n_nan([memory])]
-        left = {place: _is_left(memory) for place, memory in places.items()} if wrong else {}
+        # Masks of the elements that are poison still.
+        left = {place: bits_of(memory) == _poison_of(memory.dtype) for place, memory in places.items()} if wrong else {}
         if not wrong:
             self._is_read = False if places else self._is_read
             self._poisoned.put_back(with_nan)  # a part that is kept from run to run, or NaN made of poison, at which a check did not look
@@ -157,8 +158,3 @@ def _poison_of(dtype: torch.dtype) -> int:
 
 def _fill(memory: torch.Tensor) -> None:
     bits_of(memory).fill_(_poison_of(memory.dtype))
-
-
-def _is_left(memory: torch.Tensor) -> torch.Tensor:
-    """A mask of the elements that are poison."""
-    return bits_of(memory) == _poison_of(memory.dtype)

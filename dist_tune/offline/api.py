@@ -27,7 +27,7 @@ from pydantic import ConfigDict, TypeAdapter
 from dist_tune.accelerator import device_type
 from dist_tune.cache import Cache, CacheKey
 from dist_tune.configs import describe
-from dist_tune.distributed import Part, Ranks, Reduction, Result, WorkQueue, check_group, device_identity, group_of, member_ranks
+from dist_tune.distributed import Part, Ranks, Reduction, Result, WorkQueue, all_came, check_group, device_identity, group_of, member_ranks
 from dist_tune.errors import CommunicatesError, DistTuneError, NoValidConfigError, RankMismatchError, StoreGoneError, StuckDeviceError
 from dist_tune.files import callers_level, rank_of_job
 from dist_tune.measure import measure
@@ -225,7 +225,7 @@ class Job:
         if mismatch := self._meet("problems", lambda: (tasks, device_identity()), _mismatch):
             raise RankMismatchError(mismatch)
         queue = self._ranks.work_queue(len(problems))
-        self._meet("results", lambda: self._share_out(queue, problems, options), _none)
+        self._meet("results", lambda: self._share_out(queue, problems, options), all_came)
         return [_ENDED.validate_json(text) for text in queue.results()]
 
     def tune_one(self, problem: Problem, options: SearchOptions) -> Outcome:
@@ -314,11 +314,6 @@ class Job:
 @Reduction
 def _first(parts: Mapping[int, str]) -> str:
     return next(iter(parts.values()))
-
-
-@Reduction
-def _none(parts: Mapping[int, None]) -> None:
-    """Nothing but that all ranks have come."""
 
 
 @Reduction

@@ -63,7 +63,8 @@ class RunLaunch(FunctionLaunch):
             result = run()
             span.end()
             return result
-        return self._watched(run)
+        with refusing_talk(self.name) if self._refuses_talk else nullcontext():
+            return run()
 
     def checker(self) -> Any:
         """The check of runs against their ground truth."""
@@ -113,10 +114,6 @@ class RunLaunch(FunctionLaunch):
             f"make_run_and_gt_fn must return (run, ground_truth): a function without arguments and its expected result (None: not "
             f"checked), got {spelled(made)}"
         )
-
-    def _watched(self, run: Run) -> Any:
-        with refusing_talk(self.name) if self._refuses_talk else nullcontext():
-            return run()
 
 
 def _is_memory_short() -> bool:

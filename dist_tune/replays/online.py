@@ -325,11 +325,7 @@ class OnlineRuns(Replayer):
         """Nothing is put back."""
 
     def give_up(self) -> None:
-        """After an error: what is in use stays so."""
-        self.close()
-
-    def close(self) -> None:
-        """No batch begins any more, and what waits for calls ends: after an error, or with the program."""
+        """No batch begins any more, and what waits for calls ends: after an error, or with the program. What is in use stays so."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()

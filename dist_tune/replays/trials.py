@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
@@ -198,16 +198,10 @@ class Trials:
             if launched.n_collectives > 0:
                 if self.in_use is not None and site.last_error is not None:
                     raise site.last_error
-                return self._suspect(site, index)
-        return self._give_up(site)
-
-    def _suspect(self, site: Site, index: int) -> None:
-        """Note that peers may wait for what a failed candidate did not do."""
-        self.samples.disturb(self._replay)
-        self.failed = site.last_error
-        self.suspects.append(f'candidate {index} "{site.texts[index]}" with {site.failures[index].reason}')
-
-    def _give_up(self, site: Site) -> NoReturn:
+                self.samples.disturb(self._replay)
+                self.failed = site.last_error
+                self.suspects.append(f'candidate {index} "{site.texts[index]}" with {site.failures[index].reason}')
+                return None
         site.is_given_up = True
         raise none_left(site.label, site.texts, site.failures, f"on rank {self._rank}") from site.last_error
 

@@ -12,7 +12,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from threading import get_ident
@@ -158,11 +158,8 @@ class LaunchRecorder:
         self.failures: list[tuple[RecordedLaunch, str]] = []
         """Launches that some rank cannot make, and why."""
 
-    def recording(self) -> AbstractContextManager[None]:
-        """Record launches of this thread."""
-        return around_launches(self._note)
-
-    def _note(self, run: Run, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def note(self, run: Run, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a launch, and record it; to be given to ``around_launches``."""
         if self._under_way and isinstance(kernel, JITFunction):
             at = self._under_way[-1]
             given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs, "grid": None}  # a grid may hold tensors, too

@@ -41,7 +41,6 @@ class Sites:
         self.lookup = lookup
         self.journal = journal
         self.story = story
-        self._log = story
         self._search = search
         self._compiler = compiler
         self._labels: dict[tuple[int, str], tuple[Any, str]] = {}
@@ -113,9 +112,9 @@ class Sites:
         """Note that a candidate cannot run here. ``output``: of the compiler."""
         site.failures[index] = failure
         self.story.dropped({site.label: {index: failure}})
-        self._log.warning(f'site={site.label} candidate={index} cannot run here: {failure.reason} config="{site.texts[index]}"')
+        self.story.warning(f'site={site.label} candidate={index} cannot run here: {failure.reason} config="{site.texts[index]}"')
         if output.strip():
-            self._log.debug(f"site={site.label} candidate={index} the compiler wrote:\n{output.rstrip()}")
+            self.story.debug(f"site={site.label} candidate={index} the compiler wrote:\n{output.rstrip()}")
 
     def told(self, schedule: Replay) -> str:
         """The candidates of a replay, for people."""
@@ -172,7 +171,7 @@ class Sites:
             for slot in slots:
                 slot.clear()
             if slots:
-                self._log.info(f"site={label} is tuned although this rank has a config: not all ranks can use the same one")
+                self.story.info(f"site={label} is tuned although this rank has a config: not all ranks can use the same one")
 
     def captured(self) -> dict[str, dict[str, str]]:
         """Label -> the code of its kernel and what that has captured, by name, for the ranks to compare.

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from dist_tune.cache import TuningRecord, account, environment
-from dist_tune.distributed import Reduction
+from dist_tune.distributed import all_came
 from dist_tune.errors import StoreGoneError, is_machine_failure
 from dist_tune.measure import peak_bytes
 from dist_tune.output import amount, events, phase_told
@@ -53,7 +53,7 @@ def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int, 
     # All ranks have made their last run: one whose listener raises leaves none of them in a collective.
     context.sites.tell(winners)
     with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
-        context.reduce("done", None, _all_done)
+        context.reduce("done", None, all_came)
     context.expenses.end_phase("settle")
     if not why_not:
         _tell(context, settled)
@@ -61,11 +61,6 @@ def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int, 
         peaks = f"first_run={untuned_bytes} tuning={peak_bytes()}"
         context.story.info(f"peak_memory_bytes {peaks} (of the process so far)")
     return value
-
-
-@Reduction
-def _all_done(parts: Mapping[int, None]) -> None:
-    """Nothing but that all ranks have come."""
 
 
 def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[Settled]:

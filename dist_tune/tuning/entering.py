@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dist_tune.errors import CandidateFailure, FailureKind, reasons
 from dist_tune.output import amount, kernels_told
 from dist_tune.replays import WARM_UP
-from dist_tune.runtime import LaunchRecorder
+from dist_tune.runtime import LaunchRecorder, around_launches
 from dist_tune.search import PriorTimes, Replay, guide_of
 from dist_tune.settings import NEAREST
 from dist_tune.sites import Site, SiteManifest
@@ -130,7 +130,7 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
     met, race = context.sites.met, context.race
     replays = race.warm_up(n_runs, waves)
     recorder = LaunchRecorder(context.replays.trials.functions)
-    with recorder.recording():
+    with around_launches(recorder.note):
         context.replays.run_batch(closure, replays[:1], WARM_UP)
         if context.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
             _tell(context, 1)

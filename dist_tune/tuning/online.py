@@ -38,7 +38,7 @@ class Online:
         try:
             self._thread.start()
         except RuntimeError as error:  # no more threads: the job goes on as it is
-            runs.close()
+            runs.give_up()
             warn_once(f"{name} is not tuned in the calls to come: {error}")
 
     def _run(self) -> None:
@@ -47,7 +47,7 @@ class Online:
                 api.set_device(self._device)  # each thread has its own
             self._tuning.tune_beside()
         except BaseException:  # noqa: BLE001  # told; the job has nothing to do with it, and goes on
-            self.runs.close()
+            self.runs.give_up()
         else:
             self._keep(self._tuning)
         finally:
@@ -57,5 +57,5 @@ class Online:
     def _close(self) -> None:
         """The program ends; a fork of it has no such thread."""
         if self._pid == os.getpid() and self._thread.is_alive():
-            self.runs.close()
+            self.runs.give_up()
             self._thread.join(_EXIT_S)

@@ -115,10 +115,6 @@ class Tuning:
         """Sites that this rank has met alone, and that wait for a call in which all ranks meet."""
         return [self._context.sites.met[label] for label in self._context.sites.new] if self.is_alone else []
 
-    def failures(self, label: str) -> dict[int, str]:
-        """Candidate -> why it was dropped, on the first rank that dropped it."""
-        return {i: each.failure for i, each in enumerate(self._context.race[label].results()) if each.failure is not None}
-
     def tune_after(self, closure: Closure, first: FirstRun, *, is_watched: bool) -> Any:
         """Tune the sites of a ``first`` run of ``closure``; the value of the last run, or of that one where no other may follow.
 

@@ -21,7 +21,7 @@ from dist_tune import autotune
 from dist_tune.compiler.candidate import Candidate
 from dist_tune.compiler.patches import replaced
 from dist_tune.configs import as_configs
-from dist_tune.runtime import LaunchRecorder, RecordedLaunch, precompiles
+from dist_tune.runtime import LaunchRecorder, RecordedLaunch, around_launches, precompiles
 from dist_tune.testing import FakeH200
 from tests.shared_worlds import on_each_rank
 
@@ -74,7 +74,7 @@ def x_and_y() -> tuple[torch.Tensor, torch.Tensor]:
 @contextmanager
 def recording(recorder: LaunchRecorder) -> Any:
     """The launches in this block are recorded, and are not made."""
-    with replaced(JITFunction, "run", lambda run: lambda *args, **kwargs: None), recorder.recording():
+    with replaced(JITFunction, "run", lambda run: lambda *args, **kwargs: None), around_launches(recorder.note):
         yield
 
 
@@ -210,7 +210,7 @@ def test_triton_is_restored(rank: int):
         copy_kernel[(1,)](x, y, 256, BLOCK=16)
 
     def fail() -> None:
-        with recorder.recording():
+        with around_launches(recorder.note):
             launch()  # outside the function
             under_way.append(("f[]", 0))
             thread = threading.Thread(target=launch)
