@@ -100,7 +100,7 @@ def _tell_end() -> None:
     if "triton" in sys.modules and not hasattr(sys, "last_type") and parent_process() is None:
         for target in _targets:
             if target.tuner is None:
-                target.tell(f"is not tuned: the program never imported {target.module}. A function of the script is decorated there")
+                target.tell(f"is not tuned: the program never imported {target.module}. If that is the script, decorate the function there")
             elif not target.tuner.calls.n_calls:
                 why = "a subclass may override it, or a module had imported it by its name before it was installed"
                 target.tell(f"was never called, other than inside another tuned step: {why}")

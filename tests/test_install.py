@@ -216,7 +216,7 @@ def test_the_end_says_what_was_never_imported_or_called(capfd: pytest.CaptureFix
     module._tell_end()
     called, imported = capfd.readouterr().err.splitlines()
     assert called.startswith("dist_tune: shop.trainer:Trainer.training_step was never called, other than inside another tuned step: ")
-    assert imported.startswith("dist_tune: shop.trainr:step is not tuned: the program never imported shop.trainr. A function of the script")
+    assert imported.startswith("dist_tune: shop.trainr:step is not tuned: the program never imported shop.trainr. If that is the script, ")
     monkeypatch.setattr(sys, "last_type", RuntimeError, raising=False)
     module._tell_end()
     assert capfd.readouterr().err == ""
