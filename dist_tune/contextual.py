@@ -224,9 +224,12 @@ class Tuner:
             lookup = CacheLookup(settings, log, is_used=self.options.uses_cache, **world)
             record = lookup.look_up(label, (launch.name, launch.key_text), lambda: launch.code().digest, texts)
             index = texts.index(record.best.config) if record is not None else lookup.nearest_config(label, texts)
-        note_use(settings, label, "exact" if record is not None else "nearest" if index is not None else "first")
-        launch.slot.fill(configs[index or 0], Timings())
-        return configs[index or 0]
+        note_use(settings.effective_mode, settings, "exact" if record is not None else "nearest" if index is not None else "first")
+        chosen = configs[index or 0]
+        if launch.is_compiled:  # another one where it does not compile or load here
+            chosen = next((each for each in [chosen, *configs] if _loads(launch, each)), chosen)
+        launch.slot.fill(chosen, Timings())
+        return chosen
 
     def check_nested(self, group: ProcessGroup | None) -> None:
         """Refuse a call inside a closure that does not ask all ranks of the group, and so cannot tune for them."""
@@ -236,6 +239,16 @@ class Tuner:
                 f"{self.name} decides with ranks {sorted(missing)}, but it is called inside a tuned closure that does not ask them. "
                 f"Give the outer closure is_dist=True and a group that contains theirs, or this one a smaller group (group=, autotune_pg=)."
             )
+
+
+def _loads(launch: Tunable, config: Any) -> bool:
+    try:
+        kernel = launch.compile(config)
+        if kernel is not None:
+            kernel._init_handles()
+    except Exception:  # noqa: BLE001  # whatever the compiler and the driver raise; where no config loads the launch raises it
+        return False
+    return True
 
 
 class _ClosureTuner(Tuner, Generic[P, R]):

@@ -30,7 +30,7 @@ _ALLOWED = {
 }  # fmt: skip
 """Setting -> what it may hold; ``_BOOL`` for all others."""
 _FOLDER = "~/.dist_tune/autotune"
-_ENTRY = re.compile(rf"(?:[A-Za-z][\w+.-]+:(?=//))?[^{os.pathsep}]+")
+_ENTRY = re.compile(rf"[A-Za-z][\w+.-]+(?:::[\w+.-]+)*://[^{os.pathsep}/]*(?::[0-9]+(?=/))?[^{os.pathsep}]*|[^{os.pathsep}]+")
 """Of ``cache_path``: a path, or a URL, whose own colon separates nothing."""
 NEAREST = "nearest"
 """A mode that no variable asks for, only ``nearest=True`` in a call with ``autotune=False``: as cached, for one function."""
@@ -83,7 +83,7 @@ class Settings(BaseSettings):
     """True: tune although there is a record, and replace it."""
     version_check: bool = True
     """True: a record counts only with the versions of torch, triton and CUDA that it was made with."""
-    mode: str | None = Field(default=None, pattern="^(?i:tune|cached|require|first)$")
+    mode: str | None = Field(default=None, pattern=r"^\s*(?i:tune|cached|require|first)\s*$")
     """What may happen where a config is missing. None is tune. cached: the nearest record's config, else the first; nothing is tuned, and
     nothing fails. require: an error. first: the first config, also where there is a record, for debugging."""
     require_cache: bool = False
@@ -109,7 +109,7 @@ class Settings(BaseSettings):
     @property
     def effective_mode(self) -> str:
         """The mode: "tune", "cached", "require" or "first"."""
-        return self.mode.lower() if self.mode else "require" if self.require_cache else "tune"
+        return self.mode.strip().lower() if self.mode else "require" if self.require_cache else "tune"
 
     @property
     def may_tune(self) -> bool:

@@ -90,6 +90,9 @@ def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("DIST_TUNE_LOG_DIR", "~/logs")
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", "/c")
     assert (Settings().log_dir, Settings().cache_folders) == (tmp_path / "logs", ["/c"])
+    urls = ["s3://b/r", "http://localhost:8080/r", "simplecache::s3://b/r", "memory://"]
+    monkeypatch.setenv("DIST_TUNE_CACHE_PATH", os.pathsep.join(["a", *urls, "b"]))
+    assert Settings().cache_folders == ["a", *urls, "b"]
     monkeypatch.setenv("DIST_TUNE_CACHE_PATH", os.pathsep.join(["", "/a", "", "~/b"]))
     assert Settings().cache_folders == ["/a", "~/b"]
     for path, folders in {

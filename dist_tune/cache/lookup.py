@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dist_tune.cache.records import HARDWARE, SOFTWARE, CacheKey, TuningRecord, digest, environment
+from dist_tune.cache.records import SOFTWARE, CacheKey, TuningRecord, digest, environment
 from dist_tune.cache.store import Cache, Won
 from dist_tune.search import PriorTimes, Times
 from dist_tune.settings import NEAREST, Settings
@@ -211,12 +211,12 @@ def explain(wanted: CacheKey, records: Sequence[TuningRecord]) -> str:
 def nearest_usable(wanted: CacheKey, records: Sequence[Won], texts: Sequence[str]) -> Won | None:
     """The nearest of records of the same code whose winner is one of the candidates ``texts``; None if there is none.
 
-    Nearest is first the same hardware, then the nearest numbers of the tuning key, then the same versions, then the newest.
+    Nearest is first the same GPU, then the nearest numbers of the tuning key, then the fewest other differences, then the newest.
     """
     fitting = [each for each in records if each.cache_key.source == wanted.source and each.config in texts]
     unlike = {id(each): differences(wanted, each.cache_key).keys() for each in fitting}
-    for n in range(len(HARDWARE) + 1):
-        group = [each for each in fitting if len(unlike[id(each)] & {*HARDWARE}) == n]
+    for is_other in (False, True):
+        group = [each for each in fitting if ("device" in unlike[id(each)]) is is_other]
         if key := nearest_key(wanted.key, [each.cache_key.key for each in group]):
             alike = [each for each in group if each.cache_key.key == key]
             return min(alike, key=lambda each: (len(unlike[id(each)]), -each.tuned_at.timestamp()))

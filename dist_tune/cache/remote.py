@@ -44,7 +44,15 @@ class RemoteFolder:
 
     def write(self, place: str, content: bytes) -> None:
         """Put a file in the place of the one that is there; a store has it whole or not at all."""
-        self._ask("written", place, lambda files, path: files.pipe_file(path, content))
+
+        def put(files: Any, path: str) -> None:
+            try:
+                files.pipe_file(path, content)
+            except FileNotFoundError:  # of a store that has folders, as file:// and sftp://
+                files.makedirs(path.rpartition("/")[0], exist_ok=True)
+                files.pipe_file(path, content)
+
+        self._ask("written", place, put)
 
     def _ask(self, what: str, place: str, question: Callable[[Any, str], Any]) -> Any:
         if self._is_over[what]:

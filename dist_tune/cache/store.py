@@ -221,7 +221,7 @@ def _checked(content: bytes, place: str) -> TuningRecord:
 def _tell_unused(file: str, error: Exception) -> str:
     """The reason why a file is no record, of which it warns."""
     reason = str(getattr(error, "strerror", None) or error)
-    told = f"cache file {file} is not used: {reason}. What it was for is tuned again and takes its place, or delete it"
+    told = f"cache file {file} is not used: {reason}. A new tuning takes its place, or delete it"
     warn_once(told, topic=f"unused {file}")
     return reason
 

@@ -119,7 +119,7 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
             site.is_unchecked = site.is_whole and site.checker is not None
         context.story.info(f"site={label}: {record.best.config}, from the cache, tuned {record.tuned_at:%Y-%m-%d}")
         if manifest.mode:
-            note_use(context.settings, label, "exact")
+            note_use(manifest.mode, context.settings, "exact")
     if records:
         days = sorted({f"{record.tuned_at:%Y-%m-%d}" for record in records.values()})
         kernels = kernels_told((each.kernel for each in records.values()), context.name) or "its config"

@@ -104,7 +104,7 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
         is_first = manifest.mode == "first" or bool(manifest.mismatch)
         chosen[label] = 0 if is_first else next(i for i in (prior.winner, fastest, prior.near, 0) if i is not None)
         if manifest.mode:
-            note_use(context.settings, label, "nearest" if prior.near is not None and not is_first else "first")
+            note_use(manifest.mode, context.settings, "first" if is_first or prior == PriorTimes() else "nearest")
         if site is not None and site.variants and site.is_new:  # none with a record that not all ranks can use
             context.sites.load(site, chosen[label])
     failed = context.vote("not tuned", context.sites.take_failures())

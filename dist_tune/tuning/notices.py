@@ -14,7 +14,7 @@ from dist_tune import __version__
 from dist_tune.configs import triton_version
 from dist_tune.distributed import Ranks, member_ranks
 from dist_tune.files import rank_of_job, to_terminal
-from dist_tune.output import Story, closure_name
+from dist_tune.output import Story, amount, closure_name
 from dist_tune.runtime import unheard_tuners
 from dist_tune.settings import NEAREST, Settings, read_settings
 from dist_tune.validation import deferred_value, within
@@ -51,23 +51,22 @@ class Notices:
 
 of_process = Notices()
 """Told once for all decorated objects."""
-_uses: dict[str, str] = {}
-"""Site -> what has given it its config, where DIST_TUNE_MODE lets nothing be tuned: its "exact" record, the "nearest" one, or "first"."""
+_uses = Counter[str]()
+"""Sites by what has given them their config where DIST_TUNE_MODE let them not be tuned: an "exact" record, the "nearest", or "first"."""
 
 
-def note_use(settings: Settings, label: str, how: str) -> None:
-    """Count a site for the line at the end of the program."""
-    if settings.effective_mode == NEAREST:
+def note_use(mode: str, settings: Settings, how: str) -> None:
+    """Count a site for the line at the end of the program. ``mode``: of the rank whose mode allows least."""
+    if mode == NEAREST:
         return
     if not _uses and rank_of_job() == 0 and settings.shown != "quiet":
-        atexit.register(_tell_of_uses, settings.effective_mode)
-    _uses[label] = how
+        atexit.register(_tell_of_uses, mode)
+    _uses[how] += 1
 
 
 def _tell_of_uses(mode: str) -> None:
-    n = Counter(_uses.values())
-    told = f"{n['exact']} with their record, {n['nearest']} with the nearest one, {n['first']} with the first config"
-    to_terminal(f"dist_tune: DIST_TUNE_MODE={mode}: of {len(_uses)} sites {told}; nothing was tuned\n")
+    told = f"{_uses['exact']} of their own record, {_uses['nearest']} of the nearest, {_uses['first']} the first that runs"
+    to_terminal(f"dist_tune: DIST_TUNE_MODE={mode}: {amount(_uses.total(), 'config')} without a tuning: {told}\n")
 
 
 def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -> None:

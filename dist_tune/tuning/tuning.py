@@ -193,7 +193,7 @@ class Tuning:
         self.goes_online |= manifest is not None and manifest.goes_online
         context.expenses.end_phase("discover")
         if manifest is not None:
-            if manifest.to_tune and not manifest.why_not:
+            if manifest.to_tune and not manifest.why_not and not manifest.mode:
                 self._start()
                 tell_of_repeated(context, context.replays.first_run.accept())
             enter_sites(context, closure, manifest)

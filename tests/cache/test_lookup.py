@@ -265,6 +265,8 @@ def test_a_near_shape_is_of_the_same_code_and_the_newest_of_equals():
     elsewhere, older = won(key="[64]", environment=environment(device="x")), won(key="[32]", environment=environment(torch="x"))
     assert best(near, newer, far) == best(newer, older) == newer
     assert (best(elsewhere, far), best(elsewhere, older), best(elsewhere)) == (far, older, elsewhere)
+    alone = won(key="[512]", environment=environment(world_size=1, ranks_per_host=1))
+    assert (best(elsewhere, alone), best(alone, far)) == (alone, far)  # tuned on one GPU, served on several
     assert best(won(key="[64]", source="x")) is nearest_usable(wanted(key="[64]"), [near], TEXTS[:0]) is None
 
 
