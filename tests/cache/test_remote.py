@@ -183,6 +183,13 @@ def test_a_store_that_is_slow_is_left_alone_when_its_seconds_are_spent(tmp_path:
     assert len(asked) > 20
 
 
+def test_a_store_that_has_folders_gets_the_one_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As file:// does, where s3:// has none."""
+    cache = named(monkeypatch, f"file://{tmp_path}/team", own=tmp_path / "own")
+    kept(cache, record())
+    assert Cache(tmp_path / "team").find(KEY) == record()
+
+
 @pytest.mark.parametrize(("url", "missing"), [("s3://bucket/x", "s3fs"), ("memory://x", "fsspec.core"), ("nothing://x", "")])
 def test_a_missing_package_is_one_warning_that_names_it(url: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kept(Cache(tmp_path), record())
