@@ -96,6 +96,7 @@ GUARDS = (
     Guard("the better record stays", "cli/records.py", "if (before.n_samples, before.tuned_at) >= (record.n_samples, record.tuned_at):", "if False:", "tests/cli"),
     Guard("a file is whole or absent", "files.py", "        os.replace(temporary, path)\n", "        path.write_bytes(content)\n", "tests/cache tests/test_files.py"),
     Guard("an unmeasured choice is not kept", "cache/lookup.py", "is_kept = self._is_used and record.source and (record.best.latency_ms is not None or not had_choice)", "is_kept = self._is_used and record.source", "tests/cache tests/tuning/test_notices.py tests/ranks/test_machine_failures.py"),
+    Guard("calls that tune nothing have configs of their own", "function.py", "                launch.slot = Slot(self.nearest, (group, key))\n", "                pass\n", "tests/ranks/test_functions.py"),
     Guard("a job waits for the one that tunes the same", "sites/manifest.py", "is_elsewhere=any(mine.is_elsewhere for mine in everyone),", "is_elsewhere=False,", "tests/ranks/test_two_jobs.py"),
     Guard("a store that has failed is left alone", "cache/remote.py", "        if self._is_over[what]:\n", "        if False:\n", "tests/cache/test_remote.py"),
     Guard("a store that hangs is left behind", "cache/remote.py", "return within(max(0.0, self._left_s), answer)", "return answer()", "tests/cache/test_remote.py"),

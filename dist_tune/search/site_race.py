@@ -11,14 +11,7 @@ from typing import Literal
 
 from dist_tune.search.guided import Guide
 from dist_tune.search.plan import NOT_TRIED, CandidateResult, Plan, PriorTimes, Times, Trial
-from dist_tune.search.selection import (
-    RacingOptions,
-    Selection,
-    clock_error_ms,
-    hopeless,
-    kept,
-    select,
-)
+from dist_tune.search.selection import RacingOptions, Selection, clock_error_ms, hopeless, kept, select
 
 WARM_UP_MS = 1000.0
 """Untimed replays before a race last about this long at most, where that is known."""

@@ -112,7 +112,7 @@ class TuningContext:
     name: str
     """The closure's, the same on all ranks."""
     ranks: Ranks
-    plan: Plan
+    options: TuningOptions
     story: Story
     race: Race
     sites: Sites
@@ -120,8 +120,6 @@ class TuningContext:
     lookup: CacheLookup
     replays: Replayer
     settings: Settings
-    notices: Notices
-    max_slowdown: float = 0.0
     expenses: Expenses = field(default_factory=Expenses)
     entries: dict[str, Entry] = field(default_factory=dict)
     """Sites in the race, by label; the same on all ranks."""

@@ -199,8 +199,8 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
     sites = {label: met[label] for label in {*context.sites.new, *(spelled & met.keys())}}
     is_first, endless = context.ranks.is_first, context.replays.trials.variants.endless
     why_not = context.replays.why_not(is_asking=bool(context.sites.new))
-    may_go_online = bool(why_not and not endless and context.max_slowdown)
-    slower = f"tuned in the calls to come, which take at most {context.max_slowdown:.0%} longer"
+    may_go_online = bool(why_not and not endless and context.options.max_slowdown)
+    slower = f"tuned in the calls to come, which take at most {context.options.max_slowdown:.0%} longer"
     then = slower if may_go_online else "not tuned; split it, or give reset="
     return RankManifest(
         sites={label: digest(site.texts) for label, site in sites.items()},

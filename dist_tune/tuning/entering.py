@@ -80,7 +80,7 @@ def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     texts = _texts(context, manifest, label)
     prior = manifest.prior.get(label, PriorTimes())
     n_warm_ups = manifest.warm_ups.get(label, 0)
-    plan, n_threads = context.plan, 0 if n_warm_ups else manifest.n_threads
+    plan, n_threads = context.options.plan, 0 if n_warm_ups else manifest.n_threads
     n_tried = plan.n_tried if n_warm_ups else None
     guide = guide_of(plan.search, texts, prior, n_threads, n_tried=n_tried, in_waves=plan.in_waves and n_warm_ups > 0)
     return Entry(texts, guide, n_warm_ups)
@@ -132,7 +132,7 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
     recorder = LaunchRecorder(context.replays.trials.functions)
     with around_launches(recorder.note):
         context.replays.run_batch(closure, replays[:1], WARM_UP)
-        if context.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
+        if context.options.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
             _tell(context, 1)
         if not race.is_enough(n_runs):
             precompile(context, recorder, waves)

@@ -74,7 +74,7 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
     name, sites = context.name, context.sites
     if kind := deferred_value(value):
         text = f"{name} returned a {kind}, which has not run when it returns: nothing of it is tuned. {within(kind)}"
-        context.notices.tell(context.story, {"deferred": text})
+        context.options.notices.tell(context.story, {"deferred": text})
     elif is_watched and not sites.met and not sites.hits and not context.entries:
         unheard = ", ".join(unheard_tuners())
         hint = f"Left alone are kernels of {unheard}, which tune in a run of their own: use triton.autotune. " if unheard else ""
@@ -82,21 +82,21 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
             f"{name}: nothing tunable was launched in this call, no triton.autotune kernel with several configs and no function of "
             f"autotune. {hint}Decorate the function that launches them"
         )
-        context.notices.tell(context.story, {"nothing": text})
+        context.options.notices.tell(context.story, {"nothing": text})
     if (buckets := context.replays.trials.buckets) is not None:
-        context.notices.tell(context.story, buckets.told(name))
+        context.options.notices.tell(context.story, buckets.told(name))
     n_ranks = len(member_ranks(None))
     if context.ranks.is_alone and n_ranks > 1 and sites.met:
         text = (
             f"{name}: each rank chooses alone; ranks may disagree: a process group of {n_ranks} ranks is initialised and is_dist was not "
             f"given. Pass is_dist=True to decide together"
         )
-        context.notices.tell(context.story, {"alone": text})
+        context.options.notices.tell(context.story, {"alone": text})
 
 
 def tell_of_untuned(context: TuningContext, why_not: str) -> None:
     """A call is not tuned."""
-    context.notices.tell(context.story, {"not tuned": f"{closure_name(context.name)} {why_not}"})
+    context.options.notices.tell(context.story, {"not tuned": f"{closure_name(context.name)} {why_not}"})
 
 
 def tell_of_repeated(context: TuningContext, names: Sequence[str]) -> None:
@@ -104,7 +104,7 @@ def tell_of_repeated(context: TuningContext, names: Sequence[str]) -> None:
     if names:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         text = f"{closure_name(context.name)} changes {shown}, and each replay does so again: give reset= if they must count once"
-        context.notices.tell(context.story, {"repeated": text}, is_warning=False)
+        context.options.notices.tell(context.story, {"repeated": text}, is_warning=False)
 
 
 def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -> None:
@@ -118,7 +118,7 @@ def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -
                 f"step needs it once only, or something around it keeps the compiled kernel of the first launch: launch "
                 f"it once before the first call of {context.name}, so that triton.autotune chooses"
             )
-    context.notices.tell(context.story, unmet)
+    context.options.notices.tell(context.story, unmet)
 
 
 def newer_than_tested(installed: Mapping[str, str]) -> str:
@@ -156,8 +156,8 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
             missed[f"missed {label}"] = f"site={label} is tuned: {why}"
         else:  # as it should be
             context.story.debug(f"site={label} is tuned: {why}")
-    context.notices.tell(context.story, pruned, is_warning=False)
-    context.notices.tell(context.story, missed)
+    context.options.notices.tell(context.story, pruned, is_warning=False)
+    context.options.notices.tell(context.story, missed)
 
 
 def note_of_tracing(name: str) -> Callable[[], None]:

@@ -26,7 +26,7 @@ def run_race(context: TuningContext, closure: Closure) -> None:
     It ends early where launches ask for ever new variants of a kernel (``variants.endless``).
     """
     race, trials, conditions = context.race, context.replays.trials, RACE
-    plan, wants_graphs = context.plan, context.plan.objective == "graph"
+    plan, wants_graphs = context.options.plan, context.options.plan.objective == "graph"
     finals = Conditions("finals", is_cold=plan.is_cold, times_launches=plan.objective == "kernel")
     repeats = f", and {race.spare_s:g} s of repeats where the clock cannot tell kernels apart" if race.spare_s else ""
     context.story.debug(f"{context.name} searches in at most {race.bound} replays{repeats}")
@@ -47,7 +47,7 @@ def run_race(context: TuningContext, closure: Closure) -> None:
         context.story.terminal.expect(race.n_queued)
         if wants_graphs and race.is_final and (why_not := _capture(context, closure, batch)):
             told = f'is compared as it is, without objective="graph", because it cannot be captured: {why_not}'
-            context.notices.tell(context.story, {"no graph": f"{closure_name(context.name)} {told}"})
+            context.options.notices.tell(context.story, {"no graph": f"{closure_name(context.name)} {told}"})
             wants_graphs = context.replays.in_graphs = False
             trials.samples.restart()
         runs, n_taken = context.replays.paced(race, batch)
@@ -125,7 +125,7 @@ def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditio
         if reduced.has_new_variants:
             compile_variants(context)
         todo = [schedule for k, schedule in enumerate(todo) if first + k in reduced.lost]
-        is_spent = context.plan.budget_s is not None and reduced.elapsed_s >= context.plan.budget_s
+        is_spent = context.options.plan.budget_s is not None and reduced.elapsed_s >= context.options.plan.budget_s
         if not todo or n_left == 0 or is_spent or replays.trials.variants.endless:
             return reduced
         n_left -= 1

@@ -86,9 +86,8 @@ class Tuning:
         self.trials = trials
         """The ``Listener`` of its runs, the first one among them."""
         self._context = TuningContext(
-            name, ranks, options.plan, story,
-            race=race, sites=sites, compiler=compiler, lookup=lookup, replays=self.replays,
-            settings=settings, notices=options.notices, max_slowdown=options.max_slowdown,
+            name, ranks, options, story,
+            race=race, sites=sites, compiler=compiler, lookup=lookup, replays=self.replays, settings=settings,
         )  # fmt: skip
 
     @property
@@ -239,7 +238,7 @@ class Tuning:
     def _begin(self, *, has_raised: bool = False) -> None:
         self._watchdog.note("the first meeting", Kind.UNLIMITED)
         self._watchdog.watch()
-        self._context.ranks.enter(self._place, f" ({self._context.plan})", has_raised=has_raised)
+        self._context.ranks.enter(self._place, f" ({self._context.options.plan})", has_raised=has_raised)
         self._context.expenses.search_began = time.monotonic()
 
     def _end(self, error: BaseException) -> None:

@@ -277,6 +277,21 @@ def test_without_tuning_the_nearest_record_decides_if_asked(rank: int):
         assert new()(x, autotune=False) == 2, "under capture each rank looks into its own cache"
 
 
+@on_each_rank()
+def test_kernels_inside_a_call_that_uses_the_nearest_record_follow(rank: int):
+    """They are not tuned either: their first config, where they have no record."""
+    kernel, runs = autotuned(blocks=(64, 32, 16)), []
+
+    def work(x: torch.Tensor, factor: int) -> torch.Tensor:
+        runs.append(factor)
+        return launch(kernel, x)
+
+    step: Any = autotune([{"factor": 3}, {"factor": 1}], lambda x: x.numel(), nearest=True)(work)
+    for _ in range(2):
+        step(torch.zeros(64), autotune=False)
+    assert (runs, best(kernel), step.records) == ([3, 3], [64], [])
+
+
 def _plus_one(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 

@@ -49,7 +49,7 @@ def tuning(misses: dict[str, Miss], **fields: Any) -> Any:
     """The context of a tuning whose sites the cache misses so."""
     site = SimpleNamespace(**{"kernel": "gemm", "key": "[8]", "texts": [], "n_removed": 0, **fields})
     lookup, sites = SimpleNamespace(reason_of_miss=misses.__getitem__), SimpleNamespace(met=dict.fromkeys(misses, site))
-    return SimpleNamespace(story=_Story(*misses), notices=Notices(), lookup=lookup, sites=sites)
+    return SimpleNamespace(story=_Story(*misses), options=SimpleNamespace(notices=Notices()), lookup=lookup, sites=sites)
 
 
 def test_of_twenty_sites_one_is_told_on_the_terminal():
