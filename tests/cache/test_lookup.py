@@ -31,7 +31,7 @@ UNMEASURED = [candidate(i, latency_ms=None, closure_ms=None, n_replays=0) for i 
 
 
 def lookup(folder: Path, *, is_used: bool = True, **settings: Any) -> CacheLookup:
-    values = {"cache_dir": folder, "cache_path": "", **settings}
+    values = {"cache_dir": str(folder), "cache_path": "", **settings}
     made = Settings.model_construct(**{**Settings().model_dump(), **values})
     return CacheLookup(made, mock.Mock(Story), is_used=is_used, world_size=2, ranks_per_host=2)
 
