@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from dist_tune.tuning import TunedClosure
-from dist_tune.validation import check_function
+from dist_tune.validation import check_function, spelled
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,21 +26,24 @@ def as_operator(
             plain function, with annotations that ``torch.library.infer_schema`` knows. It may not return one of its arguments.
         name: "namespace::name" of the operator; by default "dist_tune::" and the launcher's name.
         fake: a function of the same arguments that returns empty tensors of the right shapes, as torch's ``register_fake`` takes it.
-        mutates_args: names of the arguments that the launcher writes to.
+            ``torch.compile`` needs it; not of a launcher that returns None.
+        mutates_args: names of the arguments that the launcher writes to: ``torch.compile`` relies on this list.
 
     Returns:
         The operator, torch's ``CustomOpDef`` with the launcher's signature and ``records``. It has no backward of its own:
         ``torch.library.register_autograd`` and ``register_vmap`` take it, or its name.
 
     Raises:
-        TypeError: ``fake`` is no function.
-        ValueError: ``name`` is not of this form, or another operator has it; from torch: an annotation is missing, or it has no such type.
+        TypeError: ``launcher`` or ``fake`` is no function.
+        ValueError: ``name`` is not of this form, or another operator has it; the launcher returns None and ``mutates_args`` is empty;
+            from torch: an annotation is missing, or it has no such type.
     """
+    check_function("launcher", launcher, "launcher(*args, **kwargs)", is_needed=True)
     check_function("fake", fake, "fake(*args, **kwargs) -> empty tensors")
-    name = name or f"dist_tune::{launcher.__name__}"
-    namespace, _, short = name.partition("::")
+    name = name or f"dist_tune::{getattr(launcher, '__name__', '')}"
+    namespace, _, short = str(name).partition("::")
     if not short.isidentifier() or hasattr(getattr(torch.ops, namespace), short):  # torch would put this launcher in the place of that one
-        raise ValueError(f'name must be "namespace::name" of an operator that is not there yet, got {name!r}')
+        raise ValueError(f'name must be "namespace::name" of an operator that is not there yet, got {spelled(name)}')
 
     def body(*args: Any, **kwargs: Any) -> Any:
         return launcher(*args, **kwargs)
@@ -48,6 +51,8 @@ def as_operator(
     signature = inspect.signature(inspect.unwrap(launcher), eval_str=True)
     filled = set[str]().union(*getattr(launcher, "configs", ()))
     signature = signature.replace(parameters=[each for each in signature.parameters.values() if each.name not in filled])
+    if signature.return_annotation is None and not mutates_args:  # torch.compile removes such a node
+        raise ValueError(f"{name} returns nothing and mutates nothing: name what it writes in mutates_args")
     vars(body)["__signature__"] = signature
     operator: Any = torch.library.custom_op(name, body, mutates_args=mutates_args)
     if fake is not None:

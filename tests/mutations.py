@@ -55,6 +55,7 @@ GUARDS = (
     Guard("an abort ends the call on all ranks", "distributed/meetings.py", "while (found := store.compare_set(f\"{key}/{k}/verdict\", \"\", mine)) != mine.encode():", "while (found := mine.encode()) != mine.encode():", "tests/distributed tests/faults"),
     Guard("a beat learns of the end", "distributed/meetings.py", "                if self._has_verdict():  # none is agreed without this rank", "                if False:", "tests/distributed tests/ranks/test_failed_calls.py"),
     Guard("a consequence is no cause", "distributed/messages.py", "    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(_SECONDARY.search(str(error))))", "    return False", "tests/distributed tests/faults"),
+    Guard("an operator that torch.compile would remove is refused", "operators.py", " and not mutates_args:", " and False:", "tests/ranks/test_operators.py"),
     Guard("one operator of a name", "operators.py", " or hasattr(getattr(torch.ops, namespace), short):", ":", "tests/ranks/test_operators.py"),
     Guard("a call made again frees its peers", "distributed/meetings.py", "if self._has_gone_on(verdict) and limits.is_gathering:", "if False:", "tests/distributed tests/ranks/test_failed_calls.py"),
     Guard("two tasks are never one", "distributed/store.py", 'while (task := self._store.add("next", 1) - 1) < self._n_tasks:', 'while (task := self._store.add("next", 0)) < self._n_tasks and not self._store.add("next", 1) < 0:', "tests/distributed tests/offline"),

@@ -147,8 +147,26 @@ def unfit(x: dict[str, int]) -> torch.Tensor:
     raise AssertionError
 
 
+def written(x: torch.Tensor, y: torch.Tensor) -> None:
+    raise AssertionError
+
+
+class Launcher:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError
+
+
 MISTAKES: dict[str, tuple[type[Exception], Any, dict[str, Any], str]] = {
     "a tensor as fake": (TypeError, shifted, {"fake": torch.zeros(1)}, "fake must be a function"),
+    "a number as launcher": (TypeError, 3, {}, "launcher must be a function, launcher(*args, **kwargs), got 3"),
+    "an object without a name": (ValueError, Launcher(), {}, "of an operator that is not there yet, got 'dist_tune::'"),
+    "a number as name": (ValueError, shifted, {"name": 3}, "not there yet, got 3"),
+    "writes what it does not name": (
+        ValueError,
+        written,
+        {"fake": lambda x, y: None},
+        "dist_tune::written returns nothing and mutates nothing: name what it writes in mutates_args",
+    ),
     "no annotations": (ValueError, bare, {}, "Parameter x must have a type annotation"),
     "a type of checkers alone": (NameError, unknown, {}, "name 'Unknown' is not defined"),
     "a type that torch lacks": (ValueError, unfit, {}, "Parameter x has unsupported type"),
