@@ -77,11 +77,11 @@ def _bucket(kernel: str, argument: str, function: Callable[[int], Any]) -> Calla
             return value
         try:
             found = function(value)
-            hash(found)
-            if callable(found):  # of size_classes without its limits; it would equal no other
-                raise TypeError(f"it returned {spelled(found)}")
+            # NaN, an object, the function that size_classes without its limits makes: no launch would find its like again.
+            if type(found) not in (int, str) and (found != found or {found} != {function(value)}):
+                raise TypeError(f"it returned {spelled(found)}, which is not equal to what it returns next")
         except Exception as error:
-            where = f"it was asked of {argument}={value}, and must return what can be hashed, as an int"
+            where = f"it was asked of {argument}={value}, and must return what can be hashed and is equal each time, as an int"
             raise rule_error("bucket", kernel, error, where) from error
         return found
 

@@ -87,6 +87,8 @@ def fails(size: int) -> int:
         (fails, ValueError, "raised LookupError: no bucket for 100"),
         (lambda size: [size], TypeError, "raised TypeError: unhashable type: 'list'"),
         (size_classes, TypeError, "returned the function size_classes.<locals>.<lambda>"),
+        (lambda size: float("nan"), TypeError, "returned nan, which is not equal to what it returns next"),
+        (lambda size: (size, object()), TypeError, "which is not equal to what it returns next"),
     ],
 )
 def test_a_function_that_makes_no_bucket_is_an_error(function: Any, error: type[Exception], text: str):
@@ -94,7 +96,7 @@ def test_a_function_that_makes_no_bucket_is_an_error(function: Any, error: type[
     with pytest.raises(error, match=re.escape(f"bucket of {NAME} ")) as raised:
         key(autotuned(), 100, {"add_kernel": {"n": function}})
     assert text in str(raised.value)
-    assert str(raised.value).endswith("it was asked of n=100, and must return what can be hashed, as an int")
+    assert str(raised.value).endswith("it was asked of n=100, and must return what can be hashed and is equal each time, as an int")
 
 
 def test_what_has_no_effect_is_told():
