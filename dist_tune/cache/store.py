@@ -250,9 +250,12 @@ def _paths_of(name: str) -> list[Path]:
     spec = None
     with suppress(ValueError):  # a module that says nothing of its origin
         spec = find_spec(package) if package.isidentifier() else None
-    found = [Path(each, folder_in_it).absolute() for each in (spec and spec.submodule_search_locations) or ()]
+    places = (spec and spec.submodule_search_locations) or ()
+    found = [path for each in places if (path := Path(each, folder_in_it).absolute()).is_dir()]
     if not found:
-        warn_once(f"{name} in DIST_TUNE_CACHE_PATH is left out: no package {package} is installed here. Install it, or take it out")
+        lacking = f"no package {package} is installed here. Install it" if package else "it names no package. Name one"
+        lacking = f"package {package} has no folder {folder_in_it}. Name another" if places else lacking
+        warn_once(f"{name} in DIST_TUNE_CACHE_PATH is left out: {lacking}, or take it out")
     return found
 
 

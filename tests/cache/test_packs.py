@@ -66,7 +66,7 @@ def test_a_package_is_a_folder_that_is_only_read(tmp_path: Path, monkeypatch: py
     assert (files(tmp_path / "site"), "pack_of_one" in sys.modules) == (before, False)
 
 
-@pytest.mark.parametrize("name", ["no_such_pack", "no-pack", "sys", "a.b", ""])
+@pytest.mark.parametrize("name", ["no_such_pack", "no-pack", "sys", "a.b"])
 def test_a_package_that_is_not_there_is_left_out_with_a_warning(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Which says what to do; folders beside it count."""
     monkeypatch.setattr("dist_tune.files._told", set())
@@ -75,6 +75,20 @@ def test_a_package_that_is_not_there_is_left_out_with_a_warning(name: str, tmp_p
         cache = named(monkeypatch, f"package://{name}:{tmp_path / 'shared'}", tmp_path / "own")
         assert named(monkeypatch, f"package://{name}:{tmp_path / 'shared'}", tmp_path / "own").folders == cache.folders
     assert cache.find(record().cache_key) == record()
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [("package://", "it names no package"), ("package://pack_of_one/h300", "package pack_of_one has no folder h300")],
+)
+def test_an_entry_that_names_nothing_there_is_left_out_with_a_warning(
+    entry: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With the entry; folders beside it count."""
+    monkeypatch.setattr("dist_tune.files._told", set())
+    monkeypatch.syspath_prepend(str(installed(tmp_path / "site")))
+    with warned(f"{entry} in DIST_TUNE_CACHE_PATH is left out: {told}"):
+        assert named(monkeypatch, f"{tmp_path}:{entry}", tmp_path / "own").folders == [tmp_path]
 
 
 def test_a_pack_holds_the_records_of_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
