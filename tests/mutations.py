@@ -144,6 +144,8 @@ GUARDS = (
     # Files of engines
     Guard("of two configs for one size none is taken", "cli/convert.py", "if found.setdefault(key, each).config != each.config:", "if found.setdefault(key, each) is None:", "tests/cli/test_engines.py"),
     Guard("a field that a kernel does not take is told", "cli/convert.py", "        if unknown := each.config.keys() - _TAKES.get(engine, each.config.keys() - {\"pre_hook\"}):", "        if unknown := set[str]():", "tests/cli/test_engines.py"),
+    Guard("a bucket that no launch would find again is an error", "runtime/buckets.py", "if type(found) not in (int, str) and (", "if False and (", "tests/runtime/test_buckets.py"),
+    Guard("a file has no name that its engine does not look for", "cli/convert.py", "if name in facts and not re.fullmatch(_FACTS[name][1], facts[name]):", "if False:", "tests/cli/test_engines.py"),
     Guard("a file that is there stays", "cli/convert.py", "and not replaces:", "and False:", "tests/cli/test_convert.py"),
 )
 # fmt: on

@@ -24,13 +24,28 @@ from dist_tune.cli.report import records_of
 from dist_tune.files import read_regular
 from dist_tune.output import amount, plain
 
-_MOE_NAME = re.compile(
-    r"E=(?P<E>[1-9]\d*),N=(?P<N>[1-9]\d*),device_name=(?P<device_name>[^,/]+?)(,dtype=(?P<dtype>\w+?))?"
-    r"(,block_shape=(?P<block_shape>\[\d+, ?\d+\]))?(,per_channel_quant=(?P<per_channel_quant>True))?(?P<down>_down)?\.json"
-)
 _SIZE = re.compile(r"[1-9]\d{0,17}")
-_FACTS = ("E", "N", "device_name", "dtype", "block_shape", "per_channel_quant", "down", "triton_version", "kernel", "name", "size")
-"""``name`` is that of aiter's file without .json, ``size`` the place of the size in a whole key, from 0."""
+_FACTS = {
+    "E": ("8", r"[1-9]\d*"),
+    "N": ("512", r"[1-9]\d*"),
+    "device_name": ("NVIDIA_H200", r"[^,/]+?"),
+    "dtype": ("fp8_w8a8", r"\w+?"),
+    "block_shape": ("[128,128]", r"\[\d+, ?\d+\]"),
+    "per_channel_quant": ("True", "True"),
+    "down": ("True", "True"),
+    "triton_version": ("3.6.0", "[^/]+"),
+    "kernel": ("chunk_kernel", "[^/]+"),
+    "name": ("gfx942-MOE-DEFAULT", "[^/]+"),
+    "size": ("0", r"\d+"),
+}
+"""An example and the pattern of each. ``name`` is that of aiter's file without .json, ``size`` the place of the size in a whole key."""
+_MOE_NAME = re.compile(
+    r"{E},{N},{device_name}(,{dtype})?(,{block_shape})?(,{per_channel_quant})?(?P<down>_down)?\.json".format(
+        **{name: f"{name}=(?P<{name}>{pattern})" for name, (_, pattern) in _FACTS.items()}
+    )
+)
+_NO_DTYPES = ("bf16", "bfloat16", "fp16", "float16")
+"""Weights of these are in files whose names have no dtype."""
 _CLASS = re.compile(r"M_[LG]EQ_[1-9]\d{0,17}|any|(small|medium|large)(_\w+)?|default")  # the last is FLA's default_config
 _AITER_BOUNDS = ("1", "4", "8", "16", "32", "64", "128", "256", "512", "1024", "2048", "4096", "8192")
 """Those of M_LEQ_<n> that aiter's reader looks for."""
@@ -64,7 +79,7 @@ def convert(sources: list[str], engine: str | None, folder: Path | None, words: 
     given = facts_given(words)
     configs = [each for source in sources for each in _configs_of(Path(source))]
     if not configs:
-        raise RefusedError(f"there is no .json file in {', '.join(sources)}")
+        raise RefusedError(f"there is no config in {', '.join(sources)} (of a folder, .json files count)")
     if engine is None:
         shown = [{"key": each.key if isinstance(each.key, str) else json.dumps(each.key), **each.config, **each.facts} for each in configs]
         names = dict.fromkeys(name for each in shown for name in each)
@@ -119,7 +134,8 @@ def configs_in_file(path: Path) -> list[EngineConfig]:
         elif values.keys() & {"autotune_entries", "default_config"}:
             facts["kernel"], keyed = path.stem, _of_fla(values)
         elif unknown := [key for key in values if not _CLASS.fullmatch(key)]:
-            raise ValueError(f"not named as files of vLLM and SGLang, no file of FLA, and {unknown[0]!r} is no class of aiter's")
+            told = "of vLLM's and SGLang's files only those of fused MoE are read (E=...,N=...,device_name=....json)"
+            raise ValueError(f"{told}; it is none of these or FLA's, and {unknown[0]!r} is no class of aiter's")
         else:
             facts["name"] = path.stem
         for key, config in keyed:
@@ -150,7 +166,7 @@ def config_of_record(record: TuningRecord) -> EngineConfig:
         raise RefusedError(f"{where}: its key holds other than plain values") from None
     if len({name.rpartition(".")[0] for name in fields}) == 1:  # also those of a function's one triton.Config, "config.BLOCK"
         fields = {name.rpartition(".")[2]: value for name, value in fields.items()}
-    facts = {"kernel": record.kernel.rpartition(".")[2], "device_name": made_on.device.replace(" ", "_")}
+    facts = {"kernel": record.kernel.rpartition(".")[2], "device_name": made_on.device.partition(",")[0].replace(" ", "_")}
     return EngineConfig(where, facts | {"triton_version": made_on.triton}, key, fields)
 
 
@@ -164,6 +180,8 @@ def engine_files(engine: str, configs: list[EngineConfig], given: dict[str, str]
     """
     files: dict[str, list[EngineConfig]] = {}
     for each in configs:
+        if engine == "fla" and each.key != "default" and not isinstance(each.key, list):
+            raise RefusedError(f"{each.where} is a size alone: FLA finds a config by the whole key of its kernel, as a record has it")
         if lacking := [name for name in _NEEDS[engine] if type(each.config.get(name)) is not int]:
             raise RefusedError(f"{each.where}: {lacking[0]} is {each.config.get(lacking[0])}, and {engine} needs a whole number")
         if unknown := each.config.keys() - _TAKES.get(engine, each.config.keys() - {"pre_hook"}):
@@ -175,18 +193,18 @@ def engine_files(engine: str, configs: list[EngineConfig], given: dict[str, str]
 def _path_for(engine: str, facts: dict[str, str], where: str) -> str:
     if missing := [name for name in _FINDS_BY[engine] if name not in facts]:
         raise RefusedError(f"{where} does not say what {engine} finds a file by: {' '.join(f'--set {name}=...' for name in missing)}")
+    for name in _FACTS if engine in _TAKES else _FINDS_BY[engine]:
+        if name in facts and not re.fullmatch(_FACTS[name][1], facts[name]):
+            raise RefusedError(f"{where}: {name}={facts[name]} is nothing that {engine} looks for, need one like {name}={_FACTS[name][0]}")
     if engine == "vllm" and (unfit := facts.keys() & {"per_channel_quant", "down"}):
         raise RefusedError(f"{where}: vllm has no files for {min(unfit)}")
     if engine == "vllm" and "H200" in facts["device_name"].split("_"):
         facts = facts | {"device_name": "NVIDIA_H200"}
     if engine == "sglang" and "block_shape" in facts:
         facts = facts | {"block_shape": facts["block_shape"].replace(",", ", ")}
-    parts = [f"{name}={facts[name]}" for name in _FACTS[:6] if name in facts]
+    parts = [f"{name}={facts[name]}" for name in [*_FACTS][:6] if name in facts and facts[name] not in _NO_DTYPES]
     name = f"{','.join(parts)}{'_down' * ('down' in facts)}.json" if engine in _TAKES else f"{facts[_FINDS_BY[engine][0]]}.json"
-    path = f"configs/triton_{facts['triton_version'].replace('.', '_')}/{name}" if engine == "sglang" else name
-    if path.count("/") != 2 * (engine == "sglang") or (engine in _TAKES and not _MOE_NAME.fullmatch(name)):
-        raise RefusedError(f"{where}: {path} is no name that {engine} gives a file")
-    return path
+    return f"configs/triton_{facts['triton_version'].replace('.', '_')}/{name}" if engine == "sglang" else name
 
 
 def _content(engine: str, configs: list[EngineConfig], given: dict[str, str]) -> dict[str, Any]:
@@ -217,8 +235,6 @@ def _key_for(engine: str, each: EngineConfig, place: int, given: dict[str, str])
     """The name of the config in the engine's file: of FLA the hash of the key, of aiter the class, of the others the size."""
     key = each.key
     if engine == "fla":
-        if key != "default" and not isinstance(key, list):
-            raise RefusedError(f"{each.where} is a size alone: FLA finds a config by the whole key of its kernel, as a record has it")
         spelled = json.dumps(key, separators=(",", ":"), sort_keys=True).encode()
         return "default" if key == "default" else hashlib.md5(spelled, usedforsecurity=False).hexdigest()
     if engine == "aiter" and isinstance(key, str) and not _SIZE.fullmatch(key) and key != "default":

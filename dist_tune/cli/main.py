@@ -32,6 +32,12 @@ _EXAMPLES = (
     "dist-tune report                a page of the last tuning",
     "dist-tune doctor                what works on this machine",
 )
+_CONVERSIONS = (
+    "Show what a file holds, and write records for vLLM:",
+    'dist-tune convert "E=8,N=512,device_name=NVIDIA_H200.json"',
+    "dist-tune convert fused_moe_kernel --to vllm --set E=8 --set N=512 -o out",
+)
+_FACTS = "E, N, device_name, dtype, block_shape, per_channel_quant, down, triton_version, kernel, name, size"  # of convert.py
 _A_KEY = "A record's id or any beginning that no other id has, or a kernel's name for all its records"
 _SOURCES = "The folder of a tuning's logs (DIST_TUNE_LOG_DIR if left out), or records: files, exports, cache folders, ids."
 _TARGET = "A file: an earlier export there is replaced, anything else is left alone. With / at its end a folder: records are added to it."
@@ -217,15 +223,15 @@ def trace(
     return Answer(values, [f"{output}: {len(events)} events; open it in ui.perfetto.dev"], LEFT_OUT * bool(story.damage), notes)
 
 
-@app.command()
+@app.command(epilog="\n\n".join(_CONVERSIONS))
 def convert(
     sources: Annotated[
         list[str], typer.Argument(metavar="SOURCE", help="Config files, folders of such; records: files, exports, ids, kernels.")
     ],
-    engine: Annotated[AnEngine | None, typer.Option("--to", help="The engine that shall read it; if left out, show what there is.")] = None,
+    engine: Annotated[AnEngine | None, typer.Option("--to", help="The engine that shall read it; without one, configs are shown.")] = None,
     folder: Annotated[Path | None, typer.Option("--output", "-o", help="The folder to write to; if left out, nothing is written.")] = None,
     given: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="What a source does not say: E=8, any=4096, ...")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=f"What a source lacks: {_FACTS}; a class's size, any=4096.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: AsJson = False,

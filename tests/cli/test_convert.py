@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dist_tune.cache import Cache
+from dist_tune.cli.convert import _FACTS
 from dist_tune.cli.records import packed
 from tests.cached_records import candidate, record
 from tests.cli.test_engines import FILES, MOE, NAME, SGLANG, VLLM
@@ -83,6 +84,14 @@ def test_records_come_from_all_places_that_show_knows(cache: Cache, tmp_path: Pa
     assert json.loads((tmp_path / NAME).read_text()) == {"triton_version": "3.6.0", "8": MOE, "16": MOE, "64": MOE}
 
 
+def test_the_help_names_the_facts_and_has_examples():
+    """One to show a file, one to make records an engine's."""
+    text = " ".join(run("convert", "--help").stdout.split())
+    assert f"What a source lacks: {', '.join(_FACTS)}; " in text
+    assert 'dist-tune convert "E=8,N=512,device_name=NVIDIA_H200.json"' in text
+    assert "dist-tune convert fused_moe_kernel --to vllm --set E=8 --set N=512 -o out" in text
+
+
 def test_what_stands_for_nothing_is_one_line(tmp_path: Path, cache: Cache):
     """On stderr with exit code 1, and nothing is written."""
     (tmp_path / "empty").mkdir()
@@ -90,7 +99,11 @@ def test_what_stands_for_nothing_is_one_line(tmp_path: Path, cache: Cache):
     (tmp_path / "other.json").write_text('{"schema_version": 3}')
     assert "no such file or folder" in refusal("convert", tmp_path / "none.json")
     assert "nothing is called 'moe'" in refusal("convert", "moe")
-    assert "there is no .json file in" in refusal("convert", tmp_path / "empty")
+    assert refusal("convert", tmp_path / "empty").endswith("/empty (of a folder, .json files count)")
+    for name, values in {"fla.json": {"triton_version": "3.6.0", "autotune_entries": {}}, NAME: {"triton_version": "3.6.0"}}.items():
+        (tmp_path / name).write_text(json.dumps(values))
+        assert f"there is no config in {tmp_path / name}" in refusal("convert", tmp_path / name)
+        (tmp_path / name).unlink()
     assert "'schema_version' is no class of aiter's" in refusal("convert", tmp_path / "other.json")
     assert "no candidate that runs" in refusal("convert", tmp_path / "export.json", "--to", "vllm", *KNOWN)
     assert "--set K: need NAME=VALUE of E, N" in refusal("convert", VLLM[0], "--to", "vllm", "--set", "K=1")

@@ -186,7 +186,8 @@ def test_a_whole_key_is_found_again_by_fla(tmp_path: Path):
         (NAME, {"16": {"BLOCK_SIZE_M": 16}}, "16: BLOCK_SIZE_N is None, and vllm needs a whole number"),
         (NAME, {"16": MOE | {"num_warps": "4"}}, "16: num_warps is 4, and vllm needs a whole number"),
         (NAME, {"16": MOE | {"BLOCK": 1}}, "16: vllm takes no BLOCK, which is 1"),
-        ("E=8,N=512,device_name=X,backend=flydsl.json", {"16": MOE}, "not named as files of vLLM and SGLang, no file of FLA"),
+        ("E=8,N=512,device_name=X,backend=flydsl.json", {"16": MOE}, "only those of fused MoE are read (E=..."),
+        ("N=512,K=7168,device_name=X,block_shape=[128,128].json", {"16": MOE}, "of vLLM's and SGLang's files only those of fused MoE"),
         ("E=8,N=0,device_name=X.json", {"16": MOE}, "and '16' is no class of aiter's"),
         ("package.json", {"dependencies": {}}, "and 'dependencies' is no class of aiter's"),
         ("k.json", {"autotune_entries": {"0": {"autotune_key": [1]}}}, "not the entries and configs that FLA reads ('config')"),
@@ -220,12 +221,11 @@ def test_each_engine_says_what_it_lacks():
     """A fact for its file's name, a whole key, a size for a class, a bound that aiter looks for, a config without a hook."""
     size = EngineConfig("file 24", {"device_name": "X"}, "24", MOE)
     assert refusal("sglang", [size]) == "file 24 does not say what sglang finds a file by: --set E=... --set N=... --set triton_version=..."
-    assert "file 24 is a size alone: FLA finds a config by the whole key" in refusal("fla", [size], "kernel=k")
+    assert "file 24 is a size alone: FLA finds a config by the whole key" in refusal("fla", [size])
     assert "file 24: aiter looks for no M_LEQ_24, unless" in refusal("aiter", [size], "name=x")
     assert engine_files("aiter", [size], facts_given(["name=x", "M_LEQ_24=24"])) == {"x.json": {"M_LEQ_24": MOE}}
     classes = [EngineConfig("file any", {}, "any", MOE)]
     assert "the class any has no size: --set any=..." in refusal("vllm", classes, "E=1", "N=1", "device_name=X")
-    assert "is no name that vllm gives a file" in refusal("vllm", [size], "E=1", "N=1", "device_name=a,b")
     assert "fla takes no pre_hook, which is m.hook" in refusal("fla", [tuned("[1]", MOE | {"pre_hook": "m.hook"})])
 
 
@@ -239,14 +239,33 @@ def test_a_fact_that_no_file_has_is_refused_with_those_that_can_be(word: str):
 
 
 @pytest.mark.parametrize(
-    "word", ["E=0", "E=x", "block_shape=128", "per_channel_quant=False", "dtype=a,b", "device_name=a/b", "triton_version=a/b"]
+    "word",
+    [
+        *("E=0", "E=x", "N=x", "block_shape=128", "block_shape=128x128", "per_channel_quant=False", "down=1"),
+        *("dtype=a,b", "device_name=a/b", "device_name=a,b", "triton_version=a/b"),
+    ],
 )
 def test_a_value_that_no_name_can_have_is_refused(word: str):
-    """With the name that would come of it."""
+    """With the fact and what it looks like."""
     told = refusal("sglang", [EngineConfig("x", {}, "16", MOE)], "E=1", "N=1", "device_name=X", "triton_version=3.6.0", word)
-    assert word.partition("=")[2] in told
-    assert told.endswith("is no name that sglang gives a file")
-    assert "is no name that fla gives a file" in refusal("fla", [tuned("[1]", kernel="m.a/b")])
+    assert told.startswith(f"x: {word} is nothing that sglang looks for, need one like {word.partition('=')[0]}=")
+    assert "kernel=a/b is nothing that fla looks for" in refusal("fla", [tuned("[1]", kernel="m.a/b")])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "bf16", "float16", "fp16"])
+def test_dtypes_that_no_engine_puts_into_a_name_are_left_out(dtype: str, tmp_path: Path):
+    """They look for a dtype where weights are quantized, or float32."""
+    path = convert("vllm", [tuned("[16]")], tmp_path, "E=8", "N=512", "device_name=NVIDIA H200", f"dtype={dtype}")
+    assert path.name == NAME
+    assert vllm_reads(tmp_path, "NVIDIA H200", 8, 512) == {16: MOE}
+    assert convert("vllm", [tuned("[16]")], tmp_path, "E=8", "N=512", "dtype=float32").name == NAME.replace(".json", ",dtype=float32.json")
+
+
+def test_a_record_of_amd_s_or_intel_s_names_the_device_as_torch_does(tmp_path: Path):
+    """Ours has its compute units, too (dist_tune/accelerator.py)."""
+    there = environment(device="AMD Instinct MI300X, gfx942, 304 compute units")
+    path = convert("vllm", [tuned("[16]", where=there)], tmp_path, "E=8", "N=512")
+    assert vllm_reads(path.parent, "AMD Instinct MI300X", 8, 512) == {16: MOE}
 
 
 def test_a_record_of_a_function_with_another_key_is_refused():
