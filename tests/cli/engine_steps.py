@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from typing import Any
 
 import torch
@@ -45,16 +45,18 @@ def fla_kernel() -> tuple[Any, Any]:
 
 def main() -> None:
     """``moe`` and ``fla`` tune; ``load`` launches the kernel of FLA without dist_tune, and prints the config that FLA has found."""
-    kernel, launch = (
-        fla_kernel() if sys.argv[1] != "moe" else (fused_moe_kernel, moe_step)
-    )  # before the fake driver: FLA would ask for its CUDA
+    parser = argparse.ArgumentParser(description="tune or launch an engine's kernel on the fake driver")
+    parser.add_argument("what", choices=("moe", "fla", "load"))
+    what = parser.parse_args().what
+    # Before the fake driver: FLA would ask for its CUDA.
+    kernel, launch = (fused_moe_kernel, moe_step) if what == "moe" else fla_kernel()
     install_fake_driver()
     FakeH200.launch_ms = staticmethod(lambda src, metadata: 0.5 if metadata.num_warps == 8 else 2.0)
-    if sys.argv[1] == "moe":
+    if what == "moe":
         for n_tokens in (16, 64):
             launch(n_tokens)
         return
-    if sys.argv[1] == "fla":
+    if what == "fla":
         contextual_autotune(is_dist=False)(launch)(256)
     else:
         kernel._bench = None  # Triton's tuner would fail here
