@@ -32,10 +32,12 @@ class _Target:
     """Set when the target is wrapped."""
 
     def tell(self, what: str) -> None:
-        """One line on the terminal of the job's first rank."""
+        """One line on the terminal of the job's first rank, and not of its children, which import the same."""
+        from multiprocessing import current_process
+
         from dist_tune.files import rank_of_job, to_terminal  # here and below: what a process that tunes nothing need not import
 
-        if rank_of_job() == 0:
+        if rank_of_job() == 0 and current_process().name == "MainProcess":  # named before a child imports anything
             to_terminal(f"dist_tune: {self.module}:{self.name} {what}\n")
 
     def wrap(self, module: object) -> None:
@@ -48,6 +50,8 @@ class _Target:
         try:
             parent = reduce(getattr, outer, module)
             found = getattr_static(parent, name, getattr(parent, name))
+            if isinstance(parent, type) and all(name not in vars(each) for each in parent.__mro__):
+                raise TypeError(f"it is of {parent.__qualname__}'s metaclass")
             kind = type(found) if isinstance(found, staticmethod | classmethod) else None
             function = found.__func__ if kind else found
             if not isroutine(function):
@@ -92,12 +96,20 @@ class _Loader:
             target.wrap(sys.modules.get(name, module))
 
 
+class _Spec(ModuleSpec):
+    """Of a module that was being imported when a target in it was installed: wraps it at the end, where no _Loader has."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and self.name in sys.modules:
+            for target in [each for each in _targets if each.module == self.name and each.tuner is None]:
+                target.wrap(sys.modules[self.name])
+
+
 @atexit.register
 def _tell_end() -> None:
-    """Say which targets were never imported or called; after an exception, which says more, or in a tool or a child process, nothing."""
-    from multiprocessing import parent_process
-
-    if "triton" in sys.modules and not hasattr(sys, "last_type") and parent_process() is None:
+    """Say which targets were never imported or called; after an exception, which says more, or in a tool, nothing."""
+    if "triton" in sys.modules and not hasattr(sys, "last_type"):
         for target in _targets:
             if target.tuner is None:
                 target.tell(f"is not tuned: the program never imported {target.module}. If that is the script, decorate the function there")
@@ -110,9 +122,9 @@ def install(target: str, **options: Any) -> None:
     """Put ``contextual_autotune(**options)`` on a function or method of a program that is not edited.
 
     Call it before the target's module is imported: in a sitecustomize, a conftest, the first line of the program. The target is wrapped
-    at the end of that import; at once in a module that is there already, where names that others have imported from it stay as they are.
-    If there is no such function, if it is no ordinary one, or if it was never imported or called by the end, the program goes on without,
-    and the first rank says so in one line on stderr.
+    at the end of that import, even if it has begun; at once in a module that is there already, where names that others have imported from
+    it stay as they are. If there is no such function, if it is no ordinary one, or if it was never imported or called by the end, the
+    program goes on without, and the main process of the first rank says so in one line on stderr.
 
     Args:
         target: "package.module:function" or "package.module:Class.method": a method, also a static, a class or an inherited one, which is
@@ -131,14 +143,19 @@ def install(target: str, **options: Any) -> None:
     _targets.append(_Target(module, name, options))
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)
-    if module in sys.modules:
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    if getattr(spec, "_initializing", False):
+        spec.__class__ = _Spec
+    elif module in sys.modules:
         _targets[-1].wrap(sys.modules[module])
 
 
 def main() -> None:
     """Install what ``--step`` names, and run the program that follows as Python would."""
+    import runpy
     from argparse import REMAINDER, ArgumentParser
-    from runpy import run_module, run_path
+    from pathlib import Path
+    from pkgutil import get_importer
 
     from dist_tune import install  # of the module that the program imports: one list of targets
 
@@ -157,13 +174,22 @@ def main() -> None:
             install(step, is_dist=options.is_dist)
     except ValueError as error:
         parser.error(str(error))
-    if options.module:
-        run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        script = os.path.abspath(sys.argv[0])
-        if not sys.flags.safe_path:
-            sys.path[0] = os.path.dirname(os.path.realpath(script))
-        run_path(script, run_name="__main__")
+    script = os.path.abspath(sys.argv[0])
+    if not (sys.flags.safe_path or options.module):
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    program = sys.modules["__main__"] = ModuleType("__main__")  # stays: threads and exit handlers that outlive its code may pickle
+    try:
+        if options.module:
+            runpy._run_module_as_main(sys.argv[0])  # type: ignore[attr-defined]  # as python -m
+        elif get_importer(script) or script.endswith(".pyc"):  # a folder, an archive
+            runpy.run_path(script, run_name="__main__")
+        else:
+            vars(program).update(__file__=script, __cached__=None)
+            exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), vars(program))
+    except SystemExit as end:
+        if end.code:
+            sys.last_type = type(end)  # as of other exceptions
+        raise
 
 
 if __name__ == "__main__":

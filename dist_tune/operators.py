@@ -35,8 +35,7 @@ def as_operator(
 
     Raises:
         TypeError: ``launcher`` or ``fake`` is no function.
-        ValueError: ``name`` is not of this form, or another operator has it; the launcher returns None and ``mutates_args`` is empty;
-            from torch: an annotation is missing, or it has no such type.
+        ValueError: ``name`` is not of this form, or taken; nothing is returned or written; from torch: an annotation is missing or unfit.
     """
     check_function("launcher", launcher, "launcher(*args, **kwargs)", is_needed=True)
     check_function("fake", fake, "fake(*args, **kwargs) -> empty tensors")

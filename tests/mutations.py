@@ -140,7 +140,9 @@ GUARDS = (
     Guard("a held interpreter ends the process", "watch.py", "faulthandler.dump_traceback_later(_HELD * self._deadline_s, exit=True, file=self.log.log_file)", "pass", "tests/faults"),
     Guard("a closure inside one of fewer ranks is an error", "contextual.py", "        if missing := member_ranks(group) - (outer.members if outer is not None else frozenset()):", "        if missing := set[int]():", "tests/ranks/test_calls.py"),
     Guard("a class is not wrapped", "install.py", "if not isroutine(function):", "if False:", "tests/test_install.py"),
-    Guard("the end of a child says nothing", "install.py", " and parent_process() is None", "", "tests/test_install.py"),
+    Guard("a begun import is waited for", "install.py", "    if getattr(spec, \"_initializing\", False):", "    if False:", "tests/test_install.py"),
+    Guard("the program stays __main__ to its end", "install.py", " = sys.modules[\"__main__\"] = ", " = ", "tests/test_install.py"),
+    Guard("the end of a child says nothing", "install.py", ' and current_process().name == "MainProcess"', "", "tests/test_install.py"),
     # Files of engines
     Guard("of two configs for one size none is taken", "cli/convert.py", "if found.setdefault(key, each).config != each.config:", "if found.setdefault(key, each) is None:", "tests/cli/test_engines.py"),
     Guard("a field that a kernel does not take is told", "cli/convert.py", "        if unknown := each.config.keys() - _TAKES.get(engine, each.config.keys() - {\"pre_hook\"}):", "        if unknown := set[str]():", "tests/cli/test_engines.py"),

@@ -52,6 +52,13 @@ class Trainer(Base):
 def step(x):
     return x * 2
 
+class Meta(type):
+    def made_by_meta(cls, x):
+        return x
+
+class Made(metaclass=Meta):
+    pass
+
 trainer = Trainer()
 """
 
@@ -149,6 +156,24 @@ def test_a_folder_without_init_is_imported_as_ever(tmp_path: Path):
     assert loaded("step", name="shop.folder").__path__
 
 
+def test_a_module_whose_import_has_begun_is_wrapped_at_its_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """Installed by what it imports itself, twice; an import that then fails leaves the targets."""
+    setup = "import dist_tune\ndist_tune.install('shop.begun:step')\ndist_tune.install('shop.begun:Late.made')\n"
+    (tmp_path / "shop/setup.py").write_text(setup)
+    begun = "import shop.setup\ndef step(x):\n    return x\nclass Late:\n    def made(self):\n        pass\n"
+    (tmp_path / "shop/begun.py").write_text(begun + "raise OSError\n")
+    with pytest.raises(OSError):
+        importlib.import_module("shop.begun")
+    (tmp_path / "shop/begun.py").write_text(begun)
+    importlib.invalidate_caches()
+    del sys.modules["shop.setup"]
+    assert [target.name for target in module._targets] == ["step", "Late.made"]
+    module._targets.clear()
+    shop = importlib.import_module("shop.begun")
+    assert [is_wrapped(each) and not is_wrapped(each.__wrapped__) for each in (shop.step, shop.Late.made)] == [True, True]
+    assert capfd.readouterr().err == ""
+
+
 # -- what is refused, and said -----------------------------------------------------------------------------------------
 
 
@@ -179,6 +204,7 @@ def test_a_target_that_cannot_be_wrapped_from_outside_is_refused(target: str, wh
         ("trainer", "is not tuned: install wraps functions and methods, got an object of type Trainer"),
         ("Trainer.n_steps", "is not tuned: install wraps functions and methods, got 3"),
         ("Trainer.shown", "is not tuned: install wraps functions and methods, got an object of type property"),
+        ("Made.made_by_meta", "is not tuned: it is of Made's metaclass"),
         ("Trainer.batches", "got the function Trainer.batches, which makes a generator"),
         ("Trainer.wait", "got the function Trainer.wait, which makes a coroutine"),
     ],
@@ -226,7 +252,7 @@ def test_the_end_says_what_was_never_imported_or_called(capfd: pytest.CaptureFix
 
 PROGRAM = '''
 """Shows itself."""
-import os, pickle, sys, typing
+import atexit, os, pickle, sys, threading, time, typing
 import shop.plain
 
 class Mine:
@@ -236,6 +262,17 @@ assert pickle.loads(pickle.dumps(Mine())) is not None
 assert Mine.__annotations__ == {"n": int}, "a __future__ of another module"
 main = sys.modules["__main__"]
 print([sys.argv[1:], sys.path[0], __name__, __doc__, __file__, main.Mine is Mine, shop.plain.step(1)])
+def show():
+    print(pickle.loads(pickle.dumps(Mine())).n)
+
+def later():
+    while threading.main_thread().is_alive():
+        time.sleep(0.01)
+    show()
+
+Mine.n = 5
+threading.Thread(target=later).start()
+atexit.register(show)
 if "raise" in sys.argv:
     raise RuntimeError("mine")
 if "interrupt" in sys.argv:
@@ -245,13 +282,17 @@ sys.exit(7 if "exit" in sys.argv else None)
 
 
 SPAWNING = """
+import sys
 import triton
+import shop.trainer
 from multiprocessing import get_context
 
 if __name__ == "__main__":
-    child = get_context("spawn").Process(target=print, args=["child"])
+    child = get_context(sys.argv[1]).Process(target=print, args=["child"])
     child.start()
     child.join()
+    if "failed" in sys.argv:
+        sys.exit("failed")
 """
 
 
@@ -319,14 +360,22 @@ def test_nothing_heavy_is_imported_before_the_module_is(tmp_path: Path):
 @pytest.mark.processes
 def test_a_sitecustomize_is_silent_in_processes_that_tune_nothing(tmp_path: Path):
     """Tools, torchrun, workers of Inductor, children of multiprocessing; a program with Triton hears of a module that it did not import."""
-    (tmp_path / "sitecustomize.py").write_text("import dist_tune\ndist_tune.install('shop.none:step')\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import dist_tune\nfor name in ('trainer:none', 'none:step'):\n    dist_tune.install(f'shop.{name}')\n"
+    )
     (tmp_path / "tool.py").write_text("import torch\n")
     (tmp_path / "job.py").write_text(SPAWNING)
     assert python("tool.py", cwd=tmp_path).stderr == ""
     assert python("-m", "torch.distributed.run", "--help", cwd=tmp_path).stderr == ""
-    done = python("job.py", cwd=tmp_path)
-    assert (done.stdout, done.stderr.count("\n")) == ("child\n", 1)
-    assert done.stderr.startswith("dist_tune: shop.none:step is not tuned: the program never imported shop.none. ")
+    for method in ("spawn", "forkserver"):
+        done = python("job.py", method, cwd=tmp_path)
+        lacking, never = done.stderr.splitlines()
+        assert done.stdout == "child\n"
+        assert lacking == "dist_tune: shop.trainer:none is not tuned: there is no such function"
+        assert never.startswith("dist_tune: shop.none:step is not tuned: the program never imported shop.none. ")
+    (tmp_path / "sitecustomize.py").unlink()
+    done = python("-m", "dist_tune.install", "--step", "shop.none:step", "job.py", "spawn", "failed", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("child\n", "failed\n")
 
 
 # -- a trainer of a library --------------------------------------------------------------------------------------------
