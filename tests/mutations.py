@@ -97,6 +97,8 @@ GUARDS = (
     Guard("the better record stays", "cli/records.py", "if (before.n_samples, before.tuned_at) >= (record.n_samples, record.tuned_at):", "if False:", "tests/cli"),
     Guard("a file is whole or absent", "files.py", "        os.replace(temporary, path)\n", "        path.write_bytes(content)\n", "tests/cache tests/test_files.py"),
     Guard("an unmeasured choice is not kept", "cache/lookup.py", "is_kept = self._is_used and record.source and (record.best.latency_ms is not None or not had_choice)", "is_kept = self._is_used and record.source", "tests/cache tests/tuning/test_notices.py tests/ranks/test_machine_failures.py"),
+    Guard("a step that may not be tuned returns its value", "tuning/tuning.py", "if manifest.to_tune and not manifest.why_not and not manifest.mode:", "if manifest.to_tune and not manifest.why_not:", "tests/ranks/test_modes.py"),
+    Guard("one rank's mode keeps all from tuning", "sites/manifest.py", "modes = [mine.settings.get(\"DIST_TUNE_MODE\") for mine in everyone]", "modes = [mine.settings.get(\"DIST_TUNE_MODE\") for mine in everyone][:1]", "tests/ranks/test_modes.py"),
     Guard("calls that tune nothing have configs of their own", "function.py", "                launch.slot = Slot(self.nearest, (group, key))\n", "                pass\n", "tests/ranks/test_functions.py"),
     Guard("a job waits for the one that tunes the same", "sites/manifest.py", "is_elsewhere=any(mine.is_elsewhere for mine in everyone),", "is_elsewhere=False,", "tests/ranks/test_two_jobs.py"),
     Guard("a store that has failed is left alone", "cache/remote.py", "        if self._is_over[what]:\n", "        if False:\n", "tests/cache/test_remote.py"),
