@@ -28,6 +28,7 @@ class _Target:
     name: str
     """In the module: "Class.method"."""
     options: dict[str, Any]
+    missing: str = "there is no such function"
     tuner: Any = None
     """Set when the target is wrapped."""
 
@@ -40,7 +41,7 @@ class _Target:
         if rank_of_job() == 0 and current_process().name == "MainProcess":  # named before a child imports anything
             to_terminal(f"dist_tune: {self.module}:{self.name} {what}\n")
 
-    def wrap(self, module: object) -> None:
+    def wrap(self, module: Any) -> None:
         """Put the tuned function into its place, or say why that cannot be."""
         from dist_tune.contextual import contextual_autotune
         from dist_tune.validation import spelled
@@ -60,7 +61,7 @@ class _Target:
             setattr(parent, name, kind(tuned) if kind else tuned)
         except (AttributeError, ImportError, RuntimeError, TypeError) as error:  # the middle ones of modules that import names on use
             _targets.remove(self)
-            self.tell(f"is not tuned: {error if isinstance(error, TypeError) else 'there is no such function'}")
+            self.tell(f"is not tuned: {error if isinstance(error, TypeError) else self.missing}")
         else:
             self.tuner = vars(tuned)["_tuner"]
 
@@ -96,16 +97,6 @@ class _Loader:
             target.wrap(sys.modules.get(name, module))
 
 
-class _Spec(ModuleSpec):
-    """Of a module that was being imported when a target in it was installed: wraps it at the end, where no _Loader has."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        if name == "_initializing" and self.name in sys.modules:
-            for target in [each for each in _targets if each.module == self.name and each.tuner is None]:
-                target.wrap(sys.modules[self.name])
-
-
 @atexit.register
 def _tell_end() -> None:
     """Say which targets were never imported or called; after an exception, which says more, or in a tool, nothing."""
@@ -122,9 +113,9 @@ def install(target: str, **options: Any) -> None:
     """Put ``contextual_autotune(**options)`` on a function or method of a program that is not edited.
 
     Call it before the target's module is imported: in a sitecustomize, a conftest, the first line of the program. The target is wrapped
-    at the end of that import, even if it has begun; at once in a module that is there already, where names that others have imported from
-    it stay as they are. If there is no such function, if it is no ordinary one, or if it was never imported or called by the end, the
-    program goes on without, and the main process of the first rank says so in one line on stderr.
+    at the end of that import; at once in a module that is there already, where names that others have imported from it stay as they are.
+    If there is no such function, if it is no ordinary one, or if it was never imported or called by the end, the program goes on without,
+    and the main process of the first rank says so in one line on stderr.
 
     Args:
         target: "package.module:function" or "package.module:Class.method": a method, also a static, a class or an inherited one, which is
@@ -143,10 +134,9 @@ def install(target: str, **options: Any) -> None:
     _targets.append(_Target(module, name, options))
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)
-    spec = getattr(sys.modules.get(module), "__spec__", None)
-    if getattr(spec, "_initializing", False):
-        spec.__class__ = _Spec
-    elif module in sys.modules:
+    if module in sys.modules:
+        if getattr(sys.modules[module].__spec__, "_initializing", False):
+            _targets[-1].missing = "there is no such function yet: install it before the import of its module begins"
         _targets[-1].wrap(sys.modules[module])
 
 

@@ -142,7 +142,6 @@ GUARDS = (
     Guard("a held interpreter ends the process", "watch.py", "faulthandler.dump_traceback_later(_HELD * self._deadline_s, exit=True, file=self.log.log_file)", "pass", "tests/faults"),
     Guard("a closure inside one of fewer ranks is an error", "contextual.py", "        if missing := member_ranks(group) - (outer.members if outer is not None else frozenset()):", "        if missing := set[int]():", "tests/ranks/test_calls.py"),
     Guard("a class is not wrapped", "install.py", "if not isroutine(function):", "if False:", "tests/test_install.py"),
-    Guard("a begun import is waited for", "install.py", "    if getattr(spec, \"_initializing\", False):", "    if False:", "tests/test_install.py"),
     Guard("the program stays __main__ to its end", "install.py", " = sys.modules[\"__main__\"] = ", " = ", "tests/test_install.py"),
     Guard("the end of a child says nothing", "install.py", ' and current_process().name == "MainProcess"', "", "tests/test_install.py"),
     # Files of engines
