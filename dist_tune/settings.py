@@ -96,15 +96,18 @@ class Settings(BaseSettings):
         return Path(os.path.expanduser(folder))
 
     @property
+    def _named(self) -> list[str]:
+        return _ENTRY.findall(self.cache_path) or [self.cache_dir]
+
+    @property
     def cache_folders(self) -> list[str]:
         """Folders of records, paths and URLs; the first is a path, and is written. So is a URL before which none was named."""
-        named = _ENTRY.findall(self.cache_path) or [self.cache_dir]
-        return named if "://" not in named[0] else [_FOLDER if "://" in self.cache_dir else self.cache_dir, *named]
+        return self._named if "://" not in self._named[0] else [_FOLDER if "://" in self.cache_dir else self.cache_dir, *self._named]
 
     @property
     def is_cache_remote(self) -> bool:
         """True if a URL stands first, to which records are written as well."""
-        return bool(re.match(r"(?!package:)[A-Za-z][\w+.-]+://", (self.cache_path or self.cache_dir).lstrip(os.pathsep)))
+        return "://" in self._named[0] and not self._named[0].startswith("package://")
 
     @property
     def effective_mode(self) -> str:

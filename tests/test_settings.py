@@ -92,7 +92,9 @@ def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert (Settings().log_dir, Settings().cache_folders) == (tmp_path / "logs", ["/c"])
     urls = ["s3://b/r", "http://localhost:8080/r", "simplecache::s3://b/r", "memory://"]
     monkeypatch.setenv("DIST_TUNE_CACHE_PATH", os.pathsep.join(["a", *urls, "b"]))
-    assert Settings().cache_folders == ["a", *urls, "b"]
+    assert (Settings().cache_folders, Settings().is_cache_remote) == (["a", *urls, "b"], False)
+    for first, is_written in {**dict.fromkeys(urls, True), "package://x": False, "/a": False}.items():
+        assert Settings(cache_path=f":{first}:/b").is_cache_remote is is_written
     monkeypatch.setenv("DIST_TUNE_CACHE_PATH", os.pathsep.join(["", "/a", "", "~/b"]))
     assert Settings().cache_folders == ["/a", "~/b"]
     for path, folders in {

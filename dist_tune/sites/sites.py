@@ -241,9 +241,10 @@ class Sites:
             return site
         cache_key = self.journal.enter(site)
         self.story.site(label, (site.kernel, site.key), texts, n_pruned=site.n_removed, cache_key=cache_key)
-        near = launch.slot.nearest()
-        site.near = next((i for i, config in enumerate(configs) if config is near), None)
-        if not self.lookup.may_tune:
+        if self.lookup.may_tune:
+            near = launch.slot.nearest()
+            site.near = next((i for i, config in enumerate(configs) if config is near), None)
+        else:
             site.near = self.lookup.nearest_config(label, texts)
             site.stand_in = site.near or 0
         if launch.is_compiled:

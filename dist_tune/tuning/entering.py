@@ -101,10 +101,10 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
     for label in manifest.to_tune:
         prior, site = manifest.prior.get(label, PriorTimes()), context.sites.met.get(label)
         fastest = min(prior.times, key=lambda i: (prior.times[i].kernel_ms, i), default=None)
-        is_first = manifest.mode == "first" or bool(manifest.mismatch)
-        chosen[label] = 0 if is_first else next(i for i in (prior.winner, fastest, prior.near, 0) if i is not None)
+        is_first_config = manifest.mode == "first" or bool(manifest.mismatch)
+        chosen[label] = 0 if is_first_config else next(i for i in (prior.winner, fastest, prior.near, 0) if i is not None)
         if manifest.mode:
-            note_use(manifest.mode, context.settings, "first" if is_first or prior == PriorTimes() else "nearest")
+            note_use(manifest.mode, context.settings, "first" if is_first_config or prior == PriorTimes() else "nearest")
         if site is not None and site.variants and site.is_new:  # none with a record that not all ranks can use
             context.sites.load(site, chosen[label])
     failed = context.vote("not tuned", context.sites.take_failures())
