@@ -32,16 +32,10 @@ from kernels.shard_gemm import ag_gemm_kernel, multiply_shards
 
 
 class AllGatherGemm(GroupStep):
-    """One step of AllGather-GEMM.
-
-    Args:
-        group: the ranks that hold A and B; the default group if None.
-        config: the launch config to use. None: the one in the kernel's cache, tuned on a miss.
-    """
+    """One step of AllGather-GEMM."""
 
     def __init__(self, group: dist.ProcessGroup | None = None, config: triton.Config | None = None) -> None:
-        super().__init__(group)
-        self.config = config
+        super().__init__(group, config)
         self._gathers: dict[tuple[torch.Size, torch.dtype, torch.device], Gather] = {}
 
     def __call__(

@@ -42,8 +42,8 @@ class AllGatherMoe(GroupStep):
     own tokens.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(group)
+    def __init__(self, group: dist.ProcessGroup | None = None, config: triton.Config | None = None) -> None:
+        super().__init__(group, config)
         self._gemm = AllGatherGemm(group)  # its gathers are for shards of any rows
         self._stream_order = StepOrder()
         self._sorters: dict[Hashable, RowSorter] = {}
@@ -60,7 +60,7 @@ class AllGatherMoe(GroupStep):
     ) -> torch.Tensor:
         """C [M * top_k, N / W], written to `out` if given; `tokens` is this rank's [M / W, K], `experts_b` [E, N / W, K].
 
-        `config`, if given, is the product's; None: the one in the kernel's cache, tuned on a miss.
+        `config`, if given, is used for this call in place of the object's.
         """
         check_operands(tokens, experts_b, "tokens as [M / W, K] and B as [E, N / W, K]", 3)
         (n_experts, n, _), (n_tokens, top_k) = experts_b.shape, routing.experts.shape
@@ -75,7 +75,8 @@ class AllGatherMoe(GroupStep):
         try:
             by_expert = self._sorter_for(routing, n_experts, order).sort(routing.experts)
             shards = Shards(tokens, gathered.flags, gathered.epoch, self.rank)
-            multiply_rows(gathered.shards, flat.view(n_experts, n, -1), c, by_expert, shards=shards, config=config)
+            b, config = flat.view(n_experts, n, -1), self.config if config is None else config
+            multiply_rows(gathered.shards, b, c, by_expert, shards=shards, config=config)
         finally:
             gather.finish()
         return c

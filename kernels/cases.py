@@ -6,6 +6,7 @@ Knows results, ways and competitors; harness.py knows options, errors and tables
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -34,7 +35,7 @@ from kernels import gemm_a8w8_blockscale as a8w8
 from kernels import persistent_gemm as persistent
 from kernels.ag_gemm import AllGatherGemm
 from kernels.harness import PRODUCT, TUNED, Contenders, Kernel, Problem, Run, Shape, Step, config_text
-from kernels.operands import key_fn
+from kernels.operands import key_fn, loadable
 from kernels.partials import Exchange
 from kernels.push_gemm import gpu_configs, interpreter_configs, push_gemm_kernel
 from kernels.routing import ORDERS, RowSorter, route, skewed_logits
@@ -187,6 +188,13 @@ KERNELS = {
 }
 
 
+@functools.cache
+def group_of_this_rank() -> Any:
+    """A group of one rank, in whose steps nothing is exchanged. Collective, the first time."""
+    groups: list[Any] = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    return groups[dist.get_rank()]
+
+
 def fastest_alone(kernel: Any, run: Callable[[], object]) -> triton.Config:
     """The config of a kernel that is the fastest without a step around it; what was tuned before stays. Collective."""
     known = dict(kernel.cache)
@@ -227,9 +235,9 @@ class GemmStep(Step):
         check: Any = matches(lambda a, b, *_, **__: self.expected((a, b)).to(a.dtype))
         return autotune(*space, check=check, **QUICK)(self.function.__wrapped__)
 
-    def tuned(self, tuner: str) -> tuple[Tunable, list[TuningRecord]]:
+    def tuned(self, tuner: str, config: Any = None) -> tuple[Tunable, list[TuningRecord]]:
         """All in one tuning of the function by `autotune`; or the product alone, in the step, by `contextual_autotune`."""
-        ctx = self.context()
+        ctx = self.context(config=config)
         if tuner == "function":
             return lambda a, b: self.function(a, b, ctx), self.function.records
         step: Any = contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5)(ctx.__call__)
@@ -263,6 +271,16 @@ class AllGather(GemmStep):
         yield "step, tuned", 1, contextual_autotune(is_dist=True, **QUICK)(ctx.__call__)
         tuned = self.checked_function(ag_gemm.config_space(), key_fn, prune_by_shared_memory)
         yield "function, tuned", 1, lambda a, b, out: tuned(a, b, ctx, out=out)
+
+    def tuned(self, tuner: str, config: Any = None) -> tuple[Tunable, list[TuningRecord]]:
+        """Only the product is tuned, by either way."""
+        return super().tuned(tuner) if config is None else (AllGatherGemm(config=config), [])
+
+    def fastest_product(self, operands: Any) -> triton.Config:
+        """Of all of A and this rank's rows of B."""
+        (a, b), lonely = operands, AllGatherGemm(group_of_this_rank())
+        everything = gathered(a)
+        return fastest_alone(shard_gemm.ag_gemm_kernel, lambda: lonely(everything, b))
 
     def contenders(self, run: Tunable, operands: Any) -> Contenders:
         """NCCL with cuBLAS, and torch's fused operator, without the gathered A among its results: its faster form."""
@@ -324,14 +342,15 @@ class RowParallel(GemmStep):
         ctx, tuned = self.context(), self.checked_function(self.checked, key_fn)
         yield "function, tuned", 2, lambda a, b, out: tuned(a, b, ctx, out=out)
 
+    def fastest_product(self, operands: Any) -> triton.Config:
+        """On a group of one rank, whose result is its own partial result."""
+        (a, b), lonely = operands, self.context(group_of_this_rank())
+        return fastest_alone(push_gemm_kernel, lambda: lonely(a, b))
+
     def contenders(self, run: Tunable, operands: Any) -> Contenders:
-        """Untuned, with the product's config that wins without an exchange, cuBLAS with NCCL, and torch's operators."""
+        """Untuned, cuBLAS with NCCL, and torch's operators."""
         a, b = operands
-        # On a group of one rank, whose result is its own partial result.
-        groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-        lonely: Any = self.context(groups[dist.get_rank()])
-        best = fastest_alone(push_gemm_kernel, lambda: lonely(a, b))
-        first, alone = (self.context(config=config) for config in (gpu_configs()[0], best))
+        first: Any = self.context(config=gpu_configs()[0])
         product = a @ b.T
         out = product.chunk(dist.get_world_size())[0].clone() if self.is_scattered else product
         exchange = (lambda: dist.reduce_scatter_tensor(out, product)) if self.is_scattered else (lambda: dist.all_reduce(product))
@@ -346,7 +365,6 @@ class RowParallel(GemmStep):
             "NCCL": exchange,
             NCCL_TORCH: multiply_then_exchange,
             "first config": lambda: first(a, b),
-            "product tuned alone": lambda: alone(a, b),
         }
         return runs | torch_row_parallel(a, b, is_scattered=self.is_scattered)
 
@@ -425,11 +443,19 @@ class Experts(Step):
         function: Tunable = self.function
         return lambda a, b, routing, out=None: function(a, b, routing, ctx, out=out)
 
-    def tuned(self, tuner: str) -> tuple[Tunable, list[TuningRecord]]:
+    def tuned(self, tuner: str, config: Any = None) -> tuple[Tunable, list[TuningRecord]]:
         """Knobs and product in one tuning; a few runs are enough of the interpreter, whose times say nothing about GPUs."""
         n_warmup, n_repeat = (3, 5) if torch.cuda.is_available() else (1, 1)
-        step: Any = contextual_autotune(is_dist=True, n_warmup=n_warmup, n_repeat=n_repeat)(self.step_of(self.context()))
+        step: Any = contextual_autotune(is_dist=True, n_warmup=n_warmup, n_repeat=n_repeat)(self.step_of(self.context(config=config)))
         return step, step.records
+
+    def fastest_product(self, operands: Any) -> triton.Config:
+        """Of all rows, which nothing is sent of meanwhile."""
+        (a, b, routing), (n_experts, n, _) = operands, operands[1].shape
+        rows, experts = loadable(gathered(a) if self.gathers else a), routing.experts
+        sorted_rows = RowSorter([(0, experts.numel())], n_experts, "arrival", a.device).sort(experts)
+        b, c = loadable(b.flatten(0, 1)).view(n_experts, n, -1), a.new_empty(experts.numel(), n)
+        return fastest_alone(grouped_gemm.grouped_gemm_kernel, lambda: grouped_gemm.multiply_rows(rows, b, c, sorted_rows))
 
     def contenders(self, run: Tunable, operands: Any) -> Contenders:
         """NCCL and torch's grouped product, whose rows stay sorted by expert where none are summed; and the step with other choices."""
@@ -462,10 +488,8 @@ class Experts(Step):
                 torch.bmm(routing.weights.to(a.dtype).unsqueeze(1), by_token.view(n_tokens, top_k, -1), out=partial.unsqueeze(1))
                 collective(out, partial)
 
-        (order, ends), c, ctx = by_expert(), a.new_empty(len(experts), b.shape[1]), self.context()
+        (order, ends), ctx = by_expert(), self.context()
         sorted_a = rows[order // top]
-        sorted_rows = RowSorter([(0, len(experts))], n_experts, "arrival", a.device).sort(routing.experts)
-        alone = fastest_alone(grouped_gemm.grouped_gemm_kernel, lambda: grouped_gemm.multiply_rows(rows, b, c, sorted_rows))
         first: Any = self.module.config_space()[0]
         return {
             TUNED: lambda: run(a, b, routing),
@@ -473,7 +497,6 @@ class Experts(Step):
             "copies" if self.gathers else "NCCL": copies_of(a) if self.gathers else lambda: collective(out, partial),
             NCCL_TORCH: by_torch,
             "first config": lambda: ctx(a, b, routing, **first, config=grouped_gemm.check_configs()[0]),
-            "product tuned alone": lambda: ctx(a, b, routing, **first, config=alone),
         }
 
     def work(self, shape: Shape, n_ranks: int) -> tuple[int, int]:

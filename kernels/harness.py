@@ -34,7 +34,7 @@ Run = Callable[..., object]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WIDTH = 190
 """Columns of a table where there is no terminal: tables in logs stay in one piece."""
-TUNED, PRODUCT = "tuned", "product"
+TUNED, PRODUCT, PRODUCT_ALONE = "tuned", "product", "product tuned alone"
 LINK_BYTES = 367e9
 """What a copy engine of an H200 moves from one peer to another in a second (measured)."""
 N_CHECK_INPUTS = 5
@@ -131,8 +131,12 @@ class Step:
         """Steps that between them take every path: name, how often a number is rounded on its way, and the step."""
         raise NotImplementedError
 
-    def tuned(self, tuner: str) -> tuple[Callable[..., torch.Tensor], list[TuningRecord]]:
-        """The step as one of `tuners` tunes it, and the records of its tunings."""
+    def tuned(self, tuner: str, config: Any = None) -> tuple[Callable[..., torch.Tensor], list[TuningRecord]]:
+        """The step as one of `tuners` tunes it, all but its product where `config` is that of the product; the records of its tunings."""
+        raise NotImplementedError
+
+    def fastest_product(self, operands: Any) -> Any:
+        """The config with which the product alone, all of its operands there, is the fastest on the slowest rank. Collective."""
         raise NotImplementedError
 
     def contenders(self, run: Callable[..., torch.Tensor], operands: Any) -> Contenders:
@@ -431,7 +435,11 @@ def run_step(step: Step, options: argparse.Namespace) -> int:
             run, is_right = tune_step(step, operands, options.tuner, console)
             is_good &= is_right
             if options.case == "perf":
-                console.print(perf_step(step, shape, f"{step.sizes}={shape} {dtype}", step.contenders(run, operands)))
+                contenders = step.contenders(run, operands)
+                by_product, _ = step.tuned(options.tuner, alone := step.fastest_product(operands))
+                contenders[PRODUCT_ALONE] = partial(by_product, *operands)
+                console.print(f"fastest product alone: {config_text(alone)}")
+                console.print(perf_step(step, shape, f"{step.sizes}={shape} {dtype}", contenders))
         dist.barrier()  # a rank that leaves frees memory that its peers may still write to
     finally:
         dist.destroy_process_group()

@@ -55,8 +55,8 @@ class MoeReduceScatter(GroupStep):
     Experts are 0 to E - 1: a step with another number never ends.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(group)
+    def __init__(self, group: dist.ProcessGroup | None = None, config: triton.Config | None = None) -> None:
+        super().__init__(group, config)
         self._stream_order = StepOrder()
         self._buffers: dict[Hashable, Buffers] = {}
         self._sorters: dict[Hashable, RowSorter] = {}
@@ -74,7 +74,7 @@ class MoeReduceScatter(GroupStep):
     ) -> torch.Tensor:
         """This rank's [M / W, N], written to `out` if given; `hidden` is [M * top_k, K / W], `experts_b` [E, N, K / W].
 
-        `config`, if given, is the product's; None: the one in the kernel's cache, tuned on a miss.
+        `config`, if given, is used for this call in place of the object's.
         """
         refuse_capture("a MoE-ReduceScatter step")
         if self.n_ranks > 1:
@@ -94,7 +94,7 @@ class MoeReduceScatter(GroupStep):
             side.wait_stream(torch.cuda.current_stream())
         try:
             n_free_sms = n_push_sms if self.n_ranks > 1 else 0
-            b = flat.view(n_experts, n, -1)
+            b, config = flat.view(n_experts, n, -1), self.config if config is None else config
             multiply_rows(hidden, b, buffers.results, by_expert, done=done, n_free_sms=n_free_sms, config=config)
         except BaseException:
             done.fill_(MUCH)  # peers wait for this rank's sums, right or wrong: the error is for the caller alone

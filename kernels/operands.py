@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+import triton
 
 from dist_tune import to_hashable
 
@@ -68,6 +69,7 @@ class GroupStep:
 
     Args:
         group: the ranks that hold the operands; the default group if None.
+        config: the product's launch config. None: the one in its kernel's cache, tuned on a miss by the tuner around the step.
 
     Attributes:
         rank: this rank in the group.
@@ -78,7 +80,8 @@ class GroupStep:
     partial_dtype: torch.dtype | None = None
     """The type in which partial results travel; None: the operands' type."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, config: triton.Config | None = None) -> None:
+        self.config = config
         group = dist.group.WORLD if group is None else group
         if group is None:
             raise ValueError(f"{type(self).__name__} needs a process group: call torch.distributed.init_process_group first")

@@ -324,8 +324,7 @@ class RowParallelGemm(GroupStep):
     """A @ B.T where each rank holds K / W columns of both, so that results are sums over ranks.
 
     Args:
-        group: the ranks that hold A and B; the default group if None.
-        config: the launch config to use. None: the one in the kernel's cache, tuned on a miss by the tuner around the step.
+        group, config: those of any `GroupStep`.
         partial_dtype: the type in which partial results travel: None for the operands' type, or torch.float32, which doubles the bytes.
         exchange: how partial results travel, where a call does not say.
     """
@@ -337,8 +336,8 @@ class RowParallelGemm(GroupStep):
         partial_dtype: torch.dtype | None = None,
         exchange: Exchange | None = None,
     ) -> None:
-        super().__init__(group)
-        self.config, self.partial_dtype, self.exchange = config, partial_dtype, exchange
+        super().__init__(group, config)
+        self.partial_dtype, self.exchange = partial_dtype, exchange
         self._sums: dict[tuple[Plan, torch.device], PartialSums] = {}
 
     def run(

@@ -282,6 +282,35 @@ def test_layers_of_experts_are_right_and_what_is_amiss_is_told_from_rounding():
     assert values(on_ranks(2, experts)) == [[True, True, False, False, False]] * 2
 
 
+def with_the_product_tuned_alone(rank: int, name: str) -> tuple[float, int, int]:
+    """The error of a step with this product, how many sites it tuned, and how many configs its kernel's tuner chose for it."""
+    from kernels import cases, harness
+
+    step = first(rank, name)
+    kernels = {"ag_gemm": cases.shard_gemm.ag_gemm_kernel, "gemm_rs": cases.push_gemm_kernel}
+    kernel: Any = kernels.get(name, cases.grouped_gemm.grouped_gemm_kernel)
+    operands = step.operands(step.shapes("tune", 2, CPU)[0], torch.float16, CPU, MOE)
+    run, records = step.tuned(step.tuners[0])
+    run(*operands)
+    in_the_step, n_tuned, alone = dict(kernel.cache), len(records), step.fastest_product(operands)
+    assert in_the_step
+    assert kernel.cache == in_the_step
+    assert alone in kernel.configs
+    kernel.cache.clear()
+    run, more = step.tuned(step.tuners[0], alone)
+    error = harness.worst_over_ranks(run(*operands), step.expected(operands)) / step.n_roundings / torch.finfo(torch.float16).eps
+    dist.barrier()
+    return error, len(more) - (n_tuned if more is records else 0), len(kernel.cache)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", ["ag_gemm", further("gemm_rs"), further("ag_moe"), "moe_reduce_rs"])
+def test_a_step_runs_with_the_product_that_was_tuned_alone(name: str):
+    """Right, with all else as it was tuned in the step: nothing is tuned again, and the product's config is not its kernel's choice."""
+    for error, n_tuned, n_chosen in values(on_ranks(2, with_the_product_tuned_alone, name)):
+        assert (error <= 1.0, n_tuned, n_chosen) == (True, 0, 0)
+
+
 def failed_sum(rank: int) -> list[int]:
     import kernels.moe_reduce_rs as layer
     from kernels.routing import route

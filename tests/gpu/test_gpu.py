@@ -1,4 +1,4 @@
-"""What only real GPUs show: event times, host ahead of device, memory, capture, dead contexts, killed ranks. Needs two.
+"""What only real GPUs show: event times, host ahead of device, memory, capture, dead contexts, killed ranks.
 
 python -m pytest -m gpu tests/gpu
 """
@@ -18,6 +18,7 @@ import triton.language as tl
 
 from dist_tune import CaptureError, autotune, contextual_autotune
 from dist_tune.testing import on_ranks
+from tests.gpu import needs_two_gpus
 from tests.ranks.journaled import BLOCKS
 from tests.ranks.kernels import autotuned, best, configs, launch, product_kernel, tuned
 from tests.ranks.test_journals import supervised
@@ -105,6 +106,7 @@ def test_a_config_that_needs_too_much_memory_on_one_rank_is_dropped_on_both(rank
     assert re.match("rank 1: .*OutOfMemoryError", str(record.candidates[1].failure))
 
 
+@needs_two_gpus
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_costs_one_restart(tmp_path: Path, rank: int):
     """SIGKILL in the fifth replay of a supervised job, before ranks have agreed on a time: a second start is no longer than a first one."""

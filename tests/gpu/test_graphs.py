@@ -1,4 +1,4 @@
-"""Finals by CUDA graphs, what a capture that fails leaves, and graphs of the user's beside later tunings. The first test needs two GPUs.
+"""Finals by CUDA graphs, what a capture that fails leaves, and graphs of the user's beside later tunings.
 
 python -m pytest -m gpu tests/gpu/test_graphs.py
 """
@@ -16,6 +16,7 @@ import torch.distributed as dist
 import triton
 
 from dist_tune import contextual_autotune
+from tests.gpu import needs_two_gpus
 from tests.gpu.test_gpu import _turns_kernel
 from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, configs, launch
 from tests.shared_worlds import log, on_each_rank
@@ -51,7 +52,8 @@ def still_works() -> None:
     assert torch.cuda.memory_stats()[active_bytes] <= before + (1 << 20)
 
 
-@on_each_rank(modes=("gpu",))
+@needs_two_gpus
+@on_each_rank(modes=("gpu",), is_alone=True)
 def test_a_step_with_a_collective_is_compared_as_a_graph(rank: int) -> Any:
     """NCCL's all-reduce is captured on both; later calls of another shape meet as ever, and the value is that of an ordinary run."""
     torch.cuda.set_device(rank)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.gpu import needs_two_gpus
 from tests.programs import ROOT
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]  # four tunings of each product, compiled for the first time
+pytestmark = [pytest.mark.gpu, needs_two_gpus, pytest.mark.timeout(400)]  # four tunings of each product, compiled for the first time
 
 ONE_LATE = [("--case", "check", "--straggler", rank) for rank in ("0", "1")]
 
