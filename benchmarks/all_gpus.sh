@@ -7,7 +7,7 @@
 #
 # PARTS, all if none is named: tests; checks (of each distributed step of kernels/); perf (each step beside NCCL with cuBLAS, torch's fused
 # operators, and the product tuned alone); ag-gemm (216 configs beside an exhaustive search); vanilla (the same beside triton.autotune,
-# minutes); library (chunk_gla of fla-core and a state-space scan); split (a tuning script on all GPUs, on one, with one rank killed); hosts
+# minutes); library (chunk_gla of fla-core and a state-space scan, cold and hit); split (a tuning script on all GPUs, on one, with one rank killed); hosts
 # (half of the GPUs as one host, half as another; one of them is lost). FOLDER gets a file for each command, rank 0's logs, and summary.txt:
 # exit status, seconds and command. Without a GPU all run small, under Triton's interpreter, to try this script: what needs a GPU says so.
 set -uo pipefail
@@ -58,7 +58,7 @@ launched() {
 }
 
 tests() {
-    run tests 600 "$python" -m pytest -v -m gpu "$root/tests/gpu" --durations=20 -p no:cacheprovider -o addopts=--import-mode=importlib
+    run tests 600 "$python" -m pytest -v -m gpu "$root/tests/gpu" --durations=20 -rs -p no:cacheprovider -o addopts=--import-mode=importlib
 }
 
 checks() {
@@ -89,8 +89,8 @@ library() {
             trees=("$tree") kernels=$(mktemp -d) records=$(mktemp -d)
             launched chunk-gla-cold-$n 100 benchmarks/chunk_gla.py cold
             launched chunk-gla-hit-$n 100 benchmarks/chunk_gla.py hit
-            launched scan-cold-$n 100 examples/state_space_scan.py --case tune
-            launched scan-hit-$n 100 examples/state_space_scan.py --case tune
+            launched scan-cold-$n 100 benchmarks/chunk_gla.py cold --step scan
+            launched scan-hit-$n 100 benchmarks/chunk_gla.py hit --step scan
             rm -rf "$kernels" "$records"
         done
     done
@@ -98,7 +98,7 @@ library() {
 }
 
 split() {
-    local script=$root/launch/tune_a8w8_blockscale.py options=(--max-configs 400) kill_after=15 all=("$root/launch/launch.sh") one
+    local script=$root/launch/tune_a8w8_blockscale.py options=(--max-configs 250) kill_after=15 all=("$root/launch/launch.sh") one
     one=(env CUDA_VISIBLE_DEVICES=0 "$python")
     if ((n_gpus == 0)); then options=(--m 32 64 --n 128 --k 128 --space small --max-configs 3); kill_after=6; fi
     run split-one 200 "${one[@]}" "$script" --save-path "$out/split-one" "${options[@]}"

@@ -1,20 +1,24 @@
 """``chunk_gla`` of flash-linear-attention (fla-core), a public library, forward, backward and the all-reduce of three gradients: 11 sites.
 
 Prints the seconds of the first call, the milliseconds of a later one, and those of the step on the device, the host ahead. With an empty
-cache the first call tunes; a second process hits.
+cache the first call tunes; a second process hits. With --step scan all this of the state-space scan in examples/, 15 sites.
 
     launch/launch.sh benchmarks/chunk_gla.py cold
     launch/launch.sh benchmarks/chunk_gla.py hit
+    launch/launch.sh benchmarks/chunk_gla.py cold --step scan
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 from torch.nn import functional
@@ -41,6 +45,15 @@ def make_step() -> Callable[[], torch.Tensor]:
     return step
 
 
+def make_scan() -> Callable[[], Any]:
+    """The scan of examples/ with its operands, untuned."""
+    from examples import state_space_scan
+
+    given = state_space_scan.arguments((2, 4096, 16, 64, 128, 256), torch.bfloat16, torch.device("cuda"))
+    untuned: Any = state_space_scan.step
+    return lambda: untuned.__wrapped__(*given)
+
+
 def device_ms(step: Callable[[], Any]) -> float:
     """Median milliseconds on the device, the host ahead."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -56,13 +69,13 @@ def device_ms(step: Callable[[], Any]) -> float:
     return sorted(found)[15]
 
 
-def main(name: str) -> None:
-    """Time the first call and later ones; ``name`` stands in the line that is printed."""
+def main(name: str, make: Callable[[], Callable[[], Any]]) -> None:
+    """Time the first call and later ones of what ``make`` returns; ``name`` stands in the line that is printed."""
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     torch.manual_seed(rank)
-    step = contextual_autotune(is_dist=True)(make_step())
+    step = contextual_autotune(is_dist=True)(make())
 
     def seconds() -> float:
         torch.cuda.synchronize()
@@ -83,4 +96,6 @@ def main(name: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("name", help="in the line that is printed")
-    main(parser.parse_args().name)
+    parser.add_argument("--step", choices=("gla", "scan"), default="gla")
+    options = parser.parse_args()
+    main(f"{options.step}, {options.name}", make_step if options.step == "gla" else make_scan)

@@ -9,18 +9,18 @@ import ctypes
 import fcntl
 import os
 import select
+import socket
 import struct
 import subprocess
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from itertools import count
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI, _CLONE_NEWNET = 0x400454CA, 0x1, 0x1000, 0x40000000
+_SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK, _IFF_UP = 0x8914, 0x8916, 0x891C, 0x1
 HOSTS = ("a", "b")
-_links = count()
 
 
 def address(host: str) -> str:
@@ -30,15 +30,11 @@ def address(host: str) -> str:
 
 def lacks() -> str:
     """The reason why no hosts can be made here; empty if they can."""
-    name = f"dt{os.getpid()}probe"
     try:
-        done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        with Link():
+            return ""
     except OSError as error:
-        return f"no iproute2: {error}"
-    if done.returncode:
-        return f"no network namespaces: {done.stderr.strip()}"
-    return "" if os.access("/dev/net/tun", os.R_OK | os.W_OK) else "no /dev/net/tun"
+        return f"no network namespaces, or no TUN devices: {error}"
 
 
 class Link:
@@ -49,44 +45,52 @@ class Link:
         """Of each packet, one way."""
         self.is_cut = False
         """True: packets get lost, and nothing is told of it."""
-        self._spaces = [f"dt{os.getpid()}-{number}{host}" for number in [next(_links)] for host in HOSTS]
+        self._spaces: list[int] = []
+        """Of each host, a file that keeps its namespace."""
         self._devices: list[int] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._carry, daemon=True)
 
     def __enter__(self) -> Link:
-        for host, space in zip(HOSTS, self._spaces, strict=True):
-            _ip("netns", "add", space)
-            opener = threading.Thread(target=self._open, args=(space,))  # a namespace is entered by one thread
-            opener.start()
-            opener.join()
-            for words in ("link set lo up", f"addr add {address(host)}/24 dev wire", "link set wire up"):
-                _ip("-n", space, *words.split())
+        for host in HOSTS:
+            self._make(host)
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._thread.join()
-        for device in self._devices:
-            os.close(device)
-        for space in self._spaces:
-            _ip("netns", "del", space)
+        for file in (*self._devices, *self._spaces):
+            os.close(file)
 
     def start(self, host: str, command: Sequence[str], env: dict[str, str], *, ahead_s: int = 0) -> subprocess.Popen[bytes]:
         """A program on a host, which sees no processes of the other one. Its clocks other than the wall's are ahead by so many seconds."""
         clocks = ["--time", f"--monotonic={ahead_s}", f"--boottime={ahead_s}"] if ahead_s else []
         apart = ["unshare", "--uts", "--pid", "--mount-proc", *clocks, "--fork"]
         named = ["sh", "-c", 'hostname "$0"; exec "$@"', f"host-{host}", *command]
-        return subprocess.Popen(["ip", "netns", "exec", self._spaces[HOSTS.index(host)], *apart, *named], env=env, start_new_session=True)
+        entered = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{self._spaces[HOSTS.index(host)]}"]
+        return subprocess.Popen([*entered, *apart, *named], env=env, start_new_session=True)
 
-    def _open(self, space: str) -> None:
-        with Path("/run/netns", space).open() as file:
-            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
-                return
-        device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-        fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH14x", b"wire", _IFF_TUN | _IFF_NO_PI))
-        self._devices.append(device)
+    def _make(self, host: str) -> None:
+        """A host's namespace with its end of the wire.
+
+        Raises:
+            OSError: it cannot be made here.
+        """
+        with ThreadPoolExecutor(1) as opener:  # a namespace is entered by one thread
+            opener.submit(self._enter_new, host).result()
+
+    def _enter_new(self, host: str) -> None:
+        if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "unshare")
+        self._spaces.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY))
+        self._devices.append(os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK))
+        fcntl.ioctl(self._devices[-1], _TUNSETIFF, struct.pack("16sH14x", b"wire", _IFF_TUN | _IFF_NO_PI))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+            for what, text in ((_SIOCSIFADDR, address(host)), (_SIOCSIFNETMASK, "255.255.255.0")):
+                fcntl.ioctl(asked, what, struct.pack("16sHH4s8x", b"wire", socket.AF_INET, 0, socket.inet_aton(text)))
+            for name in (b"wire", b"lo"):
+                fcntl.ioctl(asked, _SIOCSIFFLAGS, struct.pack("16sH14x", name, _IFF_UP))
 
     def _carry(self) -> None:
         first, second = self._devices
@@ -101,8 +105,3 @@ class Link:
                 _, device, packet = under_way.popleft()
                 if not self.is_cut:
                     os.write(device, packet)
-
-
-def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True)
-    assert not done.returncode, f"ip {' '.join(words)}: {done.stderr}"
