@@ -12,7 +12,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
 from threading import get_ident
@@ -170,6 +170,25 @@ class LaunchRecorder:
             if sum(each.label == launch.label and each.kernel is kernel for each in self.launches) < _MAX_OF_KERNEL:
                 self.launches.append(launch)
         return run(kernel, *args, **kwargs)
+
+
+class _Ended(BaseException):
+    """Ends a run at its first launch. No ``Exception``, which the run may expect."""
+
+
+def first_launch(run: Callable[[], Any]) -> RecordedLaunch | None:
+    """The first launch of a run, which ends there, so that nothing waits for what was not computed. None if there is none."""
+    recorder = LaunchRecorder([("", 0)])
+
+    def note(run: Run, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        value = recorder.note(run if not isinstance(kernel, JITFunction) else lambda *args, **kwargs: None, kernel, args, kwargs)
+        if recorder.launches:
+            raise _Ended
+        return value
+
+    with suppress(_Ended, Exception), around_launches(note):  # an error comes again where the run counts
+        run()
+    return next(iter(recorder.launches), None)
 
 
 class _Watch(TorchDispatchMode):

@@ -224,7 +224,8 @@ class Sites:
         configs, texts, n_removed = launch.candidates()
         site = Site(
             label, launch.name, launch.key_text, configs, texts, n_removed,
-            is_compiled=launch.is_compiled, is_whole=launch.is_whole, prepare=launch.prepare, identify=launch.identify,
+            is_compiled=launch.is_compiled, is_whole=launch.is_whole, prepare=launch.prepare,
+            first_launch=launch.first_launch, identify=launch.identify,
         )  # fmt: skip
         if label in self._outcomes and self._outcomes[label][0] in texts:  # others have tuned it; it is met in the final run
             self._settle(site)

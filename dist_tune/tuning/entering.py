@@ -20,6 +20,9 @@ from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
 from dist_tune.tuning.notices import note_use, tell_of_sites, tell_of_untuned
 
+_PORTION = 256
+"""Warm-ups whose kernels are compiled at once: not more, so that runs which a tuning script has made for that are still there."""
+
 
 def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest) -> None:
     """Enter the new sites of a manifest, and then those that warm-ups of its functions meet inside them.
@@ -134,9 +137,12 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
         context.replays.run_batch(closure, replays[:1], WARM_UP)
         if context.options.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
             _tell(context, 1)
-        if not race.is_enough(n_runs):
-            precompile(context, recorder, waves)
-            _run(context, closure, replays[1:], n_runs)
+        for start in range(0, len(replays), _PORTION):
+            if race.is_enough(n_runs):
+                break
+            portion = replays[start : start + _PORTION]
+            precompile(context, recorder, {label: {each[label].candidate for each in portion if label in each} for label in n_runs})
+            _run(context, closure, portion if start else portion[1:], n_runs)
     race.end_warm_up(n_runs)
     for label in n_runs:
         if label in met:  # the last one to run may be the slowest

@@ -19,6 +19,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dist_tune import MachineError, NoValidConfigError
 from dist_tune.measure import Clock
@@ -343,3 +344,33 @@ def test_kernels_are_compiled_before_they_are_launched_and_what_does_not_fit_nev
     """Real sm_90 code: a config too large for shared memory and one that does not compile are dropped, with the reason."""
     ((block, *has_reasons),) = values(on_ranks(1, _compiled_ahead, mode="fake", is_dist=False))
     assert (block in (64, 128, 256), has_reasons) == (True, [True, True])
+
+
+@triton.jit
+def store_kernel(x, IS_DESCRIPTOR: tl.constexpr, TILE: tl.constexpr):
+    if IS_DESCRIPTOR:
+        x.store([0, 0], tl.zeros(x.block_shape, tl.float16))
+    else:
+        tl.store(x + tl.arange(0, TILE), tl.zeros((TILE,), tl.float16))
+
+
+def _waited(rank: int) -> int:
+    """Compilations that a launch waited for, in a run whose arguments follow from its config in its own way."""
+    waited: list[str] = []
+    triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    x = torch.ones(256, 64, dtype=torch.float16)
+
+    def make(config: Config) -> Any:
+        def run() -> None:
+            rows, is_descriptor = 16 << config["size"], config["size"] % 2 == 1
+            store_kernel[(1,)](TensorDescriptor.from_tensor(x, [rows, 64]) if is_descriptor else x, is_descriptor, rows)
+
+        return run, None
+
+    tune_kernel([{"size": size} for size in range(4)], make, num_iters=2, name="p")
+    return len(waited)
+
+
+def test_one_config_waits_for_its_kernel():
+    """The first; the others' are known from their own runs, which end at the first launch."""
+    assert values(on_ranks(1, _waited, mode="fake", is_dist=False)) == [1]

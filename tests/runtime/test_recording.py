@@ -21,7 +21,7 @@ from dist_tune import autotune
 from dist_tune.compiler.candidate import Candidate
 from dist_tune.compiler.patches import replaced
 from dist_tune.configs import as_configs
-from dist_tune.runtime import LaunchRecorder, RecordedLaunch, around_launches, precompiles
+from dist_tune.runtime import LaunchRecorder, RecordedLaunch, around_launches, first_launch, precompiles
 from dist_tune.testing import FakeH200
 from tests.shared_worlds import on_each_rank
 
@@ -225,6 +225,27 @@ def test_triton_is_restored(rank: int):
         fail()
     launch()
     assert (len(recorder.launches), vars(JITFunction)["run"] is own) == (1, True)
+
+
+@alone(cases=["loops", "expects", "raises", "computes"])
+def test_a_run_ends_at_its_first_launch(rank: int, how: str):
+    """It computes nothing from results that are missing: not one that goes on until they are right, nor one that expects any error."""
+    (x, y), ends = x_and_y(), list[str]()
+
+    def run() -> None:
+        if how == "raises":
+            raise ValueError("mine")
+        while how != "computes" and y[0] == 0:
+            try:
+                copy_kernel[(1,)](x, y, 256, BLOCK=64)
+            except Exception:  # noqa: BLE001  # as in a launcher with a fallback
+                ends.append("expected")
+        ends.append("went on")
+
+    own = vars(JITFunction)["run"]
+    launch = first_launch(run)
+    assert (None if launch is None else launch.given["BLOCK"]) == (64 if how in ("loops", "expects") else None)
+    assert (ends, vars(JITFunction)["run"] is own) == (["went on"] * (how == "computes"), True)
 
 
 @alone()
