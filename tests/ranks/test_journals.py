@@ -142,7 +142,7 @@ def supervised(folder: Path, ends: Any, device: str = "cpu") -> list[Any]:
         "DIST_TUNE_DEADLINE_S": "10",
         "TMPDIR": str(folder),
     }
-    command = [ROOT / "launch/launch.sh", "--supervise", folder / "job.py", folder, json.dumps(ends), device]
+    command = [ROOT / "launch/launch.sh", "--supervise", "--nproc-per-node=2", folder / "job.py", folder, json.dumps(ends), device]
     done = subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, timeout=150, cwd=folder)
     assert done.returncode == 0, done.stderr[-5000:]
     return [json.loads((folder / f"got-{rank}").read_text()) for rank in (0, 1)]
