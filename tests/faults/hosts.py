@@ -230,6 +230,9 @@ def main() -> None:
     for case in CASES:
         results.append(play(case, n_gpus))
         print(results[-1].row, flush=True)
+        for rank, told in results[-1].ranks.items():
+            if "message" in told:
+                print(f"  rank {rank}: {told['message']}", flush=True)
     if options.write:
         write_table(options.write, "hosts", [*HEAD, *(each.row for each in results)])
 
