@@ -23,6 +23,7 @@ AnyConfig = TypeVar("AnyConfig", triton.Config, FunctionConfig)
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 # Addresses differ between processes; two ranks must render one value the same way.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_NUMBER = re.compile(r"\d+")
 
 
 def stable_repr(value: object) -> str:
@@ -85,6 +86,20 @@ def distinct(configs: Sequence[AnyConfig], texts: Sequence[str] = ()) -> tuple[l
     for text, config in zip(texts or describe_all(configs), configs, strict=True):
         seen.setdefault(text, config)
     return list(seen.values()), list(seen)
+
+
+def kind_of(text: str) -> str:
+    """A described config without its numbers."""
+    return _NUMBER.sub("#", text)
+
+
+def leaders(texts: Mapping[int, str]) -> list[int]:
+    """Of each kind of configs the one with the most different numbers; the largest kind first."""
+    by_kind: dict[str, list[int]] = {}
+    for i, text in texts.items():
+        by_kind.setdefault(kind_of(text), []).append(i)
+    kinds = sorted(by_kind.values(), key=len, reverse=True)
+    return [max(alike, key=lambda i: len({*_NUMBER.findall(texts[i])})) for alike in kinds]
 
 
 def triton_version() -> str:

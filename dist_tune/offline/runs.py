@@ -15,7 +15,7 @@ from dist_tune.cache import Code, digest, read_code
 from dist_tune.configs import describe_all
 from dist_tune.measure import Checker, Matches, Snapshot, Span
 from dist_tune.offline.problem import Problem, Run, SearchOptions
-from dist_tune.runtime import FunctionLaunch, RecordedLaunch, TunableFunction, first_launch, refusing_talk
+from dist_tune.runtime import FunctionLaunch, TunableFunction, refusing_talk
 from dist_tune.validation import spelled
 
 Made = tuple[Run, Any]
@@ -41,7 +41,6 @@ class RunLaunch(FunctionLaunch):
         functions = [str(read_code(each).captured) for each in (problem.make_run_and_gt_fn, problem.config_callback)]
         self._source = digest([problem.digest, str(options), str(number), *functions])
         self._is_alone, self._refuses_talk = is_alone, refuses_talk
-        self.first_launch = self._first_launch if is_alone else None
         self._make = problem.make_run_and_gt_fn if problem.size is None else None
         """The factory, when it is made."""
         self._held: OrderedDict[int, Made | Exception] = OrderedDict()
@@ -66,9 +65,6 @@ class RunLaunch(FunctionLaunch):
             return result
         with refusing_talk(self.name) if self._refuses_talk else nullcontext():
             return run()
-
-    def _first_launch(self, config: dict[str, Any]) -> RecordedLaunch | None:
-        return first_launch(lambda: self.run(config, None))
 
     def checker(self) -> Any:
         """The check of runs against their ground truth."""

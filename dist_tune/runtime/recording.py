@@ -1,8 +1,9 @@
 """Launches of Triton's kernels: heard while they are made, recorded, and compiled ahead with other configs.
 
 Most functions pass the fields of their config on to a Triton kernel, under the same names; so one recorded launch, with those
-fields exchanged, predicts what every other config will compile. The prediction can be wrong where other arguments follow from the config,
-so it drops no config: a launch that does not compile or load fails when it is made after all, on all ranks alike.
+fields exchanged, predicts what every other config will compile. It can be wrong where other arguments follow from the config: a launch
+that was not predicted is recorded, too, for the configs of its kind. No prediction drops a config: a launch that does not compile or load
+fails when it is made after all, on all ranks alike.
 Knows Triton's launches and torch's operators; nothing of search or files.
 """
 
@@ -11,8 +12,9 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from threading import get_ident
@@ -155,6 +157,9 @@ class LaunchRecorder:
         """``under_way``: functions that run now, the outermost first: label of the site, and candidate."""
         self._under_way = under_way
         self.launches: list[RecordedLaunch] = []
+        """Those that were not predicted."""
+        self.predicted: defaultdict[tuple[str, int], list[RecordedLaunch]] = defaultdict(list)
+        """By site and candidate."""
         self.failures: list[tuple[RecordedLaunch, str]] = []
         """Launches that some rank cannot make, and why."""
 
@@ -167,28 +172,11 @@ class LaunchRecorder:
             for each, reason in self.failures:
                 if (each.label, each.candidate) == at and each.is_like(launch):
                     raise PredictedFailureError(reason)
-            if sum(each.label == launch.label and each.kernel is kernel for each in self.launches) < _MAX_OF_KERNEL:
+            mine = [each for each in self.launches if (each.label, each.candidate) == at]
+            is_new = not any(each.is_like(launch) for each in self.predicted[at])
+            if is_new and len(mine) < _MAX_LAUNCHES and sum(each.kernel is kernel for each in mine) < _MAX_OF_KERNEL:
                 self.launches.append(launch)
         return run(kernel, *args, **kwargs)
-
-
-class _Ended(BaseException):
-    """Ends a run at its first launch. No ``Exception``, which the run may expect."""
-
-
-def first_launch(run: Callable[[], Any]) -> RecordedLaunch | None:
-    """The first launch of a run, which ends there, so that nothing waits for what was not computed. None if there is none."""
-    recorder = LaunchRecorder([("", 0)])
-
-    def note(run: Run, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        value = recorder.note(run if not isinstance(kernel, JITFunction) else lambda *args, **kwargs: None, kernel, args, kwargs)
-        if recorder.launches:
-            raise _Ended
-        return value
-
-    with suppress(_Ended, Exception), around_launches(note):  # an error comes again where the run counts
-        run()
-    return next(iter(recorder.launches), None)
 
 
 class _Watch(TorchDispatchMode):
@@ -237,7 +225,9 @@ def _without_memory(value: Any) -> Any:
     return value
 
 
-def _kind(value: object) -> object:
+def _kind(value: Any) -> object:
+    if hasattr(value, "block_shape"):
+        return value.base.dtype, *value.block_shape
     return value.dtype if isinstance(value, Pointer) else type(value)
 
 
@@ -246,10 +236,12 @@ def is_same(value: object, other: object) -> bool:
     return value is other or (type(value) is type(other) and isinstance(value, bool | int | float | str) and value == other)
 
 
-def precompiles(function: str, candidates: Sequence[FunctionConfig], launches: Sequence[RecordedLaunch]) -> list[list[RecordedLaunch]]:
-    """The launches of all candidates of a function's site, a list for each recorded one that predicts them."""
-    found: list[list[RecordedLaunch]] = []
-    launches = [each for each in launches if each.label == function][:_MAX_LAUNCHES]
+def precompiles(
+    function: str, candidates: Sequence[FunctionConfig], launches: Sequence[RecordedLaunch]
+) -> list[tuple[int, list[RecordedLaunch]]]:
+    """The launches of all candidates of a function's site, a list for each recorded one that predicts them, with its own candidate."""
+    found: list[tuple[int, list[RecordedLaunch]]] = []
+    launches = [each for each in launches if each.label == function]
     if not launches:
         return []
     fields = [_fields(config) for config in candidates]
@@ -259,11 +251,30 @@ def precompiles(function: str, candidates: Sequence[FunctionConfig], launches: S
         names = {name.lower(): name for name in mine}
         # Kernel's argument -> field of the config. No others are exchanged: a default that is spelled out makes another key for Triton.
         followed = {name: field for name, value in given.items() if (field := names.get(name.lower())) and is_same(value, mine[field])}
-        if not followed or (each.has_descriptor and None in hooks):
+        blocks = _followed_blocks(each, followed) if None in hooks else {}
+        if not followed or blocks is None:
             continue
         changed = [{name: one.get(field, given[name]) for name, field in followed.items()} for one in fields]
-        found.append([RecordedLaunch(function, i, each.kernel, {**given, **changed[i]}, each.n_args, hook) for i, hook in enumerate(hooks)])
+        for values in changed:
+            for name, shape in blocks.items():
+                values[name] = copy.copy(given[name])
+                values[name].block_shape = [values.get(size, size) for size in shape]
+        made = [RecordedLaunch(function, i, each.kernel, {**given, **changed[i]}, each.n_args, hook) for i, hook in enumerate(hooks)]
+        found.append((each.candidate, made))
     return found
+
+
+def _followed_blocks(launch: RecordedLaunch, followed: Collection[str]) -> dict[str, list[Any]] | None:
+    """Each descriptor's block: for each size the followed constant of that value, or the size if there is none; None if there are two."""
+    constants = [each.name for each in launch.kernel.params if each.is_constexpr and each.name in followed]
+    blocks: dict[str, list[Any]] = {}
+    for name, value in launch.given.items():
+        for size in getattr(value, "block_shape", ()):
+            sources = [each for each in constants if is_same(launch.given[each], size)]
+            if len(sources) > 1:
+                return None
+            blocks.setdefault(name, []).append(*(sources or [size]))
+    return blocks
 
 
 def _fields(config: FunctionConfig) -> dict[str, Any]:

@@ -65,8 +65,6 @@ class Tunable(Protocol):
     """True if the launch is the whole closure of all its ranks: its result is not needed, and peers may wait in its collectives."""
     prepare: Callable[[Any], None] | None = None
     """Called before a replay with its config, if there is something to prepare."""
-    first_launch: Callable[[Any], Any] | None = None
-    """From a config to the first launch of its run, which ends there, if it may end anywhere: that is compiled ahead."""
     name: str
     """Of the kernel or function with its module, the same on all ranks."""
     key_text: str

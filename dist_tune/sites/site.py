@@ -67,8 +67,6 @@ class Site:
     """True for a function that is the whole closure."""
     prepare: Callable[[Any], None] | None = None
     """Called before a replay, with its config."""
-    first_launch: Callable[[Any], Any] | None = None
-    """See ``Tunable``."""
     identify: Callable[[], Mapping[str, str]] = dict
     """Of its first launch, see ``Tunable``."""
     checker: Checker | None = None

@@ -112,7 +112,8 @@ class Sites:
         """Note that a candidate cannot run here. ``output``: of the compiler."""
         site.failures[index] = failure
         self.story.dropped({site.label: {index: failure}})
-        self.story.warning(f'site={site.label} candidate={index} cannot run here: {failure.reason} config="{site.texts[index]}"')
+        tell = self.story.warning if site.label in self.met else self.story.debug  # of a predicted launch, which may not be made
+        tell(f'site={site.label} candidate={index} cannot run here: {failure.reason} config="{site.texts[index]}"')
         if output.strip():
             self.story.debug(f"site={site.label} candidate={index} the compiler wrote:\n{output.rstrip()}")
 
@@ -224,8 +225,7 @@ class Sites:
         configs, texts, n_removed = launch.candidates()
         site = Site(
             label, launch.name, launch.key_text, configs, texts, n_removed,
-            is_compiled=launch.is_compiled, is_whole=launch.is_whole, prepare=launch.prepare,
-            first_launch=launch.first_launch, identify=launch.identify,
+            is_compiled=launch.is_compiled, is_whole=launch.is_whole, prepare=launch.prepare, identify=launch.identify,
         )  # fmt: skip
         if label in self._outcomes and self._outcomes[label][0] in texts:  # others have tuned it; it is met in the final run
             self._settle(site)

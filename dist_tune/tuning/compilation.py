@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from dist_tune.configs import kind_of
 from dist_tune.runtime import LaunchRecorder, RecordedLaunch, precompiles
 from dist_tune.search import Report
 from dist_tune.sites import Site, Variant, note_progress
@@ -84,28 +85,31 @@ def compile_variants(context: TuningContext) -> None:
     context.check_alive()
 
 
-def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves) -> None:
-    """Compile and load the launches of functions with their other configs: the first of each run, or else derived from the first run's.
+def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | None = None, *, is_by_kind: bool = False) -> None:
+    """Compile and load the launches of functions with their other configs, predicted from those that were recorded.
 
-    A launch that some rank cannot make will fail on all ranks that come to it. ``waves``: only of these candidates.
+    A launch that some rank cannot make will fail on all ranks that come to it. ``waves``: only of these candidates. ``is_by_kind``: a
+    launch tells of the candidates that differ from its own in numbers alone.
     """
     inner: list[tuple[Site, Site]] = []
     """Functions, each with a kernel inside whose launches are the candidates."""
     known: set[str] = set()
+    wanted: dict[str, set[int]] = {}
     for function in context.sites.met.values():
-        tried = sorted(waves.get(function.label, function.tried))
-        has_launches = any(each.label == function.label for each in recorder.launches)
-        is_told = has_launches and function.first_launch is not None
-        found = _first_launches(context, function, tried) if is_told else precompiles(function.label, function.configs, recorder.launches)
-        for n, launches in enumerate(found):
+        kinds = [kind_of(text) for text in function.texts]
+        for n, (template, launches) in enumerate(precompiles(function.label, function.configs, recorder.launches)):
             name = launches[0].kernel.fn.__qualname__.rpartition("<locals>.")[2]
-            label = f"{function.label} > {n}.{name}"
+            label = f"{function.label} > {n}.{name}{f' as candidate {template} has it' * is_by_kind}"
             context.compiler.begin(label, RecordedLaunch, launches, [])
             keys = context.compiler.keys(label)
             if keys not in known:  # else the same kernel once more, as in the next layer
                 known.add(keys)
                 inner.append((function, Site(label, name, function.key, launches, function.texts, variants=[Variant(label, {})])))
-    wanted = {kernel.label: waves.get(function.label, function.tried) for function, kernel in inner}
+                tried = (waves or {}).get(function.label, function.tried)
+                wanted[label] = {i for i in tried if not is_by_kind or kinds[i] == kinds[template]}
+                for i in wanted[label]:
+                    recorder.predicted[function.label, i].append(launches[i])
+    recorder.launches.clear()
     # A function may do anything with its config, so equal kernels mean nothing.
     failed = load_all(context, [kernel for _, kernel in inner], wanted).failures
     for function, kernel in inner:
@@ -114,20 +118,6 @@ def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves) -
             if need.shared_bytes > most.shared_bytes:  # of several kernels the neediest
                 function.resources[i] = need
         recorder.failures += [(kernel.configs[i], failure.reason) for i, failure in failed.get(kernel.label, {}).items()]
-
-
-def _first_launches(context: TuningContext, function: Site, tried: Sequence[int]) -> list[list[RecordedLaunch]]:
-    """Those of all candidates in one list, or none; where one is not known, it is another candidate's."""
-    assert function.first_launch is not None
-    found: dict[int, RecordedLaunch] = {}
-    for i in tried:
-        note_progress()
-        context.replays.watchdog.note(f"the run of candidate {i} of {function.label} up to its first launch")
-        context.ranks.beat(f"beginning candidate {i} of {function.label}", may_last=True)
-        if (launch := function.first_launch(function.configs[i])) is not None:
-            launch.label, launch.candidate = function.label, i
-            found[i] = launch
-    return [[found.get(i, next(iter(found.values()))) for i in range(len(function.configs))]] if found else []
 
 
 _Unit = tuple[Site, Variant, set[int]]

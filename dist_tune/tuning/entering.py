@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from dist_tune.configs import leaders
 from dist_tune.errors import CandidateFailure, FailureKind, reasons
 from dist_tune.output import amount, kernels_told
 from dist_tune.replays import WARM_UP
@@ -20,8 +21,8 @@ from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
 from dist_tune.tuning.notices import note_use, tell_of_sites, tell_of_untuned
 
-_PORTION = 256
-"""Warm-ups whose kernels are compiled at once: not more, so that runs which a tuning script has made for that are still there."""
+_MAX_KINDS = 4
+"""Kinds of configs, which differ in more than numbers, that have a launch of their own to predict from; the largest ones."""
 
 
 def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest) -> None:
@@ -128,21 +129,27 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
 def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int], waves: Waves | None = None) -> None:
     """Run each candidate of some sites (site -> runs of each) untimed, and drop those that fail on any rank.
 
-    Launches inside, which the first run shows, are compiled ahead with the other candidates. ``waves``: only these candidates.
+    Launches inside, which the first run shows, are compiled ahead with the other candidates. Then one candidate of each kind runs,
+    because a flag may choose other arguments or another kernel, which are compiled ahead with the candidates of that kind.
+    ``waves``: only these candidates.
     """
     met, race = context.sites.met, context.race
-    replays = race.warm_up(n_runs, waves)
+    tried = {label: sorted((waves or {}).get(label, context.entries[label].tried)) for label in n_runs}
+    early = {label: leaders({i: context.entries[label].texts[i] for i in tried[label]})[:_MAX_KINDS] for label in n_runs}
+    replays = race.warm_up(n_runs, waves, early)
+    n_early = max(n_runs[label] * len(early[label]) for label in n_runs)
     recorder = LaunchRecorder(context.replays.trials.functions)
     with around_launches(recorder.note):
         context.replays.run_batch(closure, replays[:1], WARM_UP)
         if context.options.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
             _tell(context, 1)
-        for start in range(0, len(replays), _PORTION):
-            if race.is_enough(n_runs):
-                break
-            portion = replays[start : start + _PORTION]
-            precompile(context, recorder, {label: {each[label].candidate for each in portion if label in each} for label in n_runs})
-            _run(context, closure, portion if start else portion[1:], n_runs)
+        if not race.is_enough(n_runs):
+            precompile(context, recorder, waves)
+            if 1 < n_early < len(replays):
+                _run(context, closure, replays[1 : n_early + 1], n_runs)  # one more, because an earlier winner may be the first
+                precompile(context, recorder, waves, is_by_kind=True)
+                replays = replays[n_early:]
+            _run(context, closure, replays[1:], n_runs)
     race.end_warm_up(n_runs)
     for label in n_runs:
         if label in met:  # the last one to run may be the slowest

@@ -355,22 +355,22 @@ def store_kernel(x, IS_DESCRIPTOR: tl.constexpr, TILE: tl.constexpr):
 
 
 def _waited(rank: int) -> int:
-    """Compilations that a launch waited for, in a run whose arguments follow from its config in its own way."""
+    """Compilations that a launch waited for, where a flag of the config chooses the kind of an argument."""
     waited: list[str] = []
     triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
     x = torch.ones(256, 64, dtype=torch.float16)
 
     def make(config: Config) -> Any:
         def run() -> None:
-            rows, is_descriptor = 16 << config["size"], config["size"] % 2 == 1
-            store_kernel[(1,)](TensorDescriptor.from_tensor(x, [rows, 64]) if is_descriptor else x, is_descriptor, rows)
+            tile = TensorDescriptor.from_tensor(x, [config["TILE"], 64]) if config["IS_DESCRIPTOR"] else x
+            store_kernel[(1,)](tile, **config)
 
         return run, None
 
-    tune_kernel([{"size": size} for size in range(4)], make, num_iters=2, name="p")
+    tune_kernel([{"TILE": tile, "IS_DESCRIPTOR": each} for tile in (16, 32, 128) for each in (False, True)], make, num_iters=2, name="p")
     return len(waited)
 
 
-def test_one_config_waits_for_its_kernel():
-    """The first; the others' are known from their own runs, which end at the first launch."""
-    assert values(on_ranks(1, _waited, mode="fake", is_dist=False)) == [1]
+def test_one_config_of_each_kind_waits_for_its_kernel():
+    """The others of its kind are compiled ahead."""
+    assert values(on_ranks(1, _waited, mode="fake", is_dist=False)) == [2]

@@ -21,7 +21,7 @@ from dist_tune import autotune
 from dist_tune.compiler.candidate import Candidate
 from dist_tune.compiler.patches import replaced
 from dist_tune.configs import as_configs
-from dist_tune.runtime import LaunchRecorder, RecordedLaunch, around_launches, first_launch, precompiles
+from dist_tune.runtime import LaunchRecorder, RecordedLaunch, around_launches, precompiles
 from dist_tune.testing import FakeH200
 from tests.shared_worlds import on_each_rank
 
@@ -95,7 +95,7 @@ def predicted_and_true(function: Any, space: Any, *args: Any) -> list[tuple[list
     """For each predicted launch: the keys that are predicted for all candidates, and those of the launches that follow."""
     made = [record(function, space, i, *args) for i in range(len(space))]
     true = [[key(each) for each in launches] for launches in zip(*made, strict=True)]
-    predicted = [[key(each) for each in launches] for launches in precompiles("f[]", as_configs(space, function), made[0])]
+    predicted = [[key(each) for each in launches] for _, launches in precompiles("f[]", as_configs(space, function), made[0])]
     return [(each, next((keys for keys in true if keys[0] == each[0]), [])) for each in predicted]
 
 
@@ -152,22 +152,22 @@ def test_a_prediction_is_what_will_be_compiled(rank: int, name: str):
 
 
 @alone(cases=[True, False])
-def test_descriptors_are_predicted_where_a_hook_sets_their_blocks(rank: int, hook: bool):
-    """Those of the function stay as they are. Without a hook the blocks of other configs are unknown."""
+def test_descriptors_are_predicted(rank: int, hook: bool):
+    """Where a hook sets their blocks, or the function, whose descriptors stay as they are: by the constant of the same value."""
 
     def set_block(nargs: dict[str, Any]) -> None:
         for name in ("x_desc", "y_desc"):
-            nargs[name].block_shape = [nargs["BLOCK"], 16]
+            nargs[name].block_shape = [nargs["BLOCK"], 64]
 
     mine: list[Any] = []
 
     def function(x: torch.Tensor, config: triton.Config) -> None:
-        mine.append([TensorDescriptor.from_tensor(x, [config.kwargs["BLOCK"], 16]) for _ in range(2)])
+        mine.append([TensorDescriptor.from_tensor(x, [config.kwargs["BLOCK"], 64]) for _ in range(2)])
         descriptor_kernel[(1,)](*mine[-1], **config.kwargs)
 
     compared = predicted_and_true(function, tiles(16, 32, pre_hook=set_block if hook else None), torch.zeros(64, 64))
-    assert [(predicted == true, len(set(predicted))) for predicted, true in compared] == [(True, 2)] * hook
-    assert [each.block_shape for each in mine[0]] == [[16, 16], [16, 16]]
+    assert [(predicted == true, len(set(predicted))) for predicted, true in compared] == [(True, 2)]
+    assert [each.block_shape for each in mine[0]] == [[16, 64], [16, 64]]
 
 
 @alone()
@@ -180,6 +180,20 @@ def test_what_does_not_follow_is_not_predicted(rank: int):
     space = [{"block": 16}, {"block": 32}]
     launches = record(doubled, space, 0, *x_and_y())
     assert [precompiles("f[]", space, launches), precompiles("f[]", [{}], []), precompiles("g[]", tiles(16), launches)] == [[]] * 3
+
+
+@alone()
+def test_a_block_of_two_possible_sources_is_not_predicted(rank: int):
+    """A size that two constants have may follow from either; a launch with different ones tells."""
+
+    def square(x: torch.Tensor, BLOCK: int, COLUMNS: int) -> None:
+        tile = TensorDescriptor.from_tensor(x, [BLOCK, COLUMNS])
+        either_kernel[(1,)](tile, tile, BLOCK=BLOCK, COLUMNS=COLUMNS, IS_DESCRIPTOR=True)
+
+    space, x = [{"BLOCK": block, "COLUMNS": 16} for block in (16, 32)], torch.zeros(64, 64)
+    assert precompiles("f[]", space, record(square, space, 0, x)) == []
+    ((template, launches),) = precompiles("f[]", space, record(square, space, 1, x))
+    assert (template, [each.given["x"].block_shape for each in launches]) == (1, [[16, 16], [32, 16]])
 
 
 @alone()
@@ -227,33 +241,12 @@ def test_triton_is_restored(rank: int):
     assert (len(recorder.launches), vars(JITFunction)["run"] is own) == (1, True)
 
 
-@alone(cases=["loops", "expects", "raises", "computes"])
-def test_a_run_ends_at_its_first_launch(rank: int, how: str):
-    """It computes nothing from results that are missing: not one that goes on until they are right, nor one that expects any error."""
-    (x, y), ends = x_and_y(), list[str]()
-
-    def run() -> None:
-        if how == "raises":
-            raise ValueError("mine")
-        while how != "computes" and y[0] == 0:
-            try:
-                copy_kernel[(1,)](x, y, 256, BLOCK=64)
-            except Exception:  # noqa: BLE001  # as in a launcher with a fallback
-                ends.append("expected")
-        ends.append("went on")
-
-    own = vars(JITFunction)["run"]
-    launch = first_launch(run)
-    assert (None if launch is None else launch.given["BLOCK"]) == (64 if how in ("loops", "expects") else None)
-    assert (ends, vars(JITFunction)["run"] is own) == (["went on"] * (how == "computes"), True)
-
-
 @alone()
 def test_only_the_launch_that_was_predicted_ends_as_predicted(rank: int):
     """Whatever its sizes; not one with other constants, options, dtypes, of another candidate or kernel."""
     x, y = x_and_y()
     launches = record(lambda x, y, config: copy_kernel[(1,)](x, y, 256, **config.kwargs), tiles(16, 32), 0, x, y)
-    ((_, failing),), reason = precompiles("f[]", tiles(16, 32), launches), "rank 1: OutOfResources: out of resource: x"
+    ((_, (_, failing)),), reason = precompiles("f[]", tiles(16, 32), launches), "rank 1: OutOfResources: out of resource: x"
     attempts: list[tuple[bool, int, Any]] = [
         (True, 1, lambda: copy_kernel[(1,)](x, y, 256, BLOCK=32)),
         (True, 1, lambda: copy_kernel[(1,)](x, y, 100, BLOCK=32)),
@@ -291,6 +284,33 @@ def test_a_tuning_compiles_ahead_and_believes_launches_rather_than_predictions(r
     assert "OutOfResources: out of resource: shared memory" in too_large
     assert tune(lambda n: min(n, 3)) == tune(lambda n: 2) == [None] * 3
     triton.knobs.runtime.jit_cache_hook = None
+
+
+@triton.jit
+def either_kernel(x, y, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, IS_DESCRIPTOR: tl.constexpr):
+    if IS_DESCRIPTOR:
+        y.store([0, 0], x.load([0, 0]))
+    else:
+        at = tl.arange(0, BLOCK)
+        tl.store(y + at, tl.load(x + at))
+
+
+@alone()
+def test_one_config_of_each_kind_waits_for_its_compilation(rank: int):
+    """Those that differ in numbers alone are predicted from it, also the blocks of descriptors that the function makes."""
+    waited: list[str] = []
+    triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    space = [{"BLOCK": n, "IS_DESCRIPTOR": is_one} for n in (16, 32, 64, 128) for is_one in (False, True)]
+
+    @autotune(space, None, n_warmup=0, n_repeat=1, cache=False)
+    def tuned(x: torch.Tensor, BLOCK: int, IS_DESCRIPTOR: bool) -> None:
+        operands = [TensorDescriptor.from_tensor(x, [BLOCK, 8]) if IS_DESCRIPTOR else x for _ in range(2)]
+        either_kernel[(1,)](*operands, BLOCK=BLOCK, COLUMNS=8, IS_DESCRIPTOR=IS_DESCRIPTOR, num_warps=4)
+
+    tuned(torch.ones(256, 256, dtype=torch.float16))
+    triton.knobs.runtime.jit_cache_hook = None
+    assert [each.failure for each in tuned.records[0].candidates] == [None] * 8
+    assert len(waited) == 2
 
 
 @pytest.mark.once
