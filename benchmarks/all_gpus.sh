@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Tests and figures on all GPUs of this machine, each command under its own limit, with its full output kept, and from empty caches unless
-# its name says "hit" or "compiled".
+# its name says "hit", "compiled" or "killed".
 #
 #   benchmarks/all_gpus.sh FOLDER [PART...]
-#   BESIDE=CHECKOUT benchmarks/all_gpus.sh FOLDER ag-gemm library     # the same in another checkout, in turn, named old-*
+#   BESIDE=CHECKOUT benchmarks/all_gpus.sh FOLDER ag-gemm library     # these two in another checkout as well, in turn, named old-*
 #
 # PARTS, all if none is named: tests; checks (of each distributed step of kernels/); perf (each step beside NCCL with cuBLAS, torch's fused
 # operators, and the product tuned alone); ag-gemm (216 configs beside an exhaustive search); vanilla (the same beside triton.autotune,
@@ -110,14 +110,14 @@ split() {
     run split-killed 200 bash -c '
         export MASTER_ADDR=127.0.0.1 MASTER_PORT=29555 WORLD_SIZE=$1 DIST_TUNE_DEADLINE_S=10
         for ((rank = $1 - 1; rank >= 0; rank--)); do RANK=$rank LOCAL_RANK=$rank "${@:3}" & ranks[rank]=$!; done
-        sleep "$2"; kill -9 "${ranks[$1 - 1]}"; echo "rank $(($1 - 1)) killed after $2 s"
+        sleep "$2"; kill -9 "${ranks[$1 - 1]}" && echo "rank $(($1 - 1)) killed after $2 s" || echo "it had ended before $2 s"
         wait "${ranks[0]}"' killed "$((n_gpus > 0 ? n_gpus : 2))" "$kill_after" "$python" "$script" --save-path "$out/split-killed" "${options[@]}"
     rm -rf "$kernels"
     kernels=''
 }
 
 hosts() {
-    run hosts 200 "$python" -m tests.faults.hosts $( ((n_gpus < 2)) || echo --gpus)
+    run hosts 200 "$python" -m tests.faults.hosts $( ((n_gpus == 0 || n_gpus % 2)) || echo --gpus)
 }
 
 {

@@ -450,7 +450,7 @@ class Experts(Step):
         return step, step.records
 
     def fastest_product(self, operands: Any) -> triton.Config:
-        """Of all rows, which nothing is sent of meanwhile."""
+        """Of all rows, without communication beside it."""
         (a, b, routing), (n_experts, n, _) = operands, operands[1].shape
         rows, experts = loadable(gathered(a) if self.gathers else a), routing.experts
         sorted_rows = RowSorter([(0, experts.numel())], n_experts, "arrival", a.device).sort(experts)

@@ -132,7 +132,7 @@ class Step:
         raise NotImplementedError
 
     def tuned(self, tuner: str, config: Any = None) -> tuple[Callable[..., torch.Tensor], list[TuningRecord]]:
-        """The step as one of `tuners` tunes it, all but its product where `config` is that of the product; the records of its tunings."""
+        """The step as one of `tuners` tunes it, and the records. With `config` the product uses it, and only the rest is tuned."""
         raise NotImplementedError
 
     def fastest_product(self, operands: Any) -> Any:

@@ -9,6 +9,7 @@ import ctypes
 import fcntl
 import os
 import select
+import shutil
 import socket
 import struct
 import subprocess
@@ -30,6 +31,8 @@ def address(host: str) -> str:
 
 def lacks() -> str:
     """The reason why no hosts can be made here; empty if they can."""
+    if missing := [each for each in ("nsenter", "unshare") if shutil.which(each) is None]:
+        return f"no {' and no '.join(missing)} of util-linux"
     try:
         with Link():
             return ""
