@@ -2,8 +2,8 @@
 
 Most functions pass the fields of their config on to a Triton kernel, under the same names; so one recorded launch, with those
 fields exchanged, predicts what every other config will compile. It can be wrong where other arguments follow from the config: a launch
-that was not predicted is recorded, too, for the configs of its kind. No prediction drops a config: a launch that does not compile or load
-fails when it is made after all, on all ranks alike.
+that was not predicted is recorded, too, for the configs of its kind. A prediction drops a config only where it comes true on some rank and
+some rank cannot make that launch: it fails on all ranks alike.
 Knows Triton's launches and torch's operators; nothing of search or files.
 """
 
@@ -160,6 +160,8 @@ class LaunchRecorder:
         """Those that were not predicted."""
         self.predicted: defaultdict[tuple[str, int], list[RecordedLaunch]] = defaultdict(list)
         """By site and candidate."""
+        self.is_open = True
+        """False once nothing is predicted any more."""
         self.failures: list[tuple[RecordedLaunch, str]] = []
         """Launches that some rank cannot make, and why."""
 
@@ -172,10 +174,10 @@ class LaunchRecorder:
             for each, reason in self.failures:
                 if (each.label, each.candidate) == at and each.is_like(launch):
                     raise PredictedFailureError(reason)
-            mine = [each for each in self.launches if (each.label, each.candidate) == at]
-            is_new = not any(each.is_like(launch) for each in self.predicted[at])
-            if is_new and len(mine) < _MAX_LAUNCHES and sum(each.kernel is kernel for each in mine) < _MAX_OF_KERNEL:
-                self.launches.append(launch)
+            if self.is_open and not any(each.is_like(launch) for each in self.predicted[at]):
+                mine = [each for each in self.launches if (each.label, each.candidate) == at]
+                if len(mine) < _MAX_LAUNCHES and sum(each.kernel is kernel for each in mine) < _MAX_OF_KERNEL:
+                    self.launches.append(launch)
         return run(kernel, *args, **kwargs)
 
 
@@ -226,8 +228,8 @@ def _without_memory(value: Any) -> Any:
 
 
 def _kind(value: Any) -> object:
-    if hasattr(value, "block_shape"):
-        return value.base.dtype, *value.block_shape
+    if hasattr(value, "block_shape") and hasattr(value, "base"):
+        return getattr(value.base, "dtype", None), getattr(value, "layout", None), *value.block_shape
     return value.dtype if isinstance(value, Pointer) else type(value)
 
 
@@ -251,7 +253,7 @@ def precompiles(
         names = {name.lower(): name for name in mine}
         # Kernel's argument -> field of the config. No others are exchanged: a default that is spelled out makes another key for Triton.
         followed = {name: field for name, value in given.items() if (field := names.get(name.lower())) and is_same(value, mine[field])}
-        blocks = _followed_blocks(each, followed) if None in hooks else {}
+        blocks = _followed_blocks(each, followed if None in hooks else ())  # of copies for the hooks to write to, if all configs have one
         if not followed or blocks is None:
             continue
         changed = [{name: one.get(field, given[name]) for name, field in followed.items()} for one in fields]
@@ -265,13 +267,16 @@ def precompiles(
 
 
 def _followed_blocks(launch: RecordedLaunch, followed: Collection[str]) -> dict[str, list[Any]] | None:
-    """Each descriptor's block: for each size the followed constant of that value, or the size if there is none; None if there are two."""
+    """Each descriptor's block: for each size the followed constant of that value, or the size if there is none.
+
+    None if there are two, or if a layout follows from the block, too, as in Gluon.
+    """
     constants = [each.name for each in launch.kernel.params if each.is_constexpr and each.name in followed]
     blocks: dict[str, list[Any]] = {}
     for name, value in launch.given.items():
         for size in getattr(value, "block_shape", ()):
             sources = [each for each in constants if is_same(launch.given[each], size)]
-            if len(sources) > 1:
+            if len(sources) > 1 or (sources and hasattr(value, "layout")):
                 return None
             blocks.setdefault(name, []).append(*(sources or [size]))
     return blocks

@@ -7,6 +7,7 @@ compiles, and comes back to it. A candidate that any rank cannot run is out befo
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -93,22 +94,27 @@ def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | 
     """
     inner: list[tuple[Site, Site]] = []
     """Functions, each with a kernel inside whose launches are the candidates."""
-    known: set[str] = set()
+    known: dict[tuple[str, str], str] = {}
     wanted: dict[str, set[int]] = {}
     for function in context.sites.met.values():
         kinds = [kind_of(text) for text in function.texts]
-        for n, (template, launches) in enumerate(precompiles(function.label, function.configs, recorder.launches)):
+        n_of = Counter[str]()
+        for template, launches in precompiles(function.label, function.configs, recorder.launches):
             name = launches[0].kernel.fn.__qualname__.rpartition("<locals>.")[2]
-            label = f"{function.label} > {n}.{name}{f' as candidate {template} has it' * is_by_kind}"
+            place = f"{function.label} > {name}{f' of candidate {template}' * is_by_kind}"
+            n_of[place] += 1
+            label = f"{place} #{n_of[place]}"  # the same on all ranks, also where one launches further kernels
             context.compiler.begin(label, RecordedLaunch, launches, [])
-            keys = context.compiler.keys(label)
+            keys = function.label, context.compiler.keys(label)
             if keys not in known:  # else the same kernel once more, as in the next layer
-                known.add(keys)
+                known[keys] = label
+                wanted[label] = set()
                 inner.append((function, Site(label, name, function.key, launches, function.texts, variants=[Variant(label, {})])))
-                tried = (waves or {}).get(function.label, function.tried)
-                wanted[label] = {i for i in tried if not is_by_kind or kinds[i] == kinds[template]}
-                for i in wanted[label]:
-                    recorder.predicted[function.label, i].append(launches[i])
+            tried = (waves or {}).get(function.label, function.tried)
+            mine = {i for i in tried if not is_by_kind or kinds[i] == kinds[template]}
+            wanted[known[keys]] |= mine
+            for i in mine:
+                recorder.predicted[function.label, i].append(launches[i])
     recorder.launches.clear()
     # A function may do anything with its config, so equal kernels mean nothing.
     failed = load_all(context, [kernel for _, kernel in inner], wanted).failures

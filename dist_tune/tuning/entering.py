@@ -134,8 +134,11 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
     ``waves``: only these candidates.
     """
     met, race = context.sites.met, context.race
-    tried = {label: sorted((waves or {}).get(label, context.entries[label].tried)) for label in n_runs}
-    early = {label: leaders({i: context.entries[label].texts[i] for i in tried[label]})[:_MAX_KINDS] for label in n_runs}
+    early: dict[str, list[int]] = {}
+    for label in n_runs:
+        sound = set(race[label].alive()) - set(race[label].suspects)
+        texts = {i: context.entries[label].texts[i] for i in sorted(sound if waves is None else sound & set(waves[label]))}
+        early[label] = leaders(texts)[:_MAX_KINDS]
     replays = race.warm_up(n_runs, waves, early)
     n_early = max(n_runs[label] * len(early[label]) for label in n_runs)
     recorder = LaunchRecorder(context.replays.trials.functions)
@@ -147,8 +150,10 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
             precompile(context, recorder, waves)
             if 1 < n_early < len(replays):
                 _run(context, closure, replays[1 : n_early + 1], n_runs)  # one more, because an earlier winner may be the first
-                precompile(context, recorder, waves, is_by_kind=True)
+                if not race.is_enough(n_runs):
+                    precompile(context, recorder, waves, is_by_kind=True)
                 replays = replays[n_early:]
+            recorder.is_open = False
             _run(context, closure, replays[1:], n_runs)
     race.end_warm_up(n_runs)
     for label in n_runs:

@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from contextlib import contextmanager, nullcontext
+from itertools import product
 from typing import Any
 
 import pytest
@@ -194,6 +195,9 @@ def test_a_block_of_two_possible_sources_is_not_predicted(rank: int):
     assert precompiles("f[]", space, record(square, space, 0, x)) == []
     ((template, launches),) = precompiles("f[]", space, record(square, space, 1, x))
     assert (template, [each.given["x"].block_shape for each in launches]) == (1, [[16, 16], [32, 16]])
+    recorded = record(square, space, 1, x)
+    recorded[0].given["x"].layout = "of the block, as in Gluon"
+    assert precompiles("f[]", space, recorded) == []
 
 
 @alone()
@@ -311,6 +315,56 @@ def test_one_config_of_each_kind_waits_for_its_compilation(rank: int):
     triton.knobs.runtime.jit_cache_hook = None
     assert [each.failure for each in tuned.records[0].candidates] == [None] * 8
     assert len(waited) == 2
+
+
+@triton.jit
+def rows_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + ROWS, mask=at < n)
+
+
+@alone()
+def test_kinds_may_share_a_kernel(rank: int):
+    """One flag chooses the kernel, another one goes into it: the first launch of each kernel waits, and a leader's at most."""
+    waited: list[str] = []
+    triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    space = [
+        {"IS_PLAIN": plain, "ROWS": rows, "BLOCK": block}
+        for plain, rows, block in product((False, True), (False, True), (16, 32, 64, 128, 256))
+    ]
+
+    @autotune(space, None, n_warmup=0, n_repeat=1, cache=False)
+    def tuned(x: torch.Tensor, y: torch.Tensor, IS_PLAIN: bool, ROWS: bool, BLOCK: int) -> None:
+        (copy_kernel if IS_PLAIN else rows_kernel)[(1,)](x, y, 256, BLOCK=BLOCK, ROWS=ROWS)
+
+    tuned(*x_and_y())
+    triton.knobs.runtime.jit_cache_hook = None
+    assert [each.failure for each in tuned.records[0].candidates] == [None] * len(space)
+    assert len(waited) <= 3, waited
+
+
+@pytest.mark.once
+@on_each_rank(modes=["fake"])
+def test_hooks_that_set_blocks_share_no_prediction(rank: int) -> list[str]:
+    """Of a config that one rank has too little memory for, between two collectives: each rank knows it by its own block."""
+    FakeH200.shared_limit_bytes = 4_000 if rank == 1 else 232_448
+
+    def set_block(nargs: dict[str, Any]) -> None:
+        nargs["x"].block_shape = nargs["y"].block_shape = [nargs["BLOCK"], 64]
+
+    @autotune(tiles(16, 128, 32, pre_hook=set_block), None, n_warmup=0, n_repeat=1, cache=False)
+    def step(x: torch.Tensor, config: triton.Config) -> None:
+        operands = {name: TensorDescriptor.from_tensor(x, [16, 64]) for name in ("x", "y")}
+        config.pre_hook({**operands, **config.kwargs})
+        dist.all_reduce(torch.ones(4))
+        either_kernel[(1,)](**operands, COLUMNS=8, IS_DESCRIPTOR=True, **config.all_kwargs())
+        dist.all_reduce(torch.ones(4))
+
+    step(torch.ones(512, 512, dtype=torch.float16))
+    failures = [each.failure or "" for each in step.records[0].candidates]
+    assert failures[0] == ""
+    assert "rank 1: OutOfResources" in failures[1]
+    return failures
 
 
 @pytest.mark.once
