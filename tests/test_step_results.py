@@ -284,11 +284,11 @@ def test_layers_of_experts_are_right_and_what_is_amiss_is_told_from_rounding():
 
 def with_the_product_tuned_alone(rank: int, name: str) -> tuple[float, int, int]:
     """The error of a step with this product, how many sites it tuned, and how many configs its kernel's tuner chose for it."""
-    from kernels import cases, harness
+    from kernels import grouped_gemm, harness, push_gemm, shard_gemm
 
     step = first(rank, name)
-    kernels = {"ag_gemm": cases.shard_gemm.ag_gemm_kernel, "gemm_rs": cases.push_gemm_kernel}
-    kernel: Any = kernels.get(name, cases.grouped_gemm.grouped_gemm_kernel)
+    kernels = {"ag_gemm": shard_gemm.ag_gemm_kernel, "gemm_rs": push_gemm.push_gemm_kernel}
+    kernel: Any = kernels.get(name, grouped_gemm.grouped_gemm_kernel)
     operands = step.operands(step.shapes("tune", 2, CPU)[0], torch.float16, CPU, MOE)
     run, records = step.tuned(step.tuners[0])
     run(*operands)
