@@ -36,7 +36,9 @@ def first_mistake(error: ValueError) -> str:
     """The first mistake that pydantic has found, where it is and what; of another error its text. One line."""
     text = str(error)
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        mistakes = error.errors(include_url=False, include_input=False, include_context=False)
+        # A file of another version has unknown fields, too, which pydantic before 2.14 tells first.
+        first = min(mistakes, key=lambda each: each["type"] == "extra_forbidden")
         own = first["msg"].removeprefix("Value error, ")  # of a validator of ours, which says all
         text = own if own != first["msg"] else ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
     return shortened(printable(text), _MAX_MISTAKE)
