@@ -1,4 +1,4 @@
-"""What only real GPUs show; on one GPU, whatever needs a second one is skipped."""
+"""What only real GPUs show; on one GPU, tests that need a second one are skipped."""
 
 import pytest
 import torch
