@@ -7,9 +7,10 @@
 #
 # PARTS, all if none is named: tests; checks (of each distributed step of kernels/); perf (each step beside NCCL with cuBLAS, torch's fused
 # operators, and the product tuned alone); ag-gemm (216 configs beside an exhaustive search); vanilla (the same beside triton.autotune,
-# minutes); library (chunk_gla of fla-core and a state-space scan, cold and hit); split (a tuning script on all GPUs, on one, with one rank killed); hosts
-# (half of the GPUs as one host, half as another; one of them is lost). FOLDER gets a file for each command, rank 0's logs, and summary.txt:
-# exit status, seconds and command. Without a GPU all run small, under Triton's interpreter, to try this script: what needs a GPU says so.
+# minutes); library (chunk_gla of fla-core and a state-space scan, cold and hit); split (a tuning script on all GPUs, on one, with one rank
+# killed); hosts (half of the GPUs as one host, half as another; one of them is lost). FOLDER gets a file for each command, rank 0's logs, and
+# summary.txt: exit status, seconds and command. Without a GPU all run small, under Triton's interpreter, to try this script: what needs a
+# GPU says so.
 set -uo pipefail
 if [[ $# -lt 1 || $1 == -* ]]; then
     sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
@@ -49,12 +50,9 @@ run() {
     rm -rf "$work"
 }
 
-# launched NAME LIMIT SCRIPT...: on all ranks, in this checkout and in the one beside it.
+# launched TREE NAME LIMIT SCRIPT...: on all ranks, in this checkout or the one beside it.
 launched() {
-    local tree
-    for tree in "${trees[@]}"; do
-        PYTHONPATH=$tree${PYTHONPATH#"$root"} run "$([[ $tree == "$root" ]] || echo old-)$1" "$2" "$tree/launch/launch.sh" "$tree/$3" "${@:4}"
-    done
+    PYTHONPATH=$1${PYTHONPATH#"$root"} run "$([[ $1 == "$root" ]] || echo old-)$2" "$3" "$1/launch/launch.sh" "$1/$4" "${@:5}"
 }
 
 tests() {
@@ -72,7 +70,10 @@ perf() {
 }
 
 ag-gemm() {
-    launched ag-gemm-216 280 benchmarks/bench_tuning.py --tuners exhaustive,racing --disk-repeats 0
+    local tree
+    for tree in "${trees[@]}"; do
+        launched "$tree" ag-gemm-216 280 benchmarks/bench_tuning.py --tuners exhaustive,racing --disk-repeats 0
+    done
 }
 
 vanilla() {
@@ -83,18 +84,18 @@ vanilla() {
 }
 
 library() {
-    local n all=("${trees[@]}") tree
+    local n tree
     for n in 1 2; do
-        for tree in "${all[@]}"; do
-            trees=("$tree") kernels=$(mktemp -d) records=$(mktemp -d)
-            launched chunk-gla-cold-$n 100 benchmarks/chunk_gla.py cold
-            launched chunk-gla-hit-$n 100 benchmarks/chunk_gla.py hit
-            launched scan-cold-$n 100 benchmarks/chunk_gla.py cold --step scan
-            launched scan-hit-$n 100 benchmarks/chunk_gla.py hit --step scan
+        for tree in "${trees[@]}"; do
+            kernels=$(mktemp -d) records=$(mktemp -d)
+            launched "$tree" chunk-gla-cold-$n 100 benchmarks/chunk_gla.py cold
+            launched "$tree" chunk-gla-hit-$n 100 benchmarks/chunk_gla.py hit
+            launched "$tree" scan-cold-$n 100 benchmarks/chunk_gla.py cold --step scan
+            launched "$tree" scan-hit-$n 100 benchmarks/chunk_gla.py hit --step scan
             rm -rf "$kernels" "$records"
         done
     done
-    trees=("${all[@]}") kernels='' records=''
+    kernels='' records=''
 }
 
 split() {

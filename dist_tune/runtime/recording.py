@@ -34,7 +34,7 @@ from dist_tune.measure import tensors_in
 _MAX_OF_KERNEL = 2
 """Recorded launches of a kernel at one site, so that a loop does not hide the other kernels."""
 _MAX_LAUNCHES = 8
-"""Of one function; each costs about 0.1 ms a candidate to ask for."""
+"""Of one run of a function; each costs about 0.1 ms a candidate to ask for."""
 _COLLECTIVE = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 """Namespaces of torch's operators that other ranks take part in."""
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")

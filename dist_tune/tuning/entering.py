@@ -150,9 +150,9 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
             precompile(context, recorder, waves)
             if 1 < n_early < len(replays):
                 _run(context, closure, replays[1 : n_early + 1], n_runs)  # one more, because an earlier winner may be the first
-                if not race.is_enough(n_runs):
+                replays = [] if race.is_enough(n_runs) else replays[n_early:]
+                if replays:
                     precompile(context, recorder, waves, is_by_kind=True)
-                replays = replays[n_early:]
             recorder.is_open = False
             _run(context, closure, replays[1:], n_runs)
     race.end_warm_up(n_runs)
