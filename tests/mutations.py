@@ -83,6 +83,7 @@ GUARDS = (
     Guard("the budget ends the search", "search/race.py", "        return self._plan.budget_s is not None and self._elapsed_s >= self._plan.budget_s\n", "        return False\n", "tests/search"),
     Guard("a suspect has a meeting before it", "search/race.py", "replays[: max(1, next(doubtful, len(replays)))]", "replays", "tests/search"),
     Guard("equals wait for the first of them", "compiler/worker.py", "            except BlockingIOError:\n                on_wait()\n                fcntl.flock(file, fcntl.LOCK_EX)\n", "            except BlockingIOError:\n                pass\n", "tests/ranks/test_equal_kernels.py tests/compiler"),
+    Guard("an idle process's end costs no config", "compiler/processes.py", "os.EX_TEMPFAIL: IdleError", "os.EX_TEMPFAIL: MemoryError", "tests/compiler/test_processes.py"),
     # Sites and records
     Guard("other candidates are an error", "sites/manifest.py", "            if texts != known:\n", "            if False:\n", "tests/sites tests/ranks/test_differing_calls.py"),
     Guard("a hit on all ranks or on none", "sites/manifest.py", "if all(each.is_open and (each.winner == first.winner or each.key == first.key) for each in found.values()):", "if True:", "tests/sites tests/ranks/test_cache_votes.py"),

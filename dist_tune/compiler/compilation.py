@@ -23,7 +23,7 @@ from triton.compiler.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from dist_tune.compiler.patches import replaced
-from dist_tune.compiler.processes import CannotStartError, Worker, temporary_folder
+from dist_tune.compiler.processes import CannotStartError, IdleError, Worker, temporary_folder
 from dist_tune.compiler.triton_cache import claim
 from dist_tune.compiler.worker import STAGES, Made, Observed, compile_kernel, timed
 from dist_tune.errors import FailureKind, kind_of, parsed
@@ -282,7 +282,11 @@ class Compilation:
         if self._made is None:
             request = source, target, options, self._tools.shared_limit_bytes, temporary_folder()
             with suppress(CannotStartError):
-                self._made = self._worker.ask(request, self._on_wait) if self._worker is not None else None
+                while self._made is None and self._worker is not None:
+                    try:
+                        self._made = self._worker.ask(request, self._on_wait)
+                    except IdleError:
+                        self._worker = self._tools.take()
             self._made = self._made or compile_kernel(self._on_wait, *request)
             self.is_waiting = False
             metadata.update(self._made[1])

@@ -92,6 +92,10 @@ class CompilerCrashError(RuntimeError):
     """The process that compiled a kernel has ended: a crash of the compiler."""
 
 
+class IdleError(RuntimeError):
+    """The process had ended for want of work when the request came."""
+
+
 class CannotStartError(RuntimeError):
     """No such process can be started here; this one compiles."""
 
@@ -129,6 +133,7 @@ class Worker:
         Raises:
             CannotStartError: it has another Triton, or none.
             CompilerCrashError: it has no reply to give any more.
+            IdleError: another one may take the request.
             MemoryError: it was killed.
             Exception: of the compiler, as in this process, with what the compiler has written as a note.
         """
@@ -144,7 +149,8 @@ class Worker:
             self.end()
             Worker.can_start &= self._is_greeted
             code = self._process.returncode
-            kind = CannotStartError if not self._is_greeted else MemoryError if code == -signal.SIGKILL else CompilerCrashError
+            kinds = {-signal.SIGKILL: MemoryError, os.EX_TEMPFAIL: IdleError}
+            kind = kinds.get(code, CompilerCrashError) if self._is_greeted else CannotStartError
             reply = kind(f"the compiler's process ended with exit code {code} (negative: by that signal)")
         text = self._written()
         if isinstance(reply, Exception):

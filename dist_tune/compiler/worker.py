@@ -24,7 +24,7 @@ from typing import IO, Any
 
 STAGES = ("ttir", "ttgir", "llir", "ptx", "cubin")
 IDLE_S = 20.0
-"""A process without work ends after this time."""
+"""A process without work ends after this time, with exit code ``os.EX_TEMPFAIL``."""
 NICENESS = 3
 """The rank's own threads, front end and launches, go first."""
 Made = tuple[dict[str, str | bytes], dict[str, Any], dict[str, float]]
@@ -152,6 +152,7 @@ def main(descriptor: int, paths: list[str]) -> None:
                 connection.send(reply)
             except (pickle.PicklingError, TypeError, AttributeError):  # an error that holds what cannot travel
                 connection.send(RuntimeError(f"{type(reply).__name__}: {reply}"))
+        os._exit(os.EX_TEMPFAIL)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import triton.language as tl
 from triton.backends.nvidia.compiler import CUDABackend
 
 from dist_tune import contextual_autotune
-from dist_tune.compiler import processes
+from dist_tune.compiler import processes, worker
 from dist_tune.compiler.compilation import Toolchain
 from dist_tune.compiler.processes import Worker, folder_in_use, temporary_folder
 from dist_tune.testing import Outcome, on_ranks, values
@@ -210,6 +212,30 @@ def test_a_compilation_that_never_ends_is_given_up_and_its_process_ended() -> No
     assert "TimeoutError" in failure
     assert others == [None] * 3
     assert is_gone(pid)
+
+
+def idle(rank: int) -> tuple[list[str | None], int]:
+    """Each process has ended for want of work before its first kernel is asked for; failures, and kernels that were asked for."""
+    ask, n_asked = Worker.ask, count(1)
+    short = Path(tempfile.mkdtemp()) / "worker.py"
+    short.write_text(re.sub(r"\bIDLE_S = .*", "IDLE_S = 0.2", Path(worker.__file__).read_text()))
+    worker.__file__ = str(short)
+
+    def late(self: Worker, request: Any, on_wait: Any) -> Any:
+        if next(n_asked) <= len(CONFIGS):
+            self._process.wait()
+        return ask(self, request, on_wait)
+
+    Worker.ask = late  # type: ignore[method-assign]
+    return tune_product(), next(n_asked) - 1
+
+
+@pytest.mark.once
+def test_a_process_that_has_ended_for_want_of_work_costs_no_candidate() -> None:
+    """It may end between the look at it and the request: the front end runs meanwhile. Another one takes the kernel."""
+    failures, n_asked = values([alone(idle)])[0]
+    assert failures == [None] * len(CONFIGS)
+    assert n_asked == 2 * len(CONFIGS)
 
 
 def in_this_process(rank: int) -> dict[str, tuple[int, int, int]]:
