@@ -23,7 +23,8 @@ AnyConfig = TypeVar("AnyConfig", triton.Config, FunctionConfig)
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 # Addresses differ between processes; two ranks must render one value the same way.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_NUMBER = re.compile(r"\d+")
+# Alike in two configs of a kind. A 1 is not: it turns something off, as the splits of K. Triton's own options change no argument.
+_ALIKE = re.compile(r"num_(?:warps|stages|ctas)=\d+|\b(?!1\b)\d+\b")
 
 
 def stable_repr(value: object) -> str:
@@ -89,17 +90,16 @@ def distinct(configs: Sequence[AnyConfig], texts: Sequence[str] = ()) -> tuple[l
 
 
 def kind_of(text: str) -> str:
-    """A described config without its numbers."""
-    return _NUMBER.sub("#", text)
+    """A described config without its numbers, but for those that are 1: configs of one kind launch alike, most likely."""
+    return _ALIKE.sub("#", text)
 
 
-def leaders(texts: Mapping[int, str]) -> list[int]:
-    """Of each kind of configs the one with the most different numbers; the largest kind first."""
-    by_kind: dict[str, list[int]] = {}
-    for i, text in texts.items():
-        by_kind.setdefault(kind_of(text), []).append(i)
-    kinds = sorted(by_kind.values(), key=len, reverse=True)
-    return [max(alike, key=lambda i: len({*_NUMBER.findall(texts[i])})) for alike in kinds]
+def by_kind(texts: Mapping[int, str]) -> list[list[int]]:
+    """Candidates of each kind, the largest kind first; of each kind the one with the most different numbers first."""
+    kinds: dict[str, list[int]] = {}
+    for i in sorted(texts, key=lambda i: -len({*_ALIKE.findall(texts[i])})):
+        kinds.setdefault(kind_of(texts[i]), []).append(i)
+    return sorted(kinds.values(), key=len, reverse=True)
 
 
 def triton_version() -> str:

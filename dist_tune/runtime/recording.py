@@ -1,9 +1,9 @@
 """Launches of Triton's kernels: heard while they are made, recorded, and compiled ahead with other configs.
 
 Most functions pass the fields of their config on to a Triton kernel, under the same names; so one recorded launch, with those
-fields exchanged, predicts what every other config will compile. It can be wrong where other arguments follow from the config: a launch
-that was not predicted is recorded, too, for the configs of its kind. A prediction drops a config only where it comes true on some rank and
-some rank cannot make that launch: it fails on all ranks alike.
+fields exchanged, predicts what another config will compile. It can be wrong where other arguments follow from the config, so each config is
+predicted from one of its kind, if one has run. A prediction drops a config only where it comes true on some rank and some rank cannot make
+that launch: it fails on all ranks alike.
 Knows Triton's launches and torch's operators; nothing of search or files.
 """
 
@@ -13,7 +13,7 @@ import copy
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
 from dist_tune.compiler import SharedContext, replaced
-from dist_tune.configs import FunctionConfig
+from dist_tune.configs import FunctionConfig, kind_of
 from dist_tune.distributed import is_symmetric
 from dist_tune.errors import CommunicatesError
 from dist_tune.measure import tensors_in
@@ -156,10 +156,8 @@ class LaunchRecorder:
     def __init__(self, under_way: Sequence[tuple[str, int]]) -> None:
         """``under_way``: functions that run now, the outermost first: label of the site, and candidate."""
         self._under_way = under_way
-        self.launches: list[RecordedLaunch] = []
-        """Those that were not predicted."""
-        self.predicted: defaultdict[tuple[str, int], list[RecordedLaunch]] = defaultdict(list)
-        """By site and candidate."""
+        self.launches: defaultdict[tuple[str, int], list[RecordedLaunch]] = defaultdict(list)
+        """By site and candidate, in their order."""
         self.is_open = True
         """False once nothing is predicted any more."""
         self.failures: list[tuple[RecordedLaunch, str]] = []
@@ -174,10 +172,9 @@ class LaunchRecorder:
             for each, reason in self.failures:
                 if (each.label, each.candidate) == at and each.is_like(launch):
                     raise PredictedFailureError(reason)
-            if self.is_open and not any(each.is_like(launch) for each in self.predicted[at]):
-                mine = [each for each in self.launches if (each.label, each.candidate) == at]
-                if len(mine) < _MAX_LAUNCHES and sum(each.kernel is kernel for each in mine) < _MAX_OF_KERNEL:
-                    self.launches.append(launch)
+            mine = self.launches[at]
+            if self.is_open and len(mine) < _MAX_LAUNCHES and sum(each.kernel is kernel for each in mine) < _MAX_OF_KERNEL:
+                mine.append(launch)
         return run(kernel, *args, **kwargs)
 
 
@@ -238,48 +235,56 @@ def is_same(value: object, other: object) -> bool:
     return value is other or (type(value) is type(other) and isinstance(value, bool | int | float | str) and value == other)
 
 
-def precompiles(
-    function: str, candidates: Sequence[FunctionConfig], launches: Sequence[RecordedLaunch]
-) -> list[tuple[int, list[RecordedLaunch]]]:
-    """The launches of all candidates of a function's site, a list for each recorded one that predicts them, with its own candidate."""
-    found: list[tuple[int, list[RecordedLaunch]]] = []
-    launches = [each for each in launches if each.label == function]
-    if not launches:
-        return []
-    fields = [_fields(config) for config in candidates]
-    hooks = [next((value.pre_hook for value in config.values() if isinstance(value, triton.Config)), None) for config in candidates]
-    for each in launches:
-        mine, given = fields[each.candidate], each.given
-        names = {name.lower(): name for name in mine}
-        # Kernel's argument -> field of the config. No others are exchanged: a default that is spelled out makes another key for Triton.
-        followed = {name: field for name, value in given.items() if (field := names.get(name.lower())) and is_same(value, mine[field])}
-        blocks = _followed_blocks(each, followed if None in hooks else ())  # of copies for the hooks to write to, if all configs have one
-        if not followed or blocks is None:
-            continue
-        changed = [{name: one.get(field, given[name]) for name, field in followed.items()} for one in fields]
-        for values in changed:
-            for name, shape in blocks.items():
-                values[name] = copy.copy(given[name])
-                values[name].block_shape = [values.get(size, size) for size in shape]
-        made = [RecordedLaunch(function, i, each.kernel, {**given, **changed[i]}, each.n_args, hook) for i, hook in enumerate(hooks)]
-        found.append((each.candidate, made))
-    return found
+def predict(
+    candidates: Sequence[FunctionConfig], texts: Sequence[str], ran: Mapping[int, Sequence[RecordedLaunch]]
+) -> dict[int, list[RecordedLaunch]]:
+    """What each candidate of a function launches: what it did if it ran, or else as the last one of its kind, or the first of all.
 
-
-def _followed_blocks(launch: RecordedLaunch, followed: Collection[str]) -> dict[str, list[Any]] | None:
-    """Each descriptor's block: for each size the followed constant of that value, or the size if there is none.
-
-    None if there are two, or if a layout follows from the block, too, as in Gluon.
+    ``texts``: of the candidates. ``ran``: candidate -> its launches, in their order. Launches that show no value of their config are left
+    out.
     """
-    constants = [each.name for each in launch.kernel.params if each.is_constexpr and each.name in followed]
-    blocks: dict[str, list[Any]] = {}
-    for name, value in launch.given.items():
-        for size in getattr(value, "block_shape", ()):
-            sources = [each for each in constants if is_same(launch.given[each], size)]
-            if len(sources) > 1 or (sources and hasattr(value, "layout")):
+    kinds, fields = [kind_of(text) for text in texts], [_fields(config) for config in candidates]
+    hooks = [next((value.pre_hook for value in config.values() if isinstance(value, triton.Config)), None) for config in candidates]
+    shown = {i: [(each, found) for each in launches if (found := _followed(each, fields[i]))] for i, launches in ran.items()}
+    last, first = {kinds[i]: launches for i, launches in shown.items()}, next(iter(shown.values()), [])
+    predicted: dict[int, list[RecordedLaunch]] = {}
+    for i, mine in enumerate(fields):
+        for each, followed in shown.get(i, last.get(kinds[i], first)):
+            values = _exchanged(each, followed, mine, is_hooked=None not in hooks)
+            if values is not None:
+                launch = RecordedLaunch(each.label, i, each.kernel, {**each.given, **values}, each.n_args, hooks[i])
+                predicted.setdefault(i, []).append(launch)
+    return predicted
+
+
+def _followed(launch: RecordedLaunch, fields: Mapping[str, Any]) -> dict[str, str]:
+    """Kernel's argument -> the field of the launch's own config that it shows."""
+    names = {name.lower(): name for name in fields}
+    # No others are exchanged: a default that is spelled out makes another key for Triton.
+    return {name: field for name, value in launch.given.items() if (field := names.get(name.lower())) and is_same(value, fields[field])}
+
+
+def _exchanged(launch: RecordedLaunch, followed: Mapping[str, str], fields: Mapping[str, Any], *, is_hooked: bool) -> dict[str, Any] | None:
+    """What a launch with the ``fields`` of another config has in place of its own values.
+
+    A size of a descriptor's block is that of the constant with its value. None if two constants have it that now differ, or if a layout
+    follows from a block that changes, as in Gluon. ``is_hooked``: hooks of all configs set the blocks; they get copies to write to.
+    """
+    given, values = launch.given, {name: fields.get(field, launch.given[name]) for name, field in followed.items()}
+    constants = [] if is_hooked else [each.name for each in launch.kernel.params if each.is_constexpr and each.name in followed]
+    for name, value in given.items():
+        if hasattr(value, "block_shape"):
+            block: list[Any] = []
+            for size in value.block_shape:
+                first, *others = [values[each] for each in constants if is_same(given[each], size)] or [size]
+                if any(not is_same(first, other) for other in others):
+                    return None
+                block.append(first)
+            if hasattr(value, "layout") and block != [*value.block_shape]:
                 return None
-            blocks.setdefault(name, []).append(*(sources or [size]))
-    return blocks
+            values[name] = copy.copy(value)
+            values[name].block_shape = block
+    return values
 
 
 def _fields(config: FunctionConfig) -> dict[str, Any]:

@@ -7,12 +7,10 @@ compiles, and comes back to it. A candidate that any rank cannot run is out befo
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from dist_tune.configs import kind_of
-from dist_tune.runtime import LaunchRecorder, RecordedLaunch, precompiles
+from dist_tune.runtime import LaunchRecorder, RecordedLaunch, predict
 from dist_tune.search import Report
 from dist_tune.sites import Site, Variant, note_progress
 from dist_tune.tuning.context import TuningContext
@@ -86,36 +84,31 @@ def compile_variants(context: TuningContext) -> None:
     context.check_alive()
 
 
-def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves | None = None, *, is_by_kind: bool = False) -> None:
-    """Compile and load the launches of functions with their other configs, predicted from those that were recorded.
+def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves) -> None:
+    """Compile and load what functions will launch with these candidates, predicted from the runs that were recorded.
 
-    A launch that some rank cannot make will fail on all ranks that come to it. ``waves``: only of these candidates. ``is_by_kind``: a
-    launch tells of the candidates that differ from its own in numbers alone.
+    A launch that some rank cannot make will fail on all ranks that come to it.
     """
     inner: list[tuple[Site, Site]] = []
-    """Functions, each with a kernel inside whose launches are the candidates."""
+    """Functions, each with a launch whose predictions are the candidates."""
     known: dict[tuple[str, str], str] = {}
     wanted: dict[str, set[int]] = {}
-    for function in context.sites.met.values():
-        kinds = [kind_of(text) for text in function.texts]
-        n_of = Counter[str]()
-        for template, launches in precompiles(function.label, function.configs, recorder.launches):
-            name = launches[0].kernel.fn.__qualname__.rpartition("<locals>.")[2]
-            place = f"{function.label} > {name}{f' of candidate {template}' * is_by_kind}"
-            n_of[place] += 1
-            label = f"{place} #{n_of[place]}"  # the same on all ranks, also where one launches further kernels
+    for function in [context.sites.met[label] for label in waves if label in context.sites.met]:
+        ran = {i: launches for (label, i), launches in recorder.launches.items() if label == function.label}
+        predicted = predict(function.configs, function.texts, ran) if ran else {}
+        for n in range(max(map(len, predicted.values()), default=0)):
+            found = {i: launches[n] for i, launches in predicted.items() if n < len(launches)}
+            any_launch = next(iter(found.values()))
+            launches = [found.get(i, any_launch) for i in range(len(function.configs))]
+            name = any_launch.kernel.fn.__qualname__.rpartition("<locals>.")[2]
+            label = f"{function.label} > {name} #{n + 1}"  # the same on all ranks, also where one launches further kernels
             context.compiler.begin(label, RecordedLaunch, launches, [])
             keys = function.label, context.compiler.keys(label)
             if keys not in known:  # else the same kernel once more, as in the next layer
                 known[keys] = label
                 wanted[label] = set()
                 inner.append((function, Site(label, name, function.key, launches, function.texts, variants=[Variant(label, {})])))
-            tried = (waves or {}).get(function.label, function.tried)
-            mine = {i for i in tried if not is_by_kind or kinds[i] == kinds[template]}
-            wanted[known[keys]] |= mine
-            for i in mine:
-                recorder.predicted[function.label, i].append(launches[i])
-    recorder.launches.clear()
+            wanted[known[keys]] |= found.keys() & waves[function.label]
     # A function may do anything with its config, so equal kernels mean nothing.
     failed = load_all(context, [kernel for _, kernel in inner], wanted).failures
     for function, kernel in inner:

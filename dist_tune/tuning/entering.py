@@ -7,8 +7,9 @@ candidates that fail or answer wrongly on any rank are dropped. Collective throu
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 
-from dist_tune.configs import leaders
+from dist_tune.configs import by_kind
 from dist_tune.errors import CandidateFailure, FailureKind, reasons
 from dist_tune.output import amount, kernels_told
 from dist_tune.replays import WARM_UP
@@ -20,9 +21,6 @@ from dist_tune.tuning.compilation import Waves, compile_ahead, precompile, tell_
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
 from dist_tune.tuning.notices import note_use, tell_of_sites, tell_of_untuned
-
-_MAX_KINDS = 4
-"""Kinds of configs, which differ in more than numbers, that have a launch of their own to predict from; the largest ones."""
 
 
 def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest) -> None:
@@ -129,30 +127,32 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
 def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int], waves: Waves | None = None) -> None:
     """Run each candidate of some sites (site -> runs of each) untimed, and drop those that fail on any rank.
 
-    Launches inside, which the first run shows, are compiled ahead with the other candidates. Then one candidate of each kind runs,
-    because a flag may choose other arguments or another kernel, which are compiled ahead with the candidates of that kind.
+    Launches inside, which the first run shows, are compiled ahead with the other candidates of its kind. One candidate of each other
+    kind runs next, because a flag may choose other arguments or another kernel, and then the rest of its kind is compiled ahead.
     ``waves``: only these candidates.
     """
     met, race = context.sites.met, context.race
-    early: dict[str, list[int]] = {}
+    mine = {label: set((waves or {}).get(label, context.entries[label].tried)) for label in n_runs}
+    kinds: dict[str, list[list[int]]] = {}
     for label in n_runs:
-        sound = set(race[label].alive()) - set(race[label].suspects)
-        texts = {i: context.entries[label].texts[i] for i in sorted(sound if waves is None else sound & set(waves[label]))}
-        early[label] = leaders(texts)[:_MAX_KINDS]
-    replays = race.warm_up(n_runs, waves, early)
-    n_early = max(n_runs[label] * len(early[label]) for label in n_runs)
+        sound = mine[label] & set(race[label].alive()) - set(race[label].suspects)
+        kinds[label] = by_kind({i: context.entries[label].texts[i] for i in sorted(sound)})
+    replays = race.warm_up(n_runs, mine, {label: [alike[0] for alike in found] for label, found in kinds.items()})
+    n_early = max(n_runs[label] * len(kinds[label]) for label in n_runs)
     recorder = LaunchRecorder(context.replays.trials.functions)
     with around_launches(recorder.note):
         context.replays.run_batch(closure, replays[:1], WARM_UP)
         if context.options.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
             _tell(context, 1)
         if not race.is_enough(n_runs):
-            precompile(context, recorder, waves)
-            if 1 < n_early < len(replays):
+            if any(len(found) > 1 for found in kinds.values()) and n_early < len(replays):
+                first = {label: each.candidate for label, each in replays[0].items()}
+                soon = {label: [alike if first[label] in alike else alike[:1] for alike in found] for label, found in kinds.items()}
+                precompile(context, recorder, {label: [*chain(*found)] for label, found in soon.items()})
                 _run(context, closure, replays[1 : n_early + 1], n_runs)  # one more, because an earlier winner may be the first
                 replays = [] if race.is_enough(n_runs) else replays[n_early:]
-                if replays:
-                    precompile(context, recorder, waves, is_by_kind=True)
+            if replays:
+                precompile(context, recorder, mine)
             recorder.is_open = False
             _run(context, closure, replays[1:], n_runs)
     race.end_warm_up(n_runs)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import threading
 import weakref
 from contextlib import contextmanager, nullcontext
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +23,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from dist_tune import autotune
 from dist_tune.compiler.candidate import Candidate
 from dist_tune.compiler.patches import replaced
-from dist_tune.configs import as_configs
-from dist_tune.runtime import LaunchRecorder, RecordedLaunch, around_launches, precompiles
+from dist_tune.configs import as_configs, describe_all
+from dist_tune.runtime import LaunchRecorder, RecordedLaunch, around_launches, predict
 from dist_tune.testing import FakeH200
 from tests.shared_worlds import on_each_rank
 
@@ -84,7 +86,12 @@ def record(function: Any, space: Any, candidate: int, *args: Any) -> list[Record
     recorder = LaunchRecorder([("f[]", candidate)])
     with recording(recorder):
         function(*args, **as_configs(space, function)[candidate])
-    return recorder.launches
+    return recorder.launches["f[]", candidate]
+
+
+def predicted(space: Any, launches: list[RecordedLaunch]) -> dict[int, list[RecordedLaunch]]:
+    """Of all configs, from the launches with one of them."""
+    return predict(as_configs(space, lambda **config: None), describe_all(space), {each.candidate: launches for each in launches})
 
 
 def key(launch: RecordedLaunch) -> str:
@@ -95,9 +102,11 @@ def key(launch: RecordedLaunch) -> str:
 def predicted_and_true(function: Any, space: Any, *args: Any) -> list[tuple[list[str], list[str]]]:
     """For each predicted launch: the keys that are predicted for all candidates, and those of the launches that follow."""
     made = [record(function, space, i, *args) for i in range(len(space))]
+    found = predicted(space, made[0])
+    assert [*found] == [*range(len(space))]
+    runs = [[key(each) for each in launches] for launches in found.values()]
     true = [[key(each) for each in launches] for launches in zip(*made, strict=True)]
-    predicted = [[key(each) for each in launches] for _, launches in precompiles("f[]", as_configs(space, function), made[0])]
-    return [(each, next((keys for keys in true if keys[0] == each[0]), [])) for each in predicted]
+    return [([*each], next((keys for keys in true if keys[0] == each[0]), [])) for each in zip(*runs, strict=True)]
 
 
 FOLLOWED: dict[str, tuple[Any, Any]] = {
@@ -173,31 +182,33 @@ def test_descriptors_are_predicted(rank: int, hook: bool):
 
 @alone()
 def test_what_does_not_follow_is_not_predicted(rank: int):
-    """A value made of a config's, a function that launches nothing, other sites."""
+    """A value made of a config's, a function that launches nothing."""
 
     def doubled(x: torch.Tensor, y: torch.Tensor, block: int) -> None:
         copy_kernel[(1,)](x, y, 256, BLOCK=2 * block)
 
     space = [{"block": 16}, {"block": 32}]
-    launches = record(doubled, space, 0, *x_and_y())
-    assert [precompiles("f[]", space, launches), precompiles("f[]", [{}], []), precompiles("g[]", tiles(16), launches)] == [[]] * 3
+    assert [predicted(space, record(doubled, space, 0, *x_and_y())), predicted([{}], [])] == [{}] * 2
 
 
 @alone()
 def test_a_block_of_two_possible_sources_is_not_predicted(rank: int):
-    """A size that two constants have may follow from either; a launch with different ones tells."""
+    """A size that two constants have may follow from either, where they differ in another config; a launch with different ones tells."""
 
     def square(x: torch.Tensor, BLOCK: int, COLUMNS: int) -> None:
         tile = TensorDescriptor.from_tensor(x, [BLOCK, COLUMNS])
         either_kernel[(1,)](tile, tile, BLOCK=BLOCK, COLUMNS=COLUMNS, IS_DESCRIPTOR=True)
 
     space, x = [{"BLOCK": block, "COLUMNS": 16} for block in (16, 32)], torch.zeros(64, 64)
-    assert precompiles("f[]", space, record(square, space, 0, x)) == []
-    ((template, launches),) = precompiles("f[]", space, record(square, space, 1, x))
-    assert (template, [each.given["x"].block_shape for each in launches]) == (1, [[16, 16], [32, 16]])
+
+    def blocks(launches: list[RecordedLaunch]) -> dict[int, list[Any]]:
+        return {i: [each.given["x"].block_shape for each in found] for i, found in predicted(space, launches).items()}
+
+    assert blocks(record(square, space, 0, x)) == {0: [[16, 16]]}
     recorded = record(square, space, 1, x)
+    assert blocks(recorded) == {0: [[16, 16]], 1: [[32, 16]]}
     recorded[0].given["x"].layout = "of the block, as in Gluon"
-    assert precompiles("f[]", space, recorded) == []
+    assert blocks(recorded) == {1: [[32, 16]]}
 
 
 @alone()
@@ -215,7 +226,7 @@ def test_a_kernel_that_is_launched_often_hides_no_other(rank: int):
     del x
     gc.collect()
     assert [each.kernel.fn.__name__ for each in launches] == ["copy_kernel", "copy_kernel", "dot_kernel"]
-    assert (len(precompiles("f[]", tiles(16, 32), launches)), alive()) == (3, None)
+    assert ([len(each) for each in predicted(tiles(16, 32), launches).values()], alive()) == ([3, 3], None)
 
 
 @alone()
@@ -235,14 +246,14 @@ def test_triton_is_restored(rank: int):
             thread.start()
             thread.join()
             copy_kernel.warmup(x, y, 256, BLOCK=16, grid=(1,))
-            assert recorder.launches == []
+            assert not any(recorder.launches.values())
             launch()
             raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match="mine"):
         fail()
     launch()
-    assert (len(recorder.launches), vars(JITFunction)["run"] is own) == (1, True)
+    assert (len(recorder.launches["f[]", 0]), vars(JITFunction)["run"] is own) == (1, True)
 
 
 @alone()
@@ -250,7 +261,7 @@ def test_only_the_launch_that_was_predicted_ends_as_predicted(rank: int):
     """Whatever its sizes; not one with other constants, options, dtypes, of another candidate or kernel."""
     x, y = x_and_y()
     launches = record(lambda x, y, config: copy_kernel[(1,)](x, y, 256, **config.kwargs), tiles(16, 32), 0, x, y)
-    ((_, (_, failing)),), reason = precompiles("f[]", tiles(16, 32), launches), "rank 1: OutOfResources: out of resource: x"
+    (failing,), reason = predicted(tiles(16, 32), launches)[1], "rank 1: OutOfResources: out of resource: x"
     attempts: list[tuple[bool, int, Any]] = [
         (True, 1, lambda: copy_kernel[(1,)](x, y, 256, BLOCK=32)),
         (True, 1, lambda: copy_kernel[(1,)](x, y, 100, BLOCK=32)),
@@ -315,6 +326,31 @@ def test_one_config_of_each_kind_waits_for_its_compilation(rank: int):
     triton.knobs.runtime.jit_cache_hook = None
     assert [each.failure for each in tuned.records[0].candidates] == [None] * 8
     assert len(waited) == 2
+
+
+@triton.jit
+def part_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at))
+
+
+@alone()
+def test_a_one_is_of_another_kind_than_larger_numbers(rank: int):
+    """As a K that is not split: another dtype follows. One launch of each kind waits, and none is compiled for nothing."""
+    waited: list[str] = []
+    triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+
+    @autotune(
+        [{"N_SPLITS": n, "BLOCK": block} for n in (1, 2, 4) for block in (16, 32, 64, 128)], None, n_warmup=0, n_repeat=1, cache=False
+    )
+    def tuned(x: torch.Tensor, y: torch.Tensor, N_SPLITS: int, BLOCK: int) -> None:
+        part_kernel[(N_SPLITS,)](x, y if N_SPLITS == 1 else y.float(), BLOCK=BLOCK)
+
+    tuned(*x_and_y())
+    triton.knobs.runtime.jit_cache_hook = None
+    made = [*Path(os.environ["TRITON_CACHE_DIR"]).rglob("part_kernel.cubin")]
+    assert [each.failure for each in tuned.records[0].candidates] == [None] * 12
+    assert (len(waited), len(made)) == (2, 4 + 4)
 
 
 @triton.jit
