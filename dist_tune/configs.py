@@ -23,8 +23,9 @@ AnyConfig = TypeVar("AnyConfig", triton.Config, FunctionConfig)
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 # Addresses differ between processes; two ranks must render one value the same way.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-# Alike in two configs of a kind. A 1 is not: it turns something off, as the splits of K. Triton's own options change no argument.
-_ALIKE = re.compile(r"num_(?:warps|stages|ctas)=\d+|\b(?!1\b)\d+\b")
+# Alike in two configs of a kind: a number by itself that is not 1, which turns something off, as the splits of K. Warps and stages change
+# no argument.
+_ALIKE = re.compile(r"num_(?:warps|stages)=\d+|(?<![\w.])(?!1(?![\w.]))-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)")
 
 
 def stable_repr(value: object) -> str:
@@ -90,7 +91,7 @@ def distinct(configs: Sequence[AnyConfig], texts: Sequence[str] = ()) -> tuple[l
 
 
 def kind_of(text: str) -> str:
-    """A described config without its numbers, but for those that are 1: configs of one kind launch alike, most likely."""
+    """A described config without its numbers, but for those that are 1: configs of one kind most likely launch alike."""
     return _ALIKE.sub("#", text)
 
 

@@ -131,7 +131,8 @@ GUARDS = (
     Guard("a lost count of the parser is no failure", "compiler/compilation.py", '        stack.enter_context(replaced(JITFunction, "parse", lambda own: lambda kernel: parsed(lambda: own(kernel))))\n', "", "tests/compiler/test_processes.py"),
     Guard("each kind of configs is compiled ahead", "tuning/entering.py", "if any(len(found) > 1 for found in kinds.values()) and n_early < len(replays):", "if False:", "tests/runtime/test_recording.py tests/offline"),
     Guard("a block of unknown source is not predicted", "runtime/recording.py", "if any(not is_same(first, other) for other in others):", "if False:", "tests/runtime/test_recording.py"),
-    Guard("a config with a 1 launches otherwise", "configs.py", "(?!1\\b)", "", "tests/runtime/test_recording.py"),
+    Guard("a config with a 1 launches otherwise", "configs.py", "(?!1(?![\\w.]))", "", "tests/runtime/test_recording.py"),
+    Guard("a predicted launch is counted by its kernel", "tuning/compilation.py", "#{n_of[name]}", "#{n_of.total()}", "tests/runtime/test_recording.py"),
     # Other devices
     Guard("no launcher of NVIDIA's for other GPUs", "compiler/compilation.py", '        if target.backend == "cuda":', "        if True:", "tests/ranks/test_other_devices.py"),
     Guard("a record is of one runtime", "accelerator.py", 'return torch.version.cuda if kind() == "cuda" else f"{kind()} {getattr(torch.version, kind())}"', "return torch.version.cuda", "tests/test_accelerator.py"),

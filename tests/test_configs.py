@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpretedFunction
 
 from dist_tune.cache import digest
-from dist_tune.configs import ConfigView, as_configs, config_fields, describe, distinct, functions_in, stable_repr
+from dist_tune.configs import ConfigView, as_configs, by_kind, config_fields, describe, distinct, functions_in, stable_repr
 
 
 def hook(args: dict[str, Any]) -> None:
@@ -119,6 +119,13 @@ def test_no_two_candidates_read_alike(space: list[dict[str, Any]]):
     assert len(set(texts)) == len(texts) == len(configs)
     assert [config for config in configs if config not in space] == []
     assert {describe(each) for each in space} == set(texts)
+
+
+def test_configs_of_one_kind_differ_in_warps_stages_and_numbers_other_than_one():
+    """The largest kind first, and in it the config with the most different numbers."""
+    texts = ["A=16 B=16 num_warps=1", "A=32 B=16 num_warps=4", "A=1 B=32 num_warps=4", "A=11 B=1.5 num_warps=4", "A=16 B='v2' num_warps=4"]
+    texts += ["A=16 B='v1' num_warps=4", "A=1 B=-8 num_warps=8"]
+    assert by_kind(dict(enumerate(texts))) == [[1, 3, 0], [2, 6], [4], [5]]
 
 
 def test_a_space_becomes_mappings():

@@ -286,6 +286,8 @@ class Compilation:
                     try:
                         self._made = self._worker.ask(request, self._on_wait)
                     except IdleError:
+                        if self.is_given_up:  # nobody would end the next one
+                            raise
                         self._worker = self._tools.take()
             self._made = self._made or compile_kernel(self._on_wait, *request)
             self.is_waiting = False

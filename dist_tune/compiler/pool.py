@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from math import prod, sqrt
 from typing import Any
@@ -89,7 +89,7 @@ class Compiler:
         """Compilations that have ended, by label; the reader takes them out."""
         self._position = position
         self._stuck_after_s = stuck_after_s
-        self._sites: dict[str, list[Candidate]] = {}
+        self._sites: dict[str, dict[int, Candidate]] = {}
         self._by_key: dict[str, Compilation] = {}
         self._pace_s: dict[str, float] = {}
         """Site -> seconds of its latest compilation, per root of its estimated cost."""
@@ -105,12 +105,12 @@ class Compiler:
         self._is_open = False
 
     def begin(
-        self, label: str, launch: Compilable, configs: list[triton.Config], first: Collection[int], awaited: int | None = None
+        self, label: str, launch: Compilable, configs: Mapping[int, triton.Config], first: Collection[int], awaited: int | None = None
     ) -> None:
         """Add a site, and queue the candidates of ``first``; the ``awaited`` one, which a launch needs, starts before all others."""
         self._open()
-        found, order = dict[int, Candidate](), turns(configs, self._position, self.n_ranks)
-        for i in sorted(range(len(configs)), key=lambda i: i != awaited):
+        found, order = dict[int, Candidate](), dict(zip(configs, turns([*configs.values()], self._position, self.n_ranks), strict=True))
+        for i in sorted(configs, key=lambda i: i != awaited):
             found[i] = Candidate(launch, configs[i])
             compilation = found[i].compilation
             if compilation.key and not compilation.done.is_set():
@@ -121,12 +121,12 @@ class Compiler:
                         self._tools.shared_limit_bytes = max_shared_mem(triton.runtime.driver.active.get_current_device())
             if i == awaited:
                 self._start_now(found[i].compilation)
-        self._sites[label] = [found[i] for i in range(len(configs))]
+        self._sites[label] = {i: found[i] for i in configs}
         self.queue(label, first)
 
     def keys(self, label: str) -> str:
-        """The site's keys in Triton's disk cache, in a row."""
-        return " ".join(each.compilation.key for each in self._sites[label])
+        """The site's candidates with their keys in Triton's disk cache, in a row."""
+        return " ".join(f"{i}={each.compilation.key}" for i, each in self._sites[label].items())
 
     def queue(self, label: str, candidates: Collection[int]) -> None:
         """Compile these in the threads, the longest of all sites first, so that a long one does not run alone at the end."""
@@ -162,19 +162,19 @@ class Compiler:
 
     def pending(self, label: str) -> set[int]:
         """Candidates that are not compiled yet."""
-        return {i for i, each in enumerate(self._sites[label]) if not each.compilation.done.is_set()}
+        return {i for i, each in self._sites[label].items() if not each.compilation.done.is_set()}
 
     def ready(self, label: str) -> set[int]:
         """Candidates that are compiled and not loaded yet."""
-        return {i for i, each in enumerate(self._sites[label]) if each.is_ready}
+        return {i for i, each in self._sites[label].items() if each.is_ready}
 
     def kernels(self, label: str) -> list[str]:
         """What each candidate came to: equal digests are of equal kernels, empty ones of what failed or is not compiled yet."""
-        return [each.kernel() if each.compilation.done.is_set() else "" for each in self._sites[label]]
+        return [each.kernel() if each.compilation.done.is_set() else "" for each in self._sites[label].values()]
 
     def failures(self, label: str) -> dict[int, Failure]:
         """Candidates that failed to compile so far."""
-        return {i: result for i, each in enumerate(self._sites[label]) if isinstance(result := each.compilation.result, Failure)}
+        return {i: result for i, each in self._sites[label].items() if isinstance(result := each.compilation.result, Failure)}
 
     def take_work(self) -> Counter[str]:
         """Kernels by their fate, and CPU-seconds by stage, since the last time."""

@@ -131,7 +131,7 @@ def compile_kernel(on_wait: Callable[[], None], ttir: str, target: Any, options:
 
 
 def main(descriptor: int, paths: list[str]) -> None:
-    """Serve until the rank ends. ``paths``: where it imports from."""
+    """Serve until the rank ends, or there is no work for long. ``paths``: where it imports from."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the rank
     faulthandler.enable()  # the stage and Python's stack are among the last words
     os.nice(NICENESS)

@@ -76,7 +76,7 @@ class Variants:
         told += [f"{name} is not given" for name in first if name not in variant.arguments]
         self._log.info(f"site={site.label} variant={len(site.variants) + 1} is compiled: {'; '.join(told) or 'other code'}")
         site.variants.append(variant)
-        self._compiler.begin(variant.label, launch, site.configs, [])
+        self._compiler.begin(variant.label, launch, dict(enumerate(site.configs)), [])
         self._check_end(site)
         return variant
 

@@ -34,7 +34,7 @@ from dist_tune.measure import tensors_in
 _MAX_OF_KERNEL = 2
 """Recorded launches of a kernel at one site, so that a loop does not hide the other kernels."""
 _MAX_LAUNCHES = 8
-"""Of one run of a function; each costs about 0.1 ms a candidate to ask for."""
+"""Of one config of a function; each costs about 0.1 ms a candidate to ask for."""
 _COLLECTIVE = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 """Namespaces of torch's operators that other ranks take part in."""
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
@@ -169,12 +169,12 @@ class LaunchRecorder:
             at = self._under_way[-1]
             given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs, "grid": None}  # a grid may hold tensors, too
             launch = RecordedLaunch(*at, kernel, {name: _without_memory(value) for name, value in given.items()}, len(args))
-            for each, reason in self.failures:
-                if (each.label, each.candidate) == at and each.is_like(launch):
-                    raise PredictedFailureError(reason)
             mine = self.launches[at]
             if self.is_open and len(mine) < _MAX_LAUNCHES and sum(each.kernel is kernel for each in mine) < _MAX_OF_KERNEL:
                 mine.append(launch)
+            for each, reason in self.failures:
+                if (each.label, each.candidate) == at and each.is_like(launch):
+                    raise PredictedFailureError(reason)
         return run(kernel, *args, **kwargs)
 
 
@@ -218,6 +218,9 @@ def _without_memory(value: Any) -> Any:
     """An argument as far as the compiler needs it."""
     if isinstance(value, torch.Tensor):
         return Pointer(value.dtype, value.data_ptr())
+    if isinstance(value, tuple):
+        parts = map(_without_memory, value)
+        return value._make(parts) if hasattr(value, "_make") else tuple(parts)
     if isinstance(getattr(value, "base", None), torch.Tensor) and hasattr(value, "block_shape"):
         value = copy.copy(value)  # a hook may write to it, too
         value.base = _without_memory(value.base)

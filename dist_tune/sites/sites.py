@@ -255,7 +255,7 @@ class Sites:
             first = site.tried if self.lookup.mode == "tune" else []
             site.quickest = sorted(quickest(configs), key=lambda i: (i in site.suspects, i in site.untried))
             site.variants.append(Variant(label, specialisation(launch)))
-            self._compiler.begin(label, launch, configs, first, site.first_guess)
+            self._compiler.begin(label, launch, dict(enumerate(configs)), first, site.first_guess)
         return site
 
     def _label_of(self, launch: Tunable) -> str:

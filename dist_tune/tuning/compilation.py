@@ -7,6 +7,7 @@ compiles, and comes back to it. A candidate that any rank cannot run is out befo
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -90,26 +91,25 @@ def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves) -
     A launch that some rank cannot make will fail on all ranks that come to it.
     """
     inner: list[tuple[Site, Site]] = []
-    """Functions, each with a launch whose predictions are the candidates."""
-    known: dict[tuple[str, str], str] = {}
-    wanted: dict[str, set[int]] = {}
+    """Functions, each with a launch of theirs whose predictions are the candidates."""
+    known: set[tuple[str, str]] = set()
     for function in [context.sites.met[label] for label in waves if label in context.sites.met]:
         ran = {i: launches for (label, i), launches in recorder.launches.items() if label == function.label}
-        predicted = predict(function.configs, function.texts, ran) if ran else {}
-        for n in range(max(map(len, predicted.values()), default=0)):
-            found = {i: launches[n] for i, launches in predicted.items() if n < len(launches)}
-            any_launch = next(iter(found.values()))
-            launches = [found.get(i, any_launch) for i in range(len(function.configs))]
-            name = any_launch.kernel.fn.__qualname__.rpartition("<locals>.")[2]
-            label = f"{function.label} > {name} #{n + 1}"  # the same on all ranks, also where one launches further kernels
-            context.compiler.begin(label, RecordedLaunch, launches, [])
+        found: defaultdict[str, dict[int, RecordedLaunch]] = defaultdict(dict)
+        for i, launches in predict(function.configs, function.texts, ran).items():
+            n_of = Counter[str]()
+            for launch in launches if i in waves[function.label] else []:
+                name = launch.kernel.fn.__qualname__.rpartition("<locals>.")[2]
+                n_of[name] += 1
+                found[f"{function.label} > {name} #{n_of[name]}"][i] = launch  # the same on a rank that launches further kernels
+        for label, predicted in found.items():
+            context.compiler.begin(label, RecordedLaunch, predicted, [])
             keys = function.label, context.compiler.keys(label)
             if keys not in known:  # else the same kernel once more, as in the next layer
-                known[keys] = label
-                wanted[label] = set()
-                inner.append((function, Site(label, name, function.key, launches, function.texts, variants=[Variant(label, {})])))
-            wanted[known[keys]] |= found.keys() & waves[function.label]
-    # A function may do anything with its config, so equal kernels mean nothing.
+                known.add(keys)
+                configs = [predicted.get(i) for i in range(len(function.configs))]
+                inner.append((function, Site(label, label, function.key, configs, function.texts, variants=[Variant(label, {})])))
+    wanted = {kernel.label: [i for i, launch in enumerate(kernel.configs) if launch is not None] for _, kernel in inner}
     failed = load_all(context, [kernel for _, kernel in inner], wanted).failures
     for function, kernel in inner:
         for i, need in kernel.resources.items():
@@ -133,7 +133,8 @@ def load_all(context: TuningContext, sites: Sequence[Site], wanted: Waves) -> Re
         for index in sorted(indices - site.failures.keys()):
             _load_one(context, site, variant, index)
     context.compiler.close()
-    equal = {each.label: _equals(context, each) for each in sites}
+    # A function may do anything with its config, so equal kernels inside mean nothing.
+    equal = {each.label: _equals(context, each) for each in sites if each.label in context.sites.met}
     n_variants = {each.label: len(each.variants) for each in sites if len(each.variants) > 1}
     report = Report(failures=context.sites.take_failures(sites), equal=equal, n_variants=n_variants)
     loaded = context.reduce_reports("loaded", report)

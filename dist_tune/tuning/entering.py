@@ -7,7 +7,6 @@ candidates that fail or answer wrongly on any rank are dropped. Collective throu
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain
 
 from dist_tune.configs import by_kind
 from dist_tune.errors import CandidateFailure, FailureKind, reasons
@@ -127,8 +126,8 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
 def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int], waves: Waves | None = None) -> None:
     """Run each candidate of some sites (site -> runs of each) untimed, and drop those that fail on any rank.
 
-    Launches inside, which the first run shows, are compiled ahead with the other candidates of its kind. One candidate of each other
-    kind runs next, because a flag may choose other arguments or another kernel, and then the rest of its kind is compiled ahead.
+    Launches inside, which the first run shows, are compiled ahead with the other candidates of its kind and with one of each other kind.
+    Those run next, because a flag may choose other arguments or another kernel, and the rest is compiled ahead as they show.
     ``waves``: only these candidates.
     """
     met, race = context.sites.met, context.race
@@ -146,13 +145,15 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
             _tell(context, 1)
         if not race.is_enough(n_runs):
             if any(len(found) > 1 for found in kinds.values()) and n_early < len(replays):
-                first = {label: each.candidate for label, each in replays[0].items()}
-                soon = {label: [alike if first[label] in alike else alike[:1] for alike in found] for label, found in kinds.items()}
-                precompile(context, recorder, {label: [*chain(*found)] for label, found in soon.items()})
-                _run(context, closure, replays[1 : n_early + 1], n_runs)  # one more, because an earlier winner may be the first
+                first, early = replays[0], replays[1 : n_early + 1]  # one more, because an earlier winner may be the first
+                soon = {label: {each[label].candidate for each in early if label in each} for label in kinds}
+                for label, found in kinds.items():
+                    soon[label] |= {i for alike in found if first[label].candidate in alike for i in alike}
+                precompile(context, recorder, soon)
+                _run(context, closure, early, n_runs)
                 replays = [] if race.is_enough(n_runs) else replays[n_early:]
-            if replays:
-                precompile(context, recorder, mine)
+            if len(replays) > 1:
+                precompile(context, recorder, {label: each & set(race[label].alive()) for label, each in mine.items()})
             recorder.is_open = False
             _run(context, closure, replays[1:], n_runs)
     race.end_warm_up(n_runs)

@@ -47,7 +47,7 @@ def load(kernel: Any = None, limit_bytes: int | None = None, **config: Any) -> R
     """One config from source to device."""
     FakeH200.shared_limit_bytes = limit_bytes or FakeH200.shared_limit_bytes
     compiler = Compiler(1, 60)
-    compiler.begin("site", launch_of(kernel), [triton.Config({"BLOCK": config.pop("block", 16)}, **config)], [0])
+    compiler.begin("site", launch_of(kernel), {0: triton.Config({"BLOCK": config.pop("block", 16)}, **config)}, [0])
     try:
         return compiler.load("site", 0)
     finally:

@@ -102,7 +102,7 @@ def test_what_a_launch_waits_for_is_compiled_before_all_others(bench: Bench) -> 
     """With one thread, and candidates that take longer in the queue before it."""
     bench.work = lambda number: bench.stop.wait(10) if number in (128, 64) else None
     compiler = Compiler(1, 10.0)
-    compiler.begin("site", NOTHING, configs(128, 64, 32, 16), range(4), 3)
+    compiler.begin("site", NOTHING, dict(enumerate(configs(128, 64, 32, 16))), range(4), 3)
     assert compiler.load("site", 3) is None
     assert bench.began[0] == 16
     bench.stop.set()
@@ -129,7 +129,7 @@ def test_no_more_threads_than_asked_for(bench: Bench) -> None:
 
     bench.work, compiler = work, Compiler(2, 60)
     for label, first in (("one", 1), ("other", 11)):
-        compiler.begin(label, NOTHING, configs(*range(first, first + 8)), range(8))
+        compiler.begin(label, NOTHING, dict(enumerate(configs(*range(first, first + 8)))), range(8))
     for label in ("one", "other"):
         all_done(compiler, label, range(8))
     compiler.end()
@@ -140,7 +140,7 @@ def test_one_that_never_ends_is_given_up_and_keeps_nobody_waiting(bench: Bench) 
     """It fails with the reason after the deadline, another thread takes its place, and what it may still become is ignored."""
     bench.work = lambda number: bench.stop.wait(20) if number > 7 else number
     compiler = Compiler(1, 0.1)
-    compiler.begin("site", NOTHING, configs(1, 2, 8, 9), range(4))
+    compiler.begin("site", NOTHING, dict(enumerate(configs(1, 2, 8, 9))), range(4))
     began = time.monotonic()
     all_done(compiler, "site", range(4))
     assert time.monotonic() - began < 15  # each of the two works for 20 s
@@ -158,8 +158,8 @@ def test_candidates_of_one_key_are_compiled_once(bench: Bench) -> None:
     """Of two sites too, and whichever of them is loaded first, also if nobody has queued the other."""
     compiler = Compiler(1, 60)
     bench.work = lambda number: number
-    compiler.begin("one", NOTHING, configs(1, 2, 2), [])
-    compiler.begin("other", NOTHING, configs(2, 1), [])
+    compiler.begin("one", NOTHING, dict(enumerate(configs(1, 2, 2))), [])
+    compiler.begin("other", NOTHING, dict(enumerate(configs(2, 1))), [])
     loaded: list[Any] = [compiler.load("other", 0), compiler.load("one", 1), compiler.load("one", 2)]
     assert loaded == [2, 2, 2]
     compiler.queue("other", range(2))
@@ -172,7 +172,7 @@ def test_an_interrupt_ends_the_waiting_and_the_end_all_that_has_not_begun(bench:
     """Ctrl-C while a launch waits for its compilation; a thread at work ends with what it is at."""
     bench.work = lambda number: bench.stop.wait(20)
     compiler = Compiler(1, 60)
-    compiler.begin("site", NOTHING, configs(1, 2), range(2), 0)
+    compiler.begin("site", NOTHING, dict(enumerate(configs(1, 2))), range(2), 0)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
@@ -212,7 +212,7 @@ def test_a_kernel_that_another_process_compiles_comes_last(bench: Bench, tmp_pat
     other.start()
     assert is_held.wait(60)
     compiler = Compiler(1, 0.5 if end == "never" else 60.0)
-    compiler.begin("site", NOTHING, configs(4, 3, 2, 1), range(4))
+    compiler.begin("site", NOTHING, dict(enumerate(configs(4, 3, 2, 1))), range(4))
     all_done(compiler, "site", range(1, 4))
     assert bench.began == [3, 2, 1]
     if end == "killed":
@@ -292,7 +292,7 @@ def _exits(rank: int, is_stuck: bool) -> Any:
             triton.knobs.compilation.listener = lambda **facts: stuck.append(1) or time.sleep(1e6)  # type: ignore[func-returns-value]
         candidates = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=s) for w in (1, 2, 4) for s in (1, 2)]
         args = torch.zeros(64, dtype=torch.float16), torch.zeros(64), 64
-        compiler.begin("site", Launch(autotuned(dot_kernel), args, {"grid": (1,), "warmup": False}), candidates, range(6))
+        compiler.begin("site", Launch(autotuned(dot_kernel), args, {"grid": (1,), "warmup": False}), dict(enumerate(candidates)), range(6))
         time.sleep(0.1)
         while is_stuck and len(stuck) < 2 and time.monotonic() - began < 60:  # until no thread is in the compiler's C++
             time.sleep(0.01)

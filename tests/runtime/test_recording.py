@@ -20,7 +20,7 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from dist_tune import autotune
+from dist_tune import autotune, contextual_autotune
 from dist_tune.compiler.candidate import Candidate
 from dist_tune.compiler.patches import replaced
 from dist_tune.configs import as_configs, describe_all
@@ -213,19 +213,20 @@ def test_a_block_of_two_possible_sources_is_not_predicted(rank: int):
 
 @alone()
 def test_a_kernel_that_is_launched_often_hides_no_other(rank: int):
-    """Two launches of each kernel count; and no tensor is kept alive by the recorded launches."""
+    """Two launches of each kernel count; and no tensor is kept alive by the recorded launches, nor one in a tuple."""
 
     def many(x: torch.Tensor, config: triton.Config) -> None:
         for n in range(50):
             copy_kernel[(1,)](x, x, n, **config.kwargs)
         dot_kernel[(1,)](x, x, 16, **config.kwargs)
+        act_kernel[(1,)]((x, 1), twice, 32)
 
     x = torch.zeros(256)
     launches = record(many, tiles(16, 32), 0, x)
     alive = weakref.ref(x)
     del x
     gc.collect()
-    assert [each.kernel.fn.__name__ for each in launches] == ["copy_kernel", "copy_kernel", "dot_kernel"]
+    assert [each.kernel.fn.__name__ for each in launches] == ["copy_kernel", "copy_kernel", "dot_kernel", "act_kernel"]
     assert ([len(each) for each in predicted(tiles(16, 32), launches).values()], alive()) == ([3, 3], None)
 
 
@@ -329,6 +330,16 @@ def test_one_config_of_each_kind_waits_for_its_compilation(rank: int):
 
 
 @triton.jit
+def late_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr, KIND: tl.constexpr):
+    tl.store(y_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + tl.arange(0, BLOCK)))
+
+
+@triton.jit
+def kind_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr, KIND: tl.constexpr):
+    tl.store(y_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + tl.arange(0, BLOCK)))
+
+
+@triton.jit
 def part_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(y_ptr + at, tl.load(x_ptr + at))
@@ -379,6 +390,55 @@ def test_kinds_may_share_a_kernel(rank: int):
     assert len(waited) <= 3, waited
 
 
+@alone()
+def test_a_config_that_does_not_fit_tells_of_its_kind(rank: int):
+    """Also of the launch that it is not given: the others of its kind wait for none, and their needs are known."""
+    waited: list[str] = []
+    triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    space = [{"KIND": "a", "N": 5, "config": triton.Config({"BLOCK": 16}, num_warps=1, num_stages=stages)} for stages in (2, 3)]
+    for n, stages in ((7, 12), (16, 2), (16, 3), (16, 4), (16, 5), (16, 6)):
+        space.append({"KIND": "b", "N": n, "config": triton.Config({"BLOCK": 16}, num_warps=1, num_stages=stages)})
+
+    @autotune(space, None, n_warmup=0, n_repeat=1, cache=False)
+    def tuned(x: torch.Tensor, config: triton.Config, **rest: object) -> None:
+        y = torch.ones(128, 128)
+        copy_kernel[(1,)](x, y, 128, **config.kwargs)
+        dot_kernel[(1,)](x, y, 128, **config.all_kwargs())
+
+    tuned(torch.ones(128, 128, dtype=torch.float16))
+    triton.knobs.runtime.jit_cache_hook = None
+    found = tuned.records[0].candidates
+    assert [i for i, each in enumerate(found) if each.failure] == [2]
+    assert all(each.shared_bytes for each in found)
+    assert len(waited) == 2, waited
+
+
+@alone()
+def test_of_two_functions_of_a_step_the_first_launches_wait_alone(rank: int):
+    """Where one has more kinds, further configs of the other one run meanwhile: they are compiled ahead, too. The first launches wait."""
+    waited: list[str] = []
+    triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    few = [{"BLOCK": 2**k, "N": (1 + 2 * (kind == "a")) * 2**k, "KIND": kind} for kind in "ba" for k in range(2, 11)]
+    many = [{"BLOCK": 2**k, "KIND": kind} for kind in "abcdefgh" for k in (4, 5)]
+
+    @autotune(few, None, n_warmup=0, n_repeat=1, cache=False)
+    def of_two(x: torch.Tensor, BLOCK: int, N: int, KIND: str) -> None:
+        late_kernel[(1,)](x, x, BLOCK=BLOCK, KIND=KIND)
+
+    @autotune(many, None, n_warmup=0, n_repeat=1, cache=False)
+    def of_eight(x: torch.Tensor, BLOCK: int, KIND: str) -> None:
+        kind_kernel[(1,)](x, x, BLOCK=BLOCK, KIND=KIND)
+
+    @contextual_autotune(is_dist=False, n_warmup=0, n_repeat=1, cache=False)
+    def step(x: torch.Tensor) -> None:
+        of_two(x)
+        of_eight(x)
+
+    step(torch.zeros(2048))
+    triton.knobs.runtime.jit_cache_hook = None
+    assert len(waited) == 2, waited
+
+
 @pytest.mark.once
 @on_each_rank(modes=["fake"])
 def test_hooks_that_set_blocks_share_no_prediction(rank: int) -> list[str]:
@@ -404,9 +464,12 @@ def test_hooks_that_set_blocks_share_no_prediction(rank: int) -> list[str]:
 
 
 @pytest.mark.once
-@on_each_rank(modes=["fake"])
-def test_shared_memory_that_one_rank_lacks_drops_the_config_on_all(rank: int) -> str:
-    """It is predicted, so that no rank launches what another one cannot, though there are collectives before and behind."""
+@on_each_rank(modes=["fake"], cases=[False, True])
+def test_shared_memory_that_one_rank_lacks_drops_the_config_on_all(rank: int, launches_more: bool) -> str:
+    """It is predicted, so that no rank launches what another one cannot, though there are collectives before and behind.
+
+    Also where one rank launches another kernel before.
+    """
     FakeH200.shared_limit_bytes = 4_000 if rank == 1 else 232_448
     space = [{"gemm_config": triton.Config({"BLOCK": 16}, num_warps=1, num_stages=stages)} for stages in (2, 3, 12)]
 
@@ -414,6 +477,8 @@ def test_shared_memory_that_one_rank_lacks_drops_the_config_on_all(rank: int) ->
     def step(x: torch.Tensor, gemm_config: triton.Config) -> torch.Tensor:
         y = torch.ones(128, 128)
         dist.all_reduce(y[0])  # behind it a rank that cannot launch would be alone
+        if launches_more and rank == 0:
+            part_kernel[(1,)](x, y, BLOCK=gemm_config.kwargs["BLOCK"])
         dot_kernel[(1,)](x, y, 128, **gemm_config.all_kwargs())
         dist.all_reduce(y[0])
         return y
