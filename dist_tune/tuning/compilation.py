@@ -116,7 +116,8 @@ def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves) -
             most = function.resources.setdefault(i, need)
             if need.shared_bytes > most.shared_bytes:  # of several kernels the neediest
                 function.resources[i] = need
-        recorder.failures += [(kernel.configs[i], failure.reason) for i, failure in failed.get(kernel.label, {}).items()]
+        told = failed.get(kernel.label, {}).items()
+        recorder.failures += [(launch, failure.reason) for i, failure in told if (launch := kernel.configs[i]) is not None]
 
 
 _Unit = tuple[Site, Variant, set[int]]

@@ -464,6 +464,26 @@ def test_hooks_that_set_blocks_share_no_prediction(rank: int) -> list[str]:
 
 
 @pytest.mark.once
+@on_each_rank(modes=["fake"])
+def test_a_launch_of_one_rank_alone_drops_its_config_on_all(rank: int) -> str:
+    """The other rank launches that kernel with configs of another kind, and has no such launch to end."""
+    FakeH200.shared_limit_bytes = 4_000 if rank == 1 else 232_448
+    cases = [("b", 16, 2), ("a", 5, 2), ("a", 7, 3), ("b", 16, 12), ("b", 5, 3), ("b", 5, 4)]
+    space = [{"KIND": kind, "N": n, "config": triton.Config({"BLOCK": 16}, num_warps=1, num_stages=stages)} for kind, n, stages in cases]
+
+    @autotune(space, None, n_warmup=0, n_repeat=1, cache=False)
+    def step(x: torch.Tensor, KIND: str, config: triton.Config, **rest: object) -> None:
+        y = torch.ones(128, 128)
+        if KIND == "a" or rank == 1:
+            dot_kernel[(1,)](x, y, 128, **config.all_kwargs())
+        copy_kernel[(1,)](x, y, 128, **config.kwargs)
+
+    step(torch.ones(128, 128, dtype=torch.float16))
+    assert [i for i, each in enumerate(step.records[0].candidates) if each.failure] == [3]
+    return step.records[0].best.config
+
+
+@pytest.mark.once
 @on_each_rank(modes=["fake"], cases=[False, True])
 def test_shared_memory_that_one_rank_lacks_drops_the_config_on_all(rank: int, launches_more: bool) -> str:
     """It is predicted, so that no rank launches what another one cannot, though there are collectives before and behind.
