@@ -13,7 +13,7 @@ import copy
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -113,24 +113,17 @@ class RecordedLaunch(triton.Config):  # type: ignore[misc]  # untyped
     As a ``triton.Config`` it has the ints that are compiled in, by which the compiler estimates its cost.
     """
 
-    def __init__(self, label: str, candidate: int, kernel: Any, given: dict[str, Any], n_args: int, hook: Any = None) -> None:
+    def __init__(self, label: str, candidate: int, kernel: Any, given: dict[str, Any], n_args: int) -> None:
         """``label``: of the function's site. ``given``: arguments and options, those by position first, with pointers for tensors."""
         self.label, self.candidate, self.kernel, self.given, self.n_args = label, candidate, kernel, given, n_args
         ints = {name: value for name, value in given.items() if type(value) is int}
         constants = {each.name: ints[each.name] for each in kernel.params if each.is_constexpr and each.name in ints}
-        super().__init__(constants, pre_hook=hook, **{name: ints[name] for name in _OPTIONS if name in ints})
-
-    @property
-    def has_descriptor(self) -> bool:
-        """True if an argument is a tensor descriptor."""
-        return any(hasattr(value, "block_shape") for value in self.given.values())
+        super().__init__(constants, **{name: ints[name] for name in _OPTIONS if name in ints})
 
     @staticmethod
     def compile(launch: RecordedLaunch) -> Any:
         """Triton's compiled kernel for the launch, not launched."""
         given = dict(launch.given)
-        if launch.pre_hook is not None and launch.has_descriptor:
-            launch.pre_hook(given)
         args = [given.pop(name) for name in launch.kernel.arg_names[: launch.n_args]]
         return launch.kernel.run(*args, **{**given, "warmup": True})
 
@@ -219,8 +212,9 @@ def _without_memory(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Pointer(value.dtype, value.data_ptr())
     if isinstance(value, tuple):
-        parts = map(_without_memory, value)
-        return value._make(parts) if hasattr(value, "_make") else tuple(parts)
+        parts = [_without_memory(each) for each in value]
+        if any(part is not each for part, each in zip(parts, value, strict=True)):  # else it may be a value of the config's
+            return value._make(parts) if hasattr(value, "_make") else tuple(parts)
     if isinstance(getattr(value, "base", None), torch.Tensor) and hasattr(value, "block_shape"):
         value = copy.copy(value)  # a hook may write to it, too
         value.base = _without_memory(value.base)
@@ -230,6 +224,8 @@ def _without_memory(value: Any) -> Any:
 def _kind(value: Any) -> object:
     if hasattr(value, "block_shape") and hasattr(value, "base"):
         return getattr(value.base, "dtype", None), getattr(value, "layout", None), *value.block_shape
+    if isinstance(value, tuple):
+        return type(value), *map(_kind, value)
     return value.dtype if isinstance(value, Pointer) else type(value)
 
 
@@ -239,24 +235,29 @@ def is_same(value: object, other: object) -> bool:
 
 
 def predict(
-    candidates: Sequence[FunctionConfig], texts: Sequence[str], ran: Mapping[int, Sequence[RecordedLaunch]]
+    candidates: Sequence[FunctionConfig], texts: Sequence[str], ran: Mapping[int, Sequence[RecordedLaunch]], wanted: Collection[int]
 ) -> dict[int, list[RecordedLaunch]]:
-    """What each candidate of a function launches: what it did if it ran, or else as the last one of its kind, or the first of all.
+    """What the ``wanted`` candidates of a function launch: what one did if it ran, or else as the last of its kind, or the first of all.
 
     ``texts``: of the candidates. ``ran``: candidate -> its launches, in their order. Launches that show no value of their config are left
-    out.
+    out, and those with descriptors for which a config's hook fails: it may want more than the kernel's arguments.
     """
     kinds, fields = [kind_of(text) for text in texts], [_fields(config) for config in candidates]
-    hooks = [next((value.pre_hook for value in config.values() if isinstance(value, triton.Config)), None) for config in candidates]
+    hooks: list[Any] = [next((each.pre_hook for each in config.values() if isinstance(each, triton.Config)), None) for config in candidates]
     shown = {i: [(each, found) for each in launches if (found := _followed(each, fields[i]))] for i, launches in ran.items()}
     last, first = {kinds[i]: launches for i, launches in shown.items()}, next(iter(shown.values()), [])
     predicted: dict[int, list[RecordedLaunch]] = {}
-    for i, mine in enumerate(fields):
+    for i in sorted(wanted):
         for each, followed in shown.get(i, last.get(kinds[i], first)):
-            values = _exchanged(each, followed, mine, is_hooked=None not in hooks)
+            values = _exchanged(each, followed, fields[i], is_hooked=None not in hooks)
             if values is not None:
-                launch = RecordedLaunch(each.label, i, each.kernel, {**each.given, **values}, each.n_args, hooks[i])
-                predicted.setdefault(i, []).append(launch)
+                given = {**each.given, **values}
+                if hooks[i] is not None and any(hasattr(value, "block_shape") for value in given.values()):
+                    try:
+                        hooks[i](given)
+                    except Exception:  # noqa: BLE001  # the user's; where the function calls it, an error counts
+                        continue
+                predicted.setdefault(i, []).append(RecordedLaunch(each.label, i, each.kernel, given, each.n_args))
     return predicted
 
 

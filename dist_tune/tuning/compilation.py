@@ -96,9 +96,9 @@ def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves) -
     for function in [context.sites.met[label] for label in waves if label in context.sites.met]:
         ran = {i: launches for (label, i), launches in recorder.launches.items() if label == function.label}
         found: defaultdict[str, dict[int, RecordedLaunch]] = defaultdict(dict)
-        for i, launches in predict(function.configs, function.texts, ran).items():
+        for i, launches in predict(function.configs, function.texts, ran, waves[function.label]).items():
             n_of = Counter[str]()
-            for launch in launches if i in waves[function.label] else []:
+            for launch in launches:
                 name = launch.kernel.fn.__qualname__.rpartition("<locals>.")[2]
                 n_of[name] += 1
                 found[f"{function.label} > {name} #{n_of[name]}"][i] = launch  # the same on a rank that launches further kernels

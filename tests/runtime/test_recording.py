@@ -91,7 +91,9 @@ def record(function: Any, space: Any, candidate: int, *args: Any) -> list[Record
 
 def predicted(space: Any, launches: list[RecordedLaunch]) -> dict[int, list[RecordedLaunch]]:
     """Of all configs, from the launches with one of them."""
-    return predict(as_configs(space, lambda **config: None), describe_all(space), {each.candidate: launches for each in launches})
+    return predict(
+        as_configs(space, lambda **config: None), describe_all(space), {each.candidate: launches for each in launches}, range(len(space))
+    )
 
 
 def key(launch: RecordedLaunch) -> str:
@@ -388,6 +390,41 @@ def test_kinds_may_share_a_kernel(rank: int):
     triton.knobs.runtime.jit_cache_hook = None
     assert [each.failure for each in tuned.records[0].candidates] == [None] * len(space)
     assert len(waited) <= 3, waited
+
+
+@triton.jit
+def first_kernel(tensors, SHAPE: tl.constexpr):
+    at = tl.arange(0, SHAPE[0])
+    tl.store(tensors[0] + at, tl.load(tensors[0] + at))
+
+
+@alone()
+def test_tuples_are_followed_and_compared(rank: int):
+    """A tuple in a config goes into the launch, and one of other tensors is another launch."""
+    space, x = [{"SHAPE": (block, 1)} for block in (16, 32)], torch.zeros(64)
+    found = predicted(space, record(lambda x, SHAPE: first_kernel[(1,)]((x,), SHAPE=SHAPE), space, 0, x))
+    assert [each.given["SHAPE"] for (each,) in found.values()] == [(16, 1), (32, 1)]
+    assert [found[1][0].is_like(each[0]) for each in (found[0], found[1])] == [False, True]
+    other = predicted(space, record(lambda x, SHAPE: first_kernel[(1,)]((x.half(),), SHAPE=SHAPE), space, 0, x))
+    assert not found[1][0].is_like(other[1][0])
+
+
+@alone()
+def test_a_hook_that_wants_more_than_the_kernels_arguments_drops_nothing(rank: int):
+    """The function gives it what it wants; nothing is predicted then."""
+
+    def set_block(nargs: dict[str, Any]) -> None:
+        nargs["x"].block_shape = nargs["y"].block_shape = [nargs["BLOCK"], 16]
+        assert nargs["N"] == 16
+
+    @autotune(tiles(16, 32, pre_hook=set_block), None, n_warmup=0, n_repeat=1, cache=False)
+    def tuned(x: torch.Tensor, config: triton.Config) -> None:
+        operands = {name: TensorDescriptor.from_tensor(x, [16, 16]) for name in ("x", "y")}
+        config.pre_hook({**operands, **config.kwargs, "N": 16})
+        either_kernel[(1,)](**operands, COLUMNS=8, IS_DESCRIPTOR=True, **config.all_kwargs())
+
+    tuned(torch.ones(64, 64, dtype=torch.float16))
+    assert [each.failure for each in tuned.records[0].candidates] == [None, None]
 
 
 @alone()
