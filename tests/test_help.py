@@ -42,7 +42,7 @@ def shell_scripts() -> list[str]:
         path
         for pattern in ("*", ".ci/*", "*/*", "*/*/*")
         for path in ROOT.glob(pattern)
-        if path.is_file() and not {".venv", ".git"} & {*path.parts}
+        if path.is_file() and all(part == ".ci" or part[0] != "." for part in path.relative_to(ROOT).parts)
     ]
     return sorted({str(path.relative_to(ROOT)) for path in found if path.read_bytes()[:2] == b"#!"})
 

@@ -168,7 +168,8 @@ def _run(context: TuningContext, closure: Closure, replays: Sequence[Replay], si
     is_told = False
     while not is_told or (replays and not context.race.is_enough(sites)):
         n_next = context.race.n_next(replays)
-        context.replays.run_batch(closure, list(replays[:n_next]), WARM_UP)
+        if replays:  # else the first run alone is to be told of
+            context.replays.run_batch(closure, list(replays[:n_next]), WARM_UP)
         _tell(context, n_next)
         replays, is_told = replays[n_next:], True
 
