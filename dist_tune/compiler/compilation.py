@@ -286,7 +286,7 @@ class Compilation:
                     try:
                         self._made = self._worker.ask(request, self._on_wait)
                     except IdleError:
-                        if self.is_given_up:  # nobody would end the next one
+                        if self.is_given_up:  # the tuning may have ended, and the next process would outlive it
                             raise
                         self._worker = self._tools.take()
             self._made = self._made or compile_kernel(self._on_wait, *request)

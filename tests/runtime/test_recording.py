@@ -96,6 +96,13 @@ def predicted(space: Any, launches: list[RecordedLaunch]) -> dict[int, list[Reco
     )
 
 
+def note_waits() -> list[str]:
+    """The launches that wait for a compilation, from now on."""
+    waited: list[str] = []
+    triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    return waited
+
+
 def key(launch: RecordedLaunch) -> str:
     """Of the kernel that Triton would compile."""
     return Candidate(RecordedLaunch, launch).compilation.key
@@ -284,8 +291,7 @@ def test_only_the_launch_that_was_predicted_ends_as_predicted(rank: int):
 @alone()
 def test_a_tuning_compiles_ahead_and_believes_launches_rather_than_predictions(rank: int):
     """One launch waits for a compilation; what does not fit is dropped; a config that the function tames, or does not use, is not."""
-    waited: list[str] = []
-    triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    waited = note_waits()
     x = torch.ones(128, 128, dtype=torch.float16)
 
     def tune(stages_of: Any) -> Any:
@@ -316,8 +322,7 @@ def either_kernel(x, y, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, IS_DESCRIPTO
 @alone()
 def test_one_config_of_each_kind_waits_for_its_compilation(rank: int):
     """Those that differ in numbers alone are predicted from it, also the blocks of descriptors that the function makes."""
-    waited: list[str] = []
-    triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    waited = note_waits()
     space = [{"BLOCK": n, "IS_DESCRIPTOR": is_one} for n in (16, 32, 64, 128) for is_one in (False, True)]
 
     @autotune(space, None, n_warmup=0, n_repeat=1, cache=False)
@@ -350,8 +355,7 @@ def part_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
 @alone()
 def test_a_one_is_of_another_kind_than_larger_numbers(rank: int):
     """As a K that is not split: another dtype follows. One launch of each kind waits, and none is compiled for nothing."""
-    waited: list[str] = []
-    triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    waited = note_waits()
 
     @autotune(
         [{"N_SPLITS": n, "BLOCK": block} for n in (1, 2, 4) for block in (16, 32, 64, 128)], None, n_warmup=0, n_repeat=1, cache=False
@@ -375,8 +379,7 @@ def rows_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, ROWS: tl.constexpr):
 @alone()
 def test_kinds_may_share_a_kernel(rank: int):
     """One flag chooses the kernel, another one goes into it: the first launch of each kernel waits, and a leader's at most."""
-    waited: list[str] = []
-    triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    waited = note_waits()
     space = [
         {"IS_PLAIN": plain, "ROWS": rows, "BLOCK": block}
         for plain, rows, block in product((False, True), (False, True), (16, 32, 64, 128, 256))
@@ -430,8 +433,7 @@ def test_a_hook_that_wants_more_than_the_kernels_arguments_drops_nothing(rank: i
 @alone()
 def test_a_config_that_does_not_fit_tells_of_its_kind(rank: int):
     """Also of the launch that it is not given: the others of its kind wait for none, and their needs are known."""
-    waited: list[str] = []
-    triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    waited = note_waits()
     space = [{"KIND": "a", "N": 5, "config": triton.Config({"BLOCK": 16}, num_warps=1, num_stages=stages)} for stages in (2, 3)]
     for n, stages in ((7, 12), (16, 2), (16, 3), (16, 4), (16, 5), (16, 6)):
         space.append({"KIND": "b", "N": n, "config": triton.Config({"BLOCK": 16}, num_warps=1, num_stages=stages)})
@@ -453,8 +455,7 @@ def test_a_config_that_does_not_fit_tells_of_its_kind(rank: int):
 @alone()
 def test_of_two_functions_of_a_step_the_first_launches_wait_alone(rank: int):
     """Where one has more kinds, further configs of the other one run meanwhile: they are compiled ahead, too. The first launches wait."""
-    waited: list[str] = []
-    triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    waited = note_waits()
     few = [{"BLOCK": 2**k, "N": (1 + 2 * (kind == "a")) * 2**k, "KIND": kind} for kind in "ba" for k in range(2, 11)]
     many = [{"BLOCK": 2**k, "KIND": kind} for kind in "abcdefgh" for k in (4, 5)]
 
