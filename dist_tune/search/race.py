@@ -128,20 +128,13 @@ class Race:
         for name, wave in waves.items():
             self._sites[name].join(wave)
 
-    def warm_up(
-        self,
-        sites: Mapping[str, int],
-        waves: Mapping[str, Collection[int]] | None = None,
-        early: Mapping[str, Collection[int]] | None = None,
-    ) -> list[Replay]:
-        """Untimed and checked runs of each candidate of these sites, or of these ``waves``: site -> runs of each. ``early`` ones first."""
+    def warm_up(self, sites: Mapping[str, int], waves: Mapping[str, Collection[int]], early: Mapping[str, Collection[int]]) -> list[Replay]:
+        """Untimed and checked runs of the candidates in ``waves`` of these sites: site -> runs of each. The ``early`` ones come first."""
         orders: dict[str, list[int]] = {}
         for name, n_runs in sites.items():
             site = self._sites[name]  # an earlier winner first: where time runs out it has had its turn
-            first = (early or {}).get(name, ())
-            order = sorted(site.alive(), key=lambda i: (i != site.prior_winner, i not in first))
-            alive = [i for i in order if waves is None or i in waves[name]]
-            orders[name] = [i for i in alive for _ in range(n_runs)]
+            alive = sorted(site.alive(), key=lambda i: (i != site.prior_winner, i not in early[name]))
+            orders[name] = [i for i in alive if i in waves[name] for _ in range(n_runs)]
         others = {name: Trial(best, is_timed=False) for name, site in self._sites.items() if (best := site.best) is not None}
         return [
             others | {name: Trial(order[k], is_timed=False, is_checked=True) for name, order in orders.items() if k < len(order)}

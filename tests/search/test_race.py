@@ -174,17 +174,17 @@ def test_what_there_was_to_choose_is_the_reason():
 def test_a_rehearsal_runs_each_candidate_and_checks_it():
     """Untimed, those that run, as often as is asked; sites that are through, or are not rehearsed, do what they would do anyway."""
     search = searching(table(0, 1), {"f": 4, "g": 2, "other": 2}, {"f": {1: "rank 0: no"}, "other": {0: "rank 1: no"}})
-    replays = search.warm_up({"f": 2, "g": 1})
+    replays = search.warm_up({"f": 2, "g": 1}, {"f": range(4), "g": range(2)}, {"f": [], "g": []})
     assert [replay["f"] for replay in replays] == [Trial(i, is_timed=False, is_checked=True) for i in (0, 0, 2, 2, 3, 3)]
     assert [replay["g"] for replay in replays] == [*(Trial(i, False, True) for i in (0, 1)), *[Trial(0, is_timed=False)] * 4]
     assert [replay["other"] for replay in replays] == [Trial(1, is_timed=False)] * 6
-    assert (search.n_replays, search.warm_up({})) == (0, [])
+    assert (search.n_replays, search.warm_up({}, {}, {})) == (0, [])
 
 
 def warmed(ms: Sequence[float], n_warmup: int = 0) -> Race:
     search = entered(len(ms), Plan(n_warmup))
     times = {i: Times(each, each) for i, each in enumerate(ms)}
-    search.tell_warm_up(len(search.warm_up({"s": 1})), Report({"s": times}))
+    search.tell_warm_up(len(search.warm_up({"s": 1}, {"s": range(len(ms))}, {"s": []})), Report({"s": times}))
     search.end_warm_up(["s"])
     return search
 
@@ -262,7 +262,7 @@ def test_a_budget_spent_before_the_race_still_tries_what_wins():
 def test_a_budget_spent_in_the_warm_up_ends_it():
     """Ten configs of 2 s, a budget of 5 s: three have run, the best of these wins unraced, and the rest are named."""
     search = entered(10, Plan(budget_s=5.0))
-    replays, n_run = search.warm_up({"s": 1}), 0
+    replays, n_run = search.warm_up({"s": 1}, {"s": range(10)}, {"s": []}), 0
     while not search.is_enough({"s": 1}):
         n_next = search.n_next(replays)
         n_run, replays = n_run + n_next, replays[n_next:]

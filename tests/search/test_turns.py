@@ -67,7 +67,7 @@ class NestedWorld:
     def finish(self, at_most: int = 1500) -> NestedWorld:
         """Warm up the function, then replay until the search asks for nothing more."""
         in_finals = False
-        for schedule in self.search.warm_up({"way": 1}):
+        for schedule in self.search.warm_up({"way": 1}, {"way": self.search["way"].alive()}, {"way": []}):
             self.replay(schedule, is_race=False)
         self.search.tell_warm_up(len(self.replays), reduce_reports({0: self.samples.report_warm_ups({})}))
         self.search.end_warm_up(["way"])
