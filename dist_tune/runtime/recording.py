@@ -128,7 +128,7 @@ class RecordedLaunch(triton.Config):  # type: ignore[misc]  # untyped
         return launch.kernel.run(*args, **{**given, "warmup": True})
 
     def is_like(self, other: RecordedLaunch) -> bool:
-        """True for a launch with the same constants and options, and arguments of the same kinds."""
+        """True for a launch with the same constants and options, and arguments that Triton compiles alike."""
         mine, theirs = self.given, other.given
         if other.kernel is not self.kernel or mine.keys() != theirs.keys():
             return False
@@ -226,7 +226,9 @@ def _kind(value: Any) -> object:
         return getattr(value.base, "dtype", None), getattr(value, "layout", None), *value.block_shape
     if isinstance(value, tuple):
         return type(value), *map(_kind, value)
-    return value.dtype if isinstance(value, Pointer) else type(value)
+    if isinstance(value, Pointer):
+        return value.dtype, value.address % 16 == 0
+    return (int, value == 1, value % 16 == 0) if type(value) is int else type(value)
 
 
 def is_same(value: object, other: object) -> bool:
