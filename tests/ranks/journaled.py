@@ -51,7 +51,7 @@ def _end(folder: Path, rank: int, block: int, ends: Ends) -> None:
     died.write_text("")
     if how in ("exit", "turns"):
         os._exit(7)
-    os.kill(os.getpid(), {"once": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}[how])
+    signal.raise_signal({"once": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}[how])
     time.sleep(60)
 
 
