@@ -64,7 +64,7 @@ class SiteRace:
         self._wanted: dict[int, int] = {}  # candidate -> timed replays that it needs by the end of the queue
         self._n_asked = 0  # times that this was not enough
         self._timed_in_finals: set[int] = set()
-        self._fail(failures)
+        self.drop(failures)
         times = {self.equal.get(i, i): each for i, each in prior.times.items()} | prior.times
         self.prior_times = {i: each for i, each in times.items() if i in self._runnable()}
         winner = self.equal.get(prior.winner, prior.winner) if prior.winner is not None else None
@@ -149,14 +149,14 @@ class SiteRace:
     # -- what is told --------------------------------------------------------------------------------------------
 
     def drop(self, failures: Mapping[int, str]) -> None:
-        """Take candidates out that do not run on some rank, and their equals; the first reason stays."""
-        self._fail(failures)
-        alive = self.alive()
-        self.queue = [trial for trial in self.queue if trial.candidate not in self.failures]
-        if len(alive) < 2 and self._guide is None:
-            # In a rung the last one may not have run yet, and be no better than those that failed.
-            is_untried = self._has_run and any(self.known_ms(i) is None for i in alive)
-            self.queue = [trial for trial in self.queue if trial.is_timed][:1] if is_untried else []
+        """Take candidates out that do not run on some rank, and their equals; the first reason stays.
+
+        Their trials stay in the queue until ``advance``: those of a batch that is under way are counted off by ``tell``.
+        """
+        self.failures = {**failures, **self.failures}
+        for i, first in self.equal.items():
+            if first in self.failures:
+                self.failures.setdefault(i, f"the same kernel as candidate {first}: {self.failures[first]}")
 
     def tell(self, n_replays: int, times: Mapping[int, Times]) -> None:
         """Take in the reduced times after some replays of the queue; they replace older ones."""
@@ -176,12 +176,6 @@ class SiteRace:
             self.left.update(dict.fromkeys((i for i in self.alive() if i not in self.warm_ups), budget))
         if not self._has_run:
             self._begin()
-
-    def _fail(self, failures: Mapping[int, str]) -> None:
-        self.failures = {**failures, **self.failures}
-        for i, first in self.equal.items():
-            if first in self.failures:
-                self.failures.setdefault(i, f"the same kernel as candidate {first}: {self.failures[first]}")
 
     # -- a guided search -----------------------------------------------------------------------------------------
 
@@ -253,9 +247,14 @@ class SiteRace:
 
     def advance(self) -> None:
         """At the end of the queue: ask again for missed trials, or go on to the next rung, or choose the winner."""
+        alive, times = self.alive(), self.times
+        self.queue = [trial for trial in self.queue if trial.candidate not in self.failures]
+        if len(alive) < 2 and self._guide is None:
+            # In a rung the last one may not have run yet, and be no better than those that failed.
+            is_untried = self._has_run and any(self.known_ms(i) is None for i in alive)
+            self.queue = [trial for trial in self.queue if trial.is_timed][:1] if is_untried else []
         if self.queue or self.stage == "done":
             return
-        alive, times = self.alive(), self.times
         n_missed = {i: n - (times[i].n_replays if i in times else 0) for i, n in self._wanted.items() if i in alive}
         if len(alive) < 2 and self._guide is None:
             self._choose()

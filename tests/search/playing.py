@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from statistics import median
 
-from dist_tune.errors import CandidateFailure, FailureKind
+from dist_tune.errors import CandidateFailure, FailureKind, reasons
 from dist_tune.search import Guide, Plan, PriorTimes, Race, Replay, Report, Times, Trial, reduce_reports
 
 Take = Callable[[int, str, int, int], "float | str | None"]
@@ -43,7 +43,10 @@ class World:
             self.replays.append(replay)
             runs_ms = [self._run(rank, replay) for rank in range(self.n_ranks)]
             self.elapsed_s += max(runs_ms) / 1e3
-        self.search.tell(len(batch), self.reduced(self.elapsed_s - began_s))
+        report = self.reduced(self.elapsed_s - began_s)
+        for site, failures in report.failures.items():  # as each meeting does
+            self.search[site].drop(reasons(failures))
+        self.search.tell(len(batch), report)
         return len(batch)
 
     def finish(self, at_most: int = 10_000) -> World:

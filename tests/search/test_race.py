@@ -73,10 +73,8 @@ def test_the_last_candidate_of_a_cut_rung_is_tried_before_it_wins():
     """Long replays are reported one by one: when all others have failed, the last one has not run yet, and fails as well."""
     search = entered(3, Plan(0, search="exhaustive"))
     search.expect(1.0)
-    for number in range(3):
-        (replay,) = search.batch()
-        failure = CandidateFailure(FailureKind.LAUNCH, "rank 0: no")
-        search.tell(1, Report(failures={"s": {replay["s"].candidate: failure}}, elapsed_s=number + 1.0))
+    world = World(search, 2, of(["no"] * 3), began_s=0.0)
+    assert [world.batch() for _ in range(4)] == [1, 1, 1, 0]
     assert search["s"].best is None
 
 
