@@ -40,8 +40,8 @@ class RacingOptions:
     """A finalist that looks hopeless by one sample gets a second one if that is no longer: the first may have had a hiccup."""
     clock_ms: float = 0.0005
     """Error of one reading of a device's clock, until repeats have shown it: CUDA events have half a microsecond."""
-    spare_s: float = 0.75
-    """Seconds of replays beyond those of a plain race, half of them in the finals, where candidates are as near as the clock's error."""
+    spare_s: float = 0.375
+    """Seconds of replays beyond those of a plain race, where candidates are as near as the clock's error."""
     enough_ms: float = 1000.0
     """Milliseconds of samples that are enough for a candidate in the race, and in a round of finals: long samples have little noise."""
 

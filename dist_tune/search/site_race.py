@@ -328,7 +328,7 @@ class SiteRace:
         best_of = partial(kept, hopeful, quota, margin, plan.objective, n_least=n_least, by_typical=is_first)
         plain = best = best_of()
         error_ms = clock_error_ms(measured, options, self.n_open)
-        n_left = max(0, self.n_spare // 2 - self._n_repeats) if error_ms else 0  # the other half is for the finals
+        n_left = max(0, self.n_spare - self._n_repeats) if error_ms else 0
         if n_left > 0 and len(near := best_of(error_ms=error_ms)) - len(plain) <= n_left:
             best = near
         n_plain = len({*prior, *plain})
