@@ -20,7 +20,6 @@ from dist_tune.validation import check_names, spelled
 FunctionConfig = dict[str, Any]
 """Values by the names of a function's keyword arguments."""
 AnyConfig = TypeVar("AnyConfig", triton.Config, FunctionConfig)
-_PLAIN = frozenset({bool, int, float, str, type(None)})
 # Addresses differ between processes; two ranks must render one value the same way.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Alike in two configs of a kind: a number by itself that is not 1, which turns something off, as the splits of K. Warps and stages change
@@ -138,8 +137,6 @@ def functions_in(configs: Iterable[FunctionConfig]) -> list[Any]:
 
 def _is_same(a: Any, b: Any) -> bool:
     """Equality of two configs, or two values in them, that read alike."""
-    if a is b and isinstance(a, triton.Config):
-        return True
     if isinstance(a, triton.Config) and isinstance(b, triton.Config):
         return a.pre_hook is b.pre_hook and _is_same(a.kwargs, b.kwargs)  # all else is in their description
     try:
@@ -215,4 +212,4 @@ def _describe_value(value: object) -> str:
 
 
 def _plain(value: object) -> Any:
-    return value if type(value) in _PLAIN or isinstance(value, bool | int | float | str) else stable_repr(value)
+    return value if value is None or isinstance(value, int | float | str) else stable_repr(value)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial, update_wrapper
-from threading import get_ident
+from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -27,7 +27,7 @@ from dist_tune.replays import FirstRun
 from dist_tune.runtime import Buckets, Listener, Timings, Tunable, interception, own_runs
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import Settings, read_settings
-from dist_tune.sites import Site, Turn, check_not_capturing
+from dist_tune.sites import Site, check_not_capturing, in_turn
 from dist_tune.tuning import Online, TunedClosure, Tuning, TuningOptions, note_of_tracing, note_use
 from dist_tune.validation import check_function, check_online, check_ordinary
 
@@ -185,7 +185,7 @@ class Tuner:
         self.records: list[TuningRecord] = []
         self.untuned = Untuned()
         self.note_tracing = note_of_tracing(name)
-        self.turn = Turn()
+        self.turn = RLock()
         """Threads that come to a first call together, or miss together, wait for what one of them finds."""
         self.online: Online | None = None
         """The tuning beside the calls, while there is one."""
@@ -200,7 +200,7 @@ class Tuner:
         """Tune in the calls to come what this ``tuning`` found that no call may be repeated for; false if that cannot begin."""
         try:
             self.online = Online(self.name, tuning, calls, self.keep)
-        except (DistTuneError, RuntimeError, OSError) as error:  # a store that is gone, no descriptor: the job goes on as it is
+        except (DistTuneError, RuntimeError, OSError) as error:  # a store that is gone, no thread, no descriptor: the job goes on as it is
             warn_once(f"{self.name} is not tuned in the calls to come: {error}")
         return self.online is not None
 
@@ -340,7 +340,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
             self.online = None
             self.seen.update(self.seen_online)
             return self.call(*args, **kwargs)
-        with self.turn.taken(read_settings().deadline_s):
+        with in_turn(self.turn, read_settings().deadline_s):
             if signature not in self.seen:
                 value = self.first_call(args, kwargs)
                 (self.seen if self.online is None else self.seen_online).add(signature)

@@ -26,6 +26,7 @@ from dist_tune.replays import FirstRun
 from dist_tune.runtime import FunctionLaunch, Slot, TunableFunction, interception
 from dist_tune.search import Plan, SearchName
 from dist_tune.settings import NEAREST, Settings, read_settings
+from dist_tune.sites import in_turn
 from dist_tune.tuning import TunedFunction, Tuning, TuningOptions, shown_signature
 from dist_tune.validation import check_function, check_online, check_ordinary, check_space
 
@@ -154,8 +155,6 @@ class _FunctionTuner(Tuner):
         """Signature of the arguments -> keys tuned for it, as long as no call between them found its config."""
         self.last_tuned = 0
         """Number of the call that tuned last."""
-        self.online_calls = Calls()
-        """The calls that are tuned online, while some are."""
 
     def tuned(self) -> TunedFunction[Any, Any]:
         """The function to put in its place; a plain function, so that it also works as a method."""
@@ -258,8 +257,8 @@ class _FunctionTuner(Tuner):
     def call_counted(self, launch: FunctionLaunch, group: ProcessGroup | None, settings: Settings, *, is_verbose: bool) -> Any:
         """A call without a config outside of any tuning."""
         ranks = self.ranks(settings.deadline_s, group)
-        with self.turn.taken(settings.deadline_s):
-            if settings.may_tune and (online := self.online) is not None and self.online_calls is self.calls[group]:
+        with in_turn(self.turn, settings.deadline_s):
+            if settings.may_tune and (online := self.online) is not None and online.calls is self.calls[group]:
                 if online.runs.goes_on():
                     return online.runs.call(partial(_missed_here, launch))
                 self.online = None
@@ -294,8 +293,7 @@ class _FunctionTuner(Tuner):
         value = tuning.tune(partial(tuning.trials.missed, launch), first)
         self.keep(tuning)
         if tuning.goes_online and self.online is None:
-            self.online_calls = self.calls[group]
-            self.begin_online(tuning, self.online_calls)
+            self.begin_online(tuning, self.calls[group])
         if is_endless or not all(each.is_recalled for each in tuning.records):
             keys += [launch.key_text] * (not is_endless)
             self.last_tuned = n_calls

@@ -7,26 +7,13 @@ so a rule keeps what it does not understand, and without a GPU of NVIDIA's every
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 
 _CLEARLY_FLOPS_PER_BYTE = 600.0
 """In 16 bits: twice what the arithmetic of an A100 (156), H200 (206), B200 (281) or H100 (295) takes at most, by both peaks."""
-_TILES = (("BLOCK_SIZE", "BLOCK", "M"), ("BLOCK_SIZE", "BLOCK", "N"), ("BLOCK_SIZE", "BLOCK", "K"), ("GROUP_SIZE", "GROUP", "M"))
-"""The two names of each size, and the axis."""
-
-
-class _Tiles(NamedTuple):
-    """The fields of a config that the rules read; None where they are absent."""
-
-    block_m: int | None
-    block_n: int | None
-    block_k: int | None
-    group_m: int | None
-    n_stages: int
-    n_warps: int
 
 
 def prune_by_shared_memory(config: Any, a: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
@@ -36,16 +23,16 @@ def prune_by_shared_memory(config: Any, a: torch.Tensor, *args: Any, **kwargs: A
     first matrix among the other arguments with as many columns as ``a``, or as many rows; its elements are as large as those of ``a``,
     if there is none. Keeps all that may fit: one that does not after all costs a compilation.
     """
-    tiles, limit_bytes = _tiles(config), _shared_limit_bytes()
-    if tiles.block_m is None or tiles.block_n is None or tiles.block_k is None or limit_bytes is None or a.dim() < 2:
+    own, limit_bytes = _numbers_of(config), _shared_limit_bytes()
+    if not {"BLOCK_M", "BLOCK_N", "BLOCK_K"} <= own.keys() or limit_bytes is None or a.dim() < 2:
         return True
     b = next((each for each in (*args, *kwargs.values()) if _is_matrix(each) and a.shape[-1] in each.shape), None)
-    stage_bytes = _staged_bytes(a, tiles.block_m, tiles, is_k_last=True)
+    stage_bytes = _staged_bytes(a, "BLOCK_M", own, is_k_last=True)
     b = a if b is None else b
-    stage_bytes += _staged_bytes(b, tiles.block_n, tiles, is_k_last=b.shape[-1] == a.shape[-1])
+    stage_bytes += _staged_bytes(b, "BLOCK_N", own, is_k_last=b.shape[-1] == a.shape[-1])
     # Triton 3.6 makes num_stages buffers on Hopper, where wgmma still reads the oldest while the next is filled, one more around
     # descriptors, and one less on Ampere, and on Hopper for tiles or warps too few for wgmma. One less is what all have in common.
-    return stage_bytes * (tiles.n_stages - 1) <= limit_bytes
+    return stage_bytes * ((own.get("num_stages") or 1) - 1) <= limit_bytes
 
 
 def prune_by_group_size_m(config: Any, a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
@@ -55,47 +42,40 @@ def prune_by_group_size_m(config: Any, a: torch.Tensor, b: torch.Tensor, *args: 
     [N, K] or [K, N], as fits ``a``. Keeps what is bound by memory, what runs in one wave, groups of other sizes, and without a GPU
     everything.
     """
-    tiles = _tiles(config)
-    if tiles.group_m != 1 or tiles.block_m is None or tiles.block_n is None or not _is_matrix(a) or not _is_matrix(b):
+    own = _numbers_of(config)
+    if own.get("GROUP_M") != 1 or not {"BLOCK_M", "BLOCK_N"} <= own.keys() or not _is_matrix(a) or not _is_matrix(b):
         return True
     m, k = a.shape
     n_multiprocessors, size = _n_multiprocessors(a), a.element_size()
     if n_multiprocessors is None or k not in b.shape or size > 4:
         return True
     n = b.shape[0] if b.shape[1] == k else b.shape[1]
-    n_rows, n_columns = -(-m // tiles.block_m), -(-n // tiles.block_n)
+    n_rows, n_columns = -(-m // own["BLOCK_M"]), -(-n // own["BLOCK_N"])
     moved_bytes = (m * k + k * n + m * n) * size
     is_compute_bound = 2 * m * n * k > _CLEARLY_FLOPS_PER_BYTE * 2 / size * moved_bytes
     return n_rows * n_columns <= n_multiprocessors or not is_compute_bound
 
 
-def _tiles(config: Any) -> _Tiles:
-    """The fields of a ``triton.Config``, of the first one in a mapping, or of the mapping itself."""
+def _numbers_of(config: Any) -> dict[str, int]:
+    """Whole numbers of a ``triton.Config``, of the first one in a mapping, or of the mapping itself; BLOCK_SIZE_M as BLOCK_M."""
     values = dict(config) if isinstance(config, Mapping) else {}
     inner = next((each for each in (config, *values.values()) if isinstance(each, triton.Config)), None)
     if inner is not None:
         values |= inner.all_kwargs()
-
-    def number(*names: str) -> int | None:
-        found = next((values[name] for name in names if name in values), None)
-        return found if isinstance(found, int) else None
-
-    m, n, k, group = (number(f"{name}_{axis}", f"{short}_{axis}") for name, short, axis in _TILES)
-    return _Tiles(m, n, k, group, number("num_stages") or 1, number("num_warps") or 4)
+    return {name.replace("_SIZE_", "_"): value for name, value in values.items() if isinstance(value, int)}
 
 
 def _is_matrix(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 2
 
 
-def _staged_bytes(operand: torch.Tensor, block: int, tiles: _Tiles, *, is_k_last: bool) -> int:
+def _staged_bytes(operand: torch.Tensor, block: str, own: Mapping[str, int], *, is_k_last: bool) -> int:
     """Bytes of a tile of an operand in shared memory, for one stage; 0 where it may go through registers instead."""
-    assert tiles.block_k is not None
     size = operand.element_size()
-    tile_bytes = block * tiles.block_k * size
+    tile_bytes = own[block] * own["BLOCK_K"] * size
     # An asynchronous copy moves at least 4 bytes a thread. Tensor cores read 8-bit operands along K only; others are turned in registers.
     is_along_k = operand.stride(-1 if is_k_last else -2) == 1
-    return tile_bytes if tile_bytes >= 4 * 32 * tiles.n_warps and (size > 1 or is_along_k) else 0
+    return tile_bytes if tile_bytes >= 4 * 32 * (own.get("num_warps") or 4) and (size > 1 or is_along_k) else 0
 
 
 def _shared_limit_bytes() -> int | None:

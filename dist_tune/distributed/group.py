@@ -12,7 +12,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any
@@ -73,12 +73,6 @@ class Ranks(Meetings):
         here = [each for each in self.members if each // n_local == self.rank // n_local]  # ranks of a host have consecutive numbers
         self.neighbours = here.index(self.rank), len(here)
         """Position of this rank among the members on its host, as far as it knows, and how many these are."""
-
-    def calls(self, closure: str) -> Calls:
-        """As for any ranks; the first time it also shows other ranks with which group this one calls the closure."""
-        with suppress(dist.DistError):  # its host is gone: the first meeting says so
-            self._show(closure)
-        return super().calls(closure)
 
     def _wrong_group(self) -> Verdict | None:
         outside = [] if self._groups is None else [rank for rank in range(dist.get_world_size()) if rank not in self.members]

@@ -75,7 +75,9 @@ class Meetings:
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def calls(self, closure: str) -> Calls:
-        """The calls of ``closure`` by these ranks: this rank counts, and answers peers that ask."""
+        """The calls of ``closure`` by these ranks: this rank counts, answers peers that ask, and shows its group."""
+        with suppress(dist.DistError):  # its host is gone: the first meeting says so
+            self._show(closure)
         if self._presence is None and self._has_peers:
             try:
                 with self._hosted("the first call"):

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dist_tune.output.words import amount, printable
 
-EVENTS_VERSION = 1
+EVENTS_VERSION: Literal[1] = 1
 
 Phase = Literal["discover", "compile", "race", "finals", "settle"]
 """As the fields of ``Seconds`` in a record."""
@@ -35,7 +35,7 @@ class Event(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
-    v: int = EVENTS_VERSION
+    v: Literal[1] = EVENTS_VERSION
     """Version of the schema. A later version may add fields and kinds; a field that changes its meaning raises the version."""
     at: Moment
     """Seconds since 1970, at the end of what has a duration."""

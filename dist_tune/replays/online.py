@@ -244,10 +244,7 @@ class OnlineRuns(Replayer):
             best = self._race[label].best if label in self._race else None
             if site.winner is None and best is not None and best not in site.failures:
                 site.stand_in = best
-                self._by_name[site.kernel + site.key] = site.texts[best]
-                for owner, slot in site.slots.items():
-                    if (owner, site.key) in self._known:
-                        self._known[owner, site.key] = InUse(slot, site.configs[best], fills=not site.is_whole)
+                self.use(site, best)
 
     def _settle(self) -> None:
         """The winners come into use; what was met too late to be tuned is a miss again."""
@@ -302,7 +299,6 @@ class OnlineRuns(Replayer):
         self._journal.end_batch()
         self.trials.read_spans()
         self._sites.story.end_batch(self.trials.samples.why_discarded)
-        note()
 
     def again(self, closure: Callable[[], Any]) -> None:
         """One call in which all launches are heard, with what is in use."""
@@ -316,13 +312,6 @@ class OnlineRuns(Replayer):
         n, n_timed, waited = self._calls.n_calls - self._began[0], self.n_replays - 1, f", {self.n_waits} calls waited" * bool(self.n_waits)
         told = f"took {self._pace.slowdown:.1%} of the job's time (at most {self._pace.max_slowdown:.0%})"
         self._sites.story.info(f"tuned in {n} calls, {n_timed} of them with other configs or timed, which {told}{waited}", shown=True)
-
-    def undo(self) -> None:
-        """Nothing is undone."""
-        self.trials.take_undo()
-
-    def restart(self, *, compares: bool = True) -> None:
-        """Nothing is put back."""
 
     def give_up(self) -> None:
         """No batch begins any more, and what waits for calls ends: after an error, or with the program. What is in use stays so."""

@@ -92,9 +92,9 @@ class Replayer:
         self._phase = "", 0
         """The latest phase, and its first replay."""
 
-    def begin(self, first_run: FirstRun, before: RngState, *, is_made: bool) -> None:
-        """Go on from the first run of a call, which the caller has made, or ``run_first`` will. ``before``: generators before it."""
-        self.first_run, self._before = first_run, before
+    def begin(self, first_run: FirstRun, *, is_made: bool) -> None:
+        """Go on from the first run of a call, which the caller has made since this object was, or ``run_first`` will."""
+        self.first_run = first_run
         self.n_replays += is_made
 
     def undo(self) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dist_tune.compiler import Compiler, Failure, compile_cost
+from dist_tune.compiler import Compiler, compile_cost
 from dist_tune.runtime import Tunable, specialisation
 from dist_tune.sites import Site, Sites, Variant
 
@@ -51,11 +51,8 @@ class Variants:
             return index, True
         running = [i for i in range(len(site.configs)) if i not in site.failures]
         for i in sorted(running, key=lambda i: (i not in variant.loaded, compile_cost(site.configs[i]), i)):
-            loaded = self._compiler.load(variant.label, i)
-            if not isinstance(loaded, Failure):
-                variant.loaded.add(i)
+            if self._sites.load(site, i, variant):
                 return i, False
-            self._sites.reject(site, i, loaded)
         return None, False
 
     def note_compilation(self, kernel: Any, around: Sequence[str]) -> str:

@@ -24,10 +24,6 @@ _HEADER = re.compile(rb'^\{[^{}\n]{0,200}"kind"\s*:\s*"run"', re.MULTILINE)
 _NO_EVENT = f"no event of version {EVENTS_VERSION}, which this dist_tune reads"
 
 
-class UnreadableEventsError(OSError):
-    """There are no events of a tuning. The message is one line: the folder, the reason, and the remedy."""
-
-
 class EventFile:
     """One rank's file. A line of its last run that cannot be read costs the rest of the file."""
 
@@ -58,11 +54,10 @@ class EventFile:
         self.n_runs = len(headers)
         if headers[-1] != self._begin or len(content) < self._end:
             self.events, self._begin, self._end = [], headers[-1], headers[-1]
-        for line in whole[self._end :].splitlines(keepends=True):
-            if (event := _event_in(line)) is None:
-                break
-            self.events.append(event)
-            self._end += len(line)
+        with suppress(ValidationError):
+            for line in whole[self._end :].splitlines(keepends=True):
+                self.events.append(EVENT.validate_json(line))
+                self._end += len(line)
         if self._end < len(content):
             wrong = _NO_EVENT if self._end < len(whole) else "cut off"
             return f", line {len(whole[: self._end].splitlines()) + 1}: {wrong}{self._left_out()}"
@@ -71,13 +66,6 @@ class EventFile:
 
     def _left_out(self) -> str:
         return f": {'the rest of ' * bool(self.events)}rank {self.rank} is left out"
-
-
-def _event_in(line: bytes) -> AnyEvent | None:
-    with suppress(ValidationError):
-        event = EVENT.validate_json(line)
-        return event if event.v == EVENTS_VERSION else None
-    return None
 
 
 class Watcher:
@@ -118,15 +106,14 @@ def story_of_folder(folder: Path) -> Story:
     """What the event files of a folder tell.
 
     Raises:
-        UnreadableEventsError: no tuning.
-        OSError: the folder cannot be read.
+        OSError: there are no events of a tuning, or the folder cannot be read.
     """
     watcher = Watcher(folder)
     watcher.poll()
     story = watcher.story
     if not story.tunings:
         told = f"no rank-<i>.jsonl in {folder} tells of a tuning: name the folder of DIST_TUNE_LOG_DIR, or records"
-        raise UnreadableEventsError("; ".join([told, *list(story.damage.values())[:1]]))
+        raise OSError("; ".join([told, *list(story.damage.values())[:1]]))
     story.notes += _gaps(story)
     return story
 

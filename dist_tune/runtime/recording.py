@@ -151,8 +151,6 @@ class LaunchRecorder:
         self._under_way = under_way
         self.launches: defaultdict[tuple[str, int], list[RecordedLaunch]] = defaultdict(list)
         """By site and candidate, in their order."""
-        self.is_open = True
-        """False once nothing is predicted any more."""
         self.failures: list[tuple[RecordedLaunch, str]] = []
         """Launches that some rank cannot make, and why."""
 
@@ -163,7 +161,7 @@ class LaunchRecorder:
             given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs, "grid": None}  # a grid may hold tensors, too
             launch = RecordedLaunch(*at, kernel, {name: _without_memory(value) for name, value in given.items()}, len(args))
             mine = self.launches[at]
-            if self.is_open and len(mine) < _MAX_LAUNCHES and sum(each.kernel is kernel for each in mine) < _MAX_OF_KERNEL:
+            if len(mine) < _MAX_LAUNCHES and sum(each.kernel is kernel for each in mine) < _MAX_OF_KERNEL:
                 mine.append(launch)
             for each, reason in self.failures:
                 if (each.label, each.candidate) == at and each.is_like(launch):

@@ -3,7 +3,7 @@
 Knows candidates, records and compilation; nothing of replays or of the order of a tuning.
 """
 
-from dist_tune.sites.exclusive import Turn, note_progress, one_at_a_time
+from dist_tune.sites.exclusive import in_turn, note_progress, one_at_a_time
 from dist_tune.sites.journal import TuningJournal
 from dist_tune.sites.manifest import LEFT, RankManifest, SiteManifest, reduce_manifests
 from dist_tune.sites.site import Site, Variant, check_not_capturing, is_fatal, none_left
@@ -11,6 +11,6 @@ from dist_tune.sites.sites import Sites
 
 __all__ = [
     "LEFT", "RankManifest", "Site", "SiteManifest", "Sites", "TuningJournal",
-    "Turn", "Variant", "check_not_capturing", "is_fatal", "none_left",
+    "Variant", "check_not_capturing", "in_turn", "is_fatal", "none_left",
     "note_progress", "one_at_a_time", "reduce_manifests",
 ]  # fmt: skip

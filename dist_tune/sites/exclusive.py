@@ -48,21 +48,15 @@ def one_at_a_time(name: str, patience_s: float) -> Iterator[None]:
         _lock.release()
 
 
-class Turn:
-    """The turn of one closure: threads that come to its first call together make it one after the other."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    @contextmanager
-    def taken(self, patience_s: float) -> Iterator[None]:
-        """Wait for the turn; go on without it where the other thread makes no progress, because it may be waiting for this one."""
-        is_mine = _acquired(self._lock, patience_s)
-        try:
-            yield
-        finally:
-            if is_mine:
-                self._lock.release()
+@contextmanager
+def in_turn(lock: Any, patience_s: float) -> Iterator[None]:
+    """Wait for a closure's lock; go on without it where the other thread makes no progress, because it may be waiting for this one."""
+    is_mine = _acquired(lock, patience_s)
+    try:
+        yield
+    finally:
+        if is_mine:
+            lock.release()
 
 
 def _acquired(lock: Any, patience_s: float) -> bool:

@@ -37,7 +37,6 @@ class RankManifest:
     """Site -> times of earlier tunings. The first rank brings it."""
     warm_ups: dict[str, int] = field(default_factory=dict)
     """Sites whose candidates cannot be compiled ahead -> untimed runs of each."""
-    """True if launches inside one of these are recorded, to compile those of its other candidates."""
     is_elsewhere: bool = False
     """True on the first rank if another job is tuning the same."""
     run_s: float = 0.0

@@ -114,11 +114,6 @@ class Site:
         first = next(i for i in (self.stand_in, *self.quickest[:1], self.near, 0) if i is not None)
         return first if first not in self.suspects else next(self.order(None), first)  # none where all are in quarantine: its launch tells
 
-    @property
-    def tried(self) -> set[int]:
-        """Candidates to compile and load so far."""
-        return set(range(len(self.configs))) - self.untried
-
     def order(self, first: int | None) -> Iterator[int]:
         """Candidates to try for a launch: the one asked for, one known to run, the quickest to compile, then by index."""
         # Most launches need the first alone, and the turn of all of them would take a tenth of the host's time in a replay of 200.

@@ -252,7 +252,7 @@ class Sites:
             guide = guide_of(self._search, texts, n_threads=self._compiler.n_threads * self._compiler.n_ranks)
             site.untried = guide.untried if guide is not None else set()
             # Where nothing is tuned only the first run needs anything.
-            first = site.tried if self.lookup.mode == "tune" else []
+            first = set(range(len(configs))) - site.untried if self.lookup.mode == "tune" else set()
             site.quickest = sorted(quickest(configs), key=lambda i: (i in site.suspects, i in site.untried))
             site.variants.append(Variant(label, specialisation(launch)))
             self._compiler.begin(label, launch, dict(enumerate(configs)), first, site.first_guess)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -188,9 +189,7 @@ def _run_rank(pipe: Connection, rank: int, world: _World, call: tuple[str, str, 
     began = time.monotonic()
     try:
         module, name, args = call
-        function: Any = importlib.import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
+        function = attrgetter(name)(importlib.import_module(module))
         outcome = Outcome(value=function(rank, *args))
     except BaseException as error:  # noqa: BLE001  # whatever it is, the test shall see it
         outcome = Outcome(error=type(error).__name__, message=str(error), notes=traceback.format_exc())

@@ -6,8 +6,7 @@ Made once and never changed: a part changes by its own verbs alone. Collective t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -128,24 +127,15 @@ class TuningContext:
     records: list[TuningRecord] = field(default_factory=list)
     """One for each site that has its config: from the cache, or tuned."""
 
-    def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result]) -> Result:
-        """Bring a part to a meeting and take ``fn`` of all parts away; the log has a line of it."""
-        with self._meeting(topic):
-            return self.ranks.reduce(topic, part, fn)
-
-    def gather(self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_optional: bool) -> Result:
-        """As ``reduce``, in the first meeting of a call, which other ranks may have passed."""
-        with self._meeting(topic):
-            return self.ranks.reduce(topic, part, fn, is_gathering=True, is_optional=is_optional)
-
-    @contextmanager
-    def _meeting(self, topic: str) -> Iterator[None]:
+    def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result], **waits: bool) -> Result:
+        """Bring a part to a meeting and take ``fn`` of all parts away; the log has a line of it. ``waits``: of ``Ranks.reduce``."""
         began = time.monotonic()
         self.replays.watchdog.note(f"the meeting {topic!r}", Kind.UNLIMITED)
-        yield
+        reduced = self.ranks.reduce(topic, part, fn, **waits)
         self.replays.watchdog.note(f"work after the meeting {topic!r}")
         self.expenses.meetings.append(time.monotonic() - began)
         self.story.emit(events.Met, topic=topic, seconds=self.expenses.meetings[-1])
+        return reduced
 
     def reduce_reports(self, topic: str, report: Report) -> Report:
         """Bring a report to a meeting, with the seconds of the latest batch and of the search on this rank.
@@ -165,10 +155,6 @@ class TuningContext:
                 self.machine.setdefault(label, {}).update(found)
         return reduced
 
-    def vote(self, topic: str, failures: Failures) -> Failures:
-        """Failures of all ranks, each with the first rank that has it and its reason."""
-        return self.reduce_reports(topic, Report(failures=failures)).failures
-
     def check_alive(self) -> None:
         """Go on only if every site has a candidate left, and no rank's machine has failed half of them.
 
@@ -177,8 +163,6 @@ class TuningContext:
             MachineError: on all ranks, if it was for the machine of one.
         """
         for label, entry in self.entries.items():
-            if label not in self.race:
-                continue
             race, machine = self.race[label], self.machine.get(label, {})
             is_none_left = race.best is None and not race.is_barren
             # What is left of half a search would win as the only one that runs.

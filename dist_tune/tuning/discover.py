@@ -170,10 +170,8 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
     spelled = set(context.sites.new) if context.ranks.is_first else set()
     while True:
         mine = _manifest_of(context, spelled, is_watched)
-        if gathers:
-            manifest = context.gather("manifest", mine, MANIFESTS, is_optional=not (context.sites.new or context.replays.trials.wrong))
-        else:
-            manifest = context.reduce("manifest", mine, MANIFESTS)
+        is_optional = gathers and not (context.sites.new or context.replays.trials.wrong)
+        manifest = context.reduce("manifest", mine, MANIFESTS, is_gathering=gathers, is_optional=is_optional)
         gathers = False
         if manifest.differing:
             text = f"settings differ between ranks: {manifest.differing}. Give all ranks the same environment"

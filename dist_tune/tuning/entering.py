@@ -13,7 +13,7 @@ from dist_tune.errors import CandidateFailure, FailureKind, reasons
 from dist_tune.output import amount, kernels_told
 from dist_tune.replays import WARM_UP
 from dist_tune.runtime import LaunchRecorder, around_launches
-from dist_tune.search import PriorTimes, Replay, guide_of
+from dist_tune.search import PriorTimes, Replay, Report, guide_of
 from dist_tune.settings import NEAREST
 from dist_tune.sites import Site, SiteManifest
 from dist_tune.tuning.compilation import Waves, compile_ahead, precompile, tell_of_work
@@ -108,7 +108,7 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
             note_use(manifest.mode, context.settings, "first" if is_first_config or prior == PriorTimes() else "nearest")
         if site is not None and site.variants and site.is_new:  # none with a record that not all ranks can use
             context.sites.load(site, chosen[label])
-    failed = context.vote("not tuned", context.sites.take_failures())
+    failed = context.reduce_reports("not tuned", Report(failures=context.sites.take_failures())).failures
     by_mode = " (autotune=False)" if manifest.mode == NEAREST else f" (DIST_TUNE_MODE={manifest.mode})" * bool(manifest.mode)
     for label, index in chosen.items():
         site = context.sites.met.get(label)
@@ -154,7 +154,6 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
                 replays = [] if race.is_enough(n_runs) else replays[n_early:]
             if len(replays) > 1:
                 precompile(context, recorder, {label: each & set(race[label].alive()) for label, each in mine.items()})
-            recorder.is_open = False
             _run(context, closure, replays[1:], n_runs)
     race.end_warm_up(n_runs)
     for label in n_runs:

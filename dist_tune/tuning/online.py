@@ -9,7 +9,6 @@ from threading import Thread
 
 from dist_tune.accelerator import api
 from dist_tune.distributed import Calls
-from dist_tune.files import warn_once
 from dist_tune.replays import OnlineRuns
 from dist_tune.tuning.tuning import Tuning
 
@@ -26,20 +25,16 @@ class Online:
         self._tuning = Tuning(name, self._ranks, first.options, first.settings, calls)
         runs = self._tuning.replays
         assert isinstance(runs, OnlineRuns)
-        self.runs, self._keep, self._pid = runs, keep, os.getpid()
+        self.runs, self.calls, self._keep, self._pid = runs, calls, keep, os.getpid()
+        self._device = api.current_device() if api.is_available() and api.is_initialized() else None
+        self._thread = Thread(target=self._run, name="dist_tune online", daemon=True)
+        atexit.register(self._close)
+        self._thread.start()  # before slots are cleared: where there are no more threads the job goes on as it is
         for site in first.sites:
             if site.winner is not None:
                 for slot in site.slots.values() if site.is_whole else ():
                     slot.clear()
                 runs.use(site, site.configs.index(site.winner))
-        self._device = api.current_device() if api.is_available() and api.is_initialized() else None
-        self._thread = Thread(target=self._run, name="dist_tune online", daemon=True)
-        atexit.register(self._close)
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # no more threads: the job goes on as it is
-            runs.give_up()
-            warn_once(f"{name} is not tuned in the calls to come: {error}")
 
     def _run(self) -> None:
         try:

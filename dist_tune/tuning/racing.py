@@ -90,7 +90,7 @@ def _is_right_again(context: TuningContext, closure: Closure) -> bool:
     schedule = {label: Trial(i, is_timed=False, is_checked=label in checked) for label, i in best.items()}
     context.replays.run_batch(closure, [schedule], WARM_UP)
     context.replays.undo()
-    context.vote("winners", context.sites.take_failures())
+    context.reduce_reports("winners", Report(failures=context.sites.take_failures()))
     context.check_alive()
     return all(race[label].best == best[label] for label in checked)
 
@@ -99,7 +99,7 @@ def _tell_of_rungs(context: TuningContext) -> None:
     """Tell who has left the race since the last time, and who is ahead."""
     race = context.race
     for label in context.entries:
-        if label in race and (best := race[label].best) is not None:
+        if (best := race[label].best) is not None:
             context.story.rung(
                 label, race[label].alive(), (best, times.kernel_ms if (times := race[label].times.get(best)) else inf), race[label].left
             )

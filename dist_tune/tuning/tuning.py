@@ -18,7 +18,7 @@ from dist_tune.compiler import Compiler, n_compile_threads
 from dist_tune.distributed import Calls, Ranks
 from dist_tune.errors import JobEndedError, PeerFailedError, StoreGoneError
 from dist_tune.files import tell_held
-from dist_tune.measure import RngState, device_clock, no_full_collections, peak_bytes
+from dist_tune.measure import device_clock, no_full_collections, peak_bytes
 from dist_tune.output import Story, closure_name, events
 from dist_tune.replays import FirstRun, OnlineRuns, Replayer, Trials, Variants
 from dist_tune.runtime import Tunable
@@ -48,7 +48,6 @@ class Tuning:
         if options.plan.search == "online" or self._is_beside:  # no candidate warms up in a call of its own
             plan = options.plan
             options = replace(options, plan=replace(plan, search=None if plan.search == "online" else plan.search, n_warmup=0))
-        self._before = RngState()
         self._exit = ExitStack()
         self._exit.callback(tell_held)
         self._place = self._exit.enter_context(ranks.calling(f"{name} online" if self._is_beside else name))
@@ -126,7 +125,7 @@ class Tuning:
         context = self._context
         context.replays.run_s = self._watchdog.first_run_s = time.monotonic() - context.expenses.began
         with self._under_way():
-            context.replays.begin(first, self._before, is_made=True)
+            context.replays.begin(first, is_made=True)
             is_tuned = self._discovered(closure, is_watched=is_watched)
             tell_of_first_run(context, first.value, is_watched=is_watched)
             return self._finish(closure) if is_tuned else self._counted()
@@ -134,7 +133,7 @@ class Tuning:
     def tune(self, closure: Closure, first: FirstRun) -> Any:
         """Tune the site that was met (``meet``), of which no run was made; the value of a clean run. Collective, and raises so, too."""
         with self._under_way():
-            self._context.replays.begin(first, self._before, is_made=False)
+            self._context.replays.begin(first, is_made=False)
             if self._discovered(closure, is_watched=True):
                 return self._finish(closure)
             if self._context.replays.n_replays > 0:  # and no other run may follow
@@ -150,7 +149,7 @@ class Tuning:
         with self._exit:
             try:
                 self._begin()
-                self.replays.begin(FirstRun(), self._before, is_made=True)
+                self.replays.begin(FirstRun(), is_made=True)
                 self.replays.again(_no_run)
                 if self._discovered(_no_run, is_watched=True):
                     self._finish(_no_run)
@@ -204,7 +203,6 @@ class Tuning:
             self._has_started = True
             self._exit.enter_context(self._context.ranks.short_timeouts())
             self._exit.enter_context(no_full_collections())
-            self._watchdog.watch()
             self._watchdog.mind()
 
     def _finish(self, closure: Closure) -> Any:

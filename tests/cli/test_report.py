@@ -156,7 +156,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda file: os.truncate(file, 0), ": the file is empty: rank 1 is left out"),
     "folder": (replaced_by(os.mkdir), ": Is a directory: rank 1 is left out"),
     "fifo": (replaced_by(os.mkfifo), ": not a regular file: rank 1 is left out"),
-    "version": (lambda file: file.write_bytes(lines([header(1, v=7)])), f", line 1: {NO_EVENT}: rank 1 is left out"),
+    "version": (lambda file: file.write_bytes(lines([header(1)]).replace(b'"v":1', b'"v":7')), f", line 1: {NO_EVENT}: rank 1 is left out"),
     "gigabyte": (lambda file: os.truncate(file, 2**30), ": larger than 268435456 bytes: rank 1 is left out"),
 }
 

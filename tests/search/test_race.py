@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search import Plan, PriorTimes, Race, Report, Times, Trial
 from dist_tune.search.selection import RacingOptions
 from tests.search.playing import Take, World, entered, searching
