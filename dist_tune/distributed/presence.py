@@ -195,9 +195,10 @@ class Questions:
 
     def ask(self, ranks: Sequence[int]) -> dict[int, Card]:
         """What is known of these ranks. Does not wait; each that has answered the question before is asked again."""
-        lacking = absent(self._store, [f"card/{rank}" for rank in ranks])  # its first beat was set before
-        known = [rank for rank in ranks if f"card/{rank}" not in lacking]
-        texts = self._store.multi_get([f"{kind}/{rank}" for kind in ("card", "beat") for rank in known]) if known else []
+        kinds = ("card", "beat")
+        lacking = {int(key.partition("/")[2]) for key in absent(self._store, [f"{kind}/{rank}" for kind in kinds for rank in ranks])}
+        known = [rank for rank in ranks if rank not in lacking]
+        texts = self._store.multi_get([f"{kind}/{rank}" for kind in kinds for rank in known]) if known else []
         cards, now = dict.fromkeys(ranks, Card()), time.monotonic()
         for rank, text, beat in zip(known, texts[: len(known)], texts[len(known) :], strict=True):
             with suppress(ValidationError):  # of another version: a rank that says nothing
