@@ -332,8 +332,8 @@ class Meetings:
             for theirs in [cards[rank].waits for rank in ranks] if outcome == "crossed" else ():
                 assert theirs is not None
                 verdict = messages.crossed({self.rank: call.place, ranks[0]: theirs.place}, is_gathering=limits.is_gathering)
-                for each in (key, f"{theirs.key}/0"):
-                    self._decide(each, verdict)
+                if self._decide(key, verdict):  # else this call had ended, and theirs may be the next one
+                    self._decide(f"{theirs.key}/0", verdict)
         self._show(call.place.closure)
 
     def _looks(self, key: str) -> Iterator[float]:
@@ -391,9 +391,10 @@ class Meetings:
     def _understood(self, verdict: bytes) -> tuple[Verdict, bytes]:
         return messages.read(messages.VERDICT, verdict, -1, f"the verdict of a meeting, as rank {self.rank} reads it,")
 
-    def _decide(self, key: str, verdict: Verdict, result: str = "") -> None:
-        """Only the first verdict of a meeting counts."""
-        self._store.compare_set(f"{key}/verdict", "", messages.spell(messages.VERDICT, verdict, result))
+    def _decide(self, key: str, verdict: Verdict, result: str = "") -> bool:
+        """Only the first verdict of a meeting counts; true if it is this one."""
+        text = messages.spell(messages.VERDICT, verdict, result)
+        return bool(self._store.compare_set(f"{key}/verdict", "", text) == text.encode())
 
     def _end(self, store: Any, error: BaseException) -> DistTuneError | None:
         """End the call at its first meeting from here on without a verdict; the error of a rank that has ended it before."""

@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from dist_tune.distributed.calls import Place
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.messages import Reduction
-from dist_tune.distributed.presence import process_name
+from dist_tune.distributed.presence import Presence, process_name
 from dist_tune.errors import DistTuneError, NoValidConfigError
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
@@ -190,6 +190,27 @@ def test_what_ranks_are_told_and_that_they_meet_again(host: dist.Store, actions:
             assert told != "PeerFailedError" or words != ABORTED or (error.rank, error.error) == (1, "ValueError: boom")  # type: ignore[attr-defined]
         else:
             assert said[0].startswith("[[")
+
+
+def test_a_peers_next_call_is_no_other_call_that_it_waits_in(host: dist.Store, monkeypatch: pytest.MonkeyPatch):
+    """Between a look for the verdict and one at its peer, this rank is held up; the peer raises meanwhile, and waits in the next call."""
+    answer, world = Presence._post, World(host, 2)
+    looks = world.ranks[0]._looks
+
+    def answer_late(presence: Presence) -> None:
+        time.sleep(0.3 * (presence._activity.rank == 1 and presence._question > 0))
+        answer(presence)
+
+    def look_late(key: str) -> Iterator[float]:
+        for k, now in enumerate(looks(key)):
+            while k == 1 and b"again" not in world.ranks[0]._store.get("card/1"):
+                time.sleep(0.01)
+            yield now
+
+    monkeypatch.setattr(Presence, "_post", answer_late)
+    monkeypatch.setattr(world.ranks[0], "_looks", look_late)
+    found = world.run([[("f", action), ("again", "come")] for action in ("broken", "late raise")])
+    assert found == [["PeerFailedError", MET], ["ValueError", MET]]
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
