@@ -93,7 +93,7 @@ def check(request: pytest.FixtureRequest, key: tuple[World, Turn]) -> None:
         bodies: list[tuple[Any, pytest.Item]] = [(getattr(item, "function", None), item) for item in request.session.items]
         all_turns = [test.turn_of(item) for test, item in bodies if hasattr(test, "turn_of")]
         turns = [turn] if key in _played else [each for its_world, each in all_turns if its_world == world]
-        how: dict[str, Any] = {"mode": world.mode, "env": ENVIRONMENTS.get(world.mode), "is_dist": world.is_dist}
+        how: dict[str, Any] = {"mode": world.mode, "env": ENVIRONMENTS.get(world.mode), "is_dist": world.is_dist, "timeout_s": 110.0}
         outcomes = on_ranks(world.n, _play, world.module, turns, clock="wall" if world.mode == "gpu" else "exact", **how)
         for k, each in enumerate(turns):
             _played[world, each] = [found.value[k] if found.value else (None, f"{found.message}\n{found.notes}") for found in outcomes]

@@ -30,7 +30,7 @@ _QUIET_S = 5.0
 def story_of(sources: list[str]) -> Story:
     """The story of a log folder (of DIST_TUNE_LOG_DIR without sources), or of the records that several words stand for.
 
-    Raises RefusedError or an OSError if one of them stands for nothing.
+    Raises RefusedError, or an OSError as UnreadableEventsError, if one of them stands for nothing.
     """
     if not sources or (len(sources) == 1 and _has_events(sources[0])):
         return story_of_folder(Path(sources[0]) if sources else Settings().log_dir)

@@ -5,11 +5,11 @@ Reads the event files of a log folder and the records of the cache, and writes w
 
 from dist_tune.report.compare import compare, comparison_lines
 from dist_tune.report.facts import lasting, progress_lines, render, summary, text
-from dist_tune.report.reader import Watcher, story_of_folder
+from dist_tune.report.reader import UnreadableEventsError, Watcher, story_of_folder
 from dist_tune.report.story import Story, story_of_records
 from dist_tune.report.trace import trace_events
 
 __all__ = [
-    "Story", "Watcher", "compare", "comparison_lines", "lasting", "progress_lines", "render",
+    "Story", "UnreadableEventsError", "Watcher", "compare", "comparison_lines", "lasting", "progress_lines", "render",
     "story_of_folder", "story_of_records", "summary", "text", "trace_events",
 ]  # fmt: skip

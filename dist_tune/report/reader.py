@@ -24,6 +24,10 @@ _HEADER = re.compile(rb'^\{[^{}\n]{0,200}"kind"\s*:\s*"run"', re.MULTILINE)
 _NO_EVENT = f"no event of version {EVENTS_VERSION}, which this dist_tune reads"
 
 
+class UnreadableEventsError(OSError):
+    """There are no events of a tuning. The message is one line: the folder, the reason, and the remedy."""
+
+
 class EventFile:
     """One rank's file. A line of its last run that cannot be read costs the rest of the file."""
 
@@ -106,14 +110,15 @@ def story_of_folder(folder: Path) -> Story:
     """What the event files of a folder tell.
 
     Raises:
-        OSError: there are no events of a tuning, or the folder cannot be read.
+        UnreadableEventsError: no tuning.
+        OSError: the folder cannot be read.
     """
     watcher = Watcher(folder)
     watcher.poll()
     story = watcher.story
     if not story.tunings:
         told = f"no rank-<i>.jsonl in {folder} tells of a tuning: name the folder of DIST_TUNE_LOG_DIR, or records"
-        raise OSError("; ".join([told, *list(story.damage.values())[:1]]))
+        raise UnreadableEventsError("; ".join([told, *list(story.damage.values())[:1]]))
     story.notes += _gaps(story)
     return story
 

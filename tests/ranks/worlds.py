@@ -8,7 +8,7 @@ from typing import Any
 
 from dist_tune import testing
 
-on_ranks = partial(testing.on_ranks, clock="exact")
+on_ranks = partial(testing.on_ranks, clock="exact", timeout_s=110.0)
 
 
 def on_fake(n: int, function: Callable[..., Any], *args: Any, is_dist: bool = True, **env: str) -> list[testing.Outcome]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dist_tune.output import events as kinds
-from dist_tune.report import Story, Watcher, progress_lines, story_of_folder, story_of_records
+from dist_tune.report import Story, UnreadableEventsError, Watcher, progress_lines, story_of_folder, story_of_records
 from tests.report.stories import BEGIN, FORGED, events, header, lines, record, write_story
 
 pytestmark = pytest.mark.once
@@ -38,10 +38,10 @@ def test_all_ranks_tell_of_the_same_sites(tmp_path: Path):
 
 def test_what_is_missing_is_said(tmp_path: Path):
     """Ranks without files, a tuning that goes on, a rank that ended with an error, a record of another version; a folder without events."""
-    with pytest.raises(OSError, match=r"no rank-<i>\.jsonl in .* tells of a tuning"):
+    with pytest.raises(UnreadableEventsError, match=r"no rank-<i>\.jsonl in .* tells of a tuning"):
         story_of_folder(tmp_path)
     (tmp_path / "rank-0.jsonl").write_bytes(lines([header(0)]))
-    with pytest.raises(OSError, match="tells of a tuning"):
+    with pytest.raises(UnreadableEventsError, match="tells of a tuning"):
         story_of_folder(tmp_path)
     of_one = told(0, 4)
     (tmp_path / "rank-0.jsonl").write_bytes(lines(of_one[:-1]).replace(b'"schema_version":3', b'"schema_version":2'))

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from benchmarks.simulator import Kernel, World, play
 from benchmarks.worlds import many
 from dist_tune.search import Pace, Plan, Race, Report, Times, Trial
+from tests.cases import further
 
+pytestmark = pytest.mark.once
 PLAN = Plan(n_warmup=0)
 
 
@@ -70,9 +72,10 @@ def test_a_hopeless_candidate_has_one_call():
     assert played.slowdown <= 0.06
 
 
-def test_64_candidates_at_3_sites_take_400_calls():
+@pytest.mark.parametrize("n_runs", [5, further(20)])
+def test_64_candidates_at_3_sites_take_400_calls(n_runs: int):
     """Of a step that is half kernels: regret below 1 % in 95 % of runs."""
-    runs = [play(many(3, 64, seed=seed, other_ms=1.0), PLAN, seed=seed, max_slowdown=0.05) for seed in range(20)]
+    runs = [play(many(3, 64, seed=seed, other_ms=1.0), PLAN, seed=seed, max_slowdown=0.05) for seed in range(n_runs)]
     assert max(each.n_calls for each in runs) <= 400
-    assert sum(each.regret <= 0.01 for each in runs) >= 19
+    assert sum(each.regret <= 0.01 for each in runs) >= 0.95 * n_runs
     assert max(each.slowdown for each in runs) <= 0.055
