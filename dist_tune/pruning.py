@@ -62,7 +62,8 @@ def _numbers_of(config: Any) -> dict[str, int]:
     inner = next((each for each in (config, *values.values()) if isinstance(each, triton.Config)), None)
     if inner is not None:
         values |= inner.all_kwargs()
-    return {name.replace("_SIZE_", "_"): value for name, value in values.items() if isinstance(value, int)}
+    values |= {name.replace("_SIZE_", "_"): value for name, value in values.items() if "_SIZE_" in name}  # these count where both are there
+    return {name: value for name, value in values.items() if isinstance(value, int)}
 
 
 def _is_matrix(value: Any) -> bool:

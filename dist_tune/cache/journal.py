@@ -100,7 +100,7 @@ class Journal(LineFile):
                 elif line.strip():
                     self.events.append(EVENT.validate_json(line))
             except (ValueError, RecursionError):
-                told = "line is damaged: what was measured from there on is measured again"
+                told = "line is damaged or of another version: what was measured from there on is measured again"
                 warn_once(f"journal {self.path}: its {len(self.events) + 1}. {told}", f"journal {self.path}")
                 break
             n_read += len(line)

@@ -246,7 +246,7 @@ class Compiler:
         number = min({*range(len(self._threads) + 1)}.difference(self._threads))
         # A daemon, because a compilation that never ends must not keep the process from ending.
         thread = threading.Thread(target=self._run, args=[number, compilation], name="dist_tune compiler", daemon=True)
-        thread.start()  # which waits for the lock that the caller holds
+        thread.start()  # it touches _threads under the lock that the caller holds
         self._threads[number] = thread, compilation
 
     def _run(self, number: int, urgent: Compilation | None) -> None:

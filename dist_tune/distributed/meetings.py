@@ -332,7 +332,7 @@ class Meetings:
             for theirs in [cards[rank].waits for rank in ranks] if outcome == "crossed" else ():
                 assert theirs is not None
                 verdict = messages.crossed({self.rank: call.place, ranks[0]: theirs.place}, is_gathering=limits.is_gathering)
-                if self._decide(key, verdict):  # else this call had ended, and theirs may be the next one
+                if self._decide(key, verdict):  # else this call had ended, and theirs may be the next: it looks itself
                     self._decide(f"{theirs.key}/0", verdict)
         self._show(call.place.closure)
 

@@ -277,7 +277,7 @@ class OnlineRuns(Replayer):
     def run_batch(
         self, closure: Callable[[], Any], batch: list[Replay], conditions: Conditions, note: Callable[[], object] = lambda: None
     ) -> None:
-        """Let calls of the user's run a batch, and add their times to the samples when the device is through.
+        """Let calls of the user's run a batch, and add their times to the samples when the device is through; ``note`` is not called.
 
         Raises:
             JobEndedError: the program ends.

@@ -36,8 +36,11 @@ class Failed:
     """Collectives that it had issued before, if it is the whole closure."""
 
 
-Launched = Returned | Failed | None
-"""None for one that was not made, because it would have compiled its kernel."""
+class NotMade:
+    """A launch that was not made, because it would have compiled its kernel."""
+
+
+Launched = Returned | Failed | NotMade
 
 
 class Trials:
@@ -185,11 +188,14 @@ class Trials:
                     self.samples.disturb(self._replay)
                 if not self._sites.load(site, index):
                     continue
-            launched = self._launch(site, launch, index, trial) or self._launch_loaded(site, launch, index, trial)
+            launched = self._launch(site, launch, index, trial)
+            if isinstance(launched, NotMade):
+                launched = self._launch_loaded(site, launch, index, trial)
             if isinstance(launched, Returned):
                 return launched.value
+            assert isinstance(launched, Failed)
             # Its collectives are done, at least in part, and the closure needs no result: another run of them would find no peer.
-            if launched is not None and launched.n_collectives > 0:
+            if launched.n_collectives > 0:
                 if self.in_use is not None and site.last_error is not None:
                     raise site.last_error
                 self.samples.disturb(self._replay)
@@ -241,9 +247,9 @@ class Trials:
                 if warm_up is not None:
                     warm_up.end()
             if isinstance(refusal, Refusal) and refusal.is_raised:  # a wrapper around the kernel has caught it
-                return None
+                return NotMade()
         except NotLoaded:
-            return None
+            return NotMade()
         # Any error of a launch becomes a vote on all ranks; raising it would leave the peers alone in the closure's collectives.
         except Exception as error:
             if checker is not None:

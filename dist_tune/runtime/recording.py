@@ -3,7 +3,7 @@
 Most functions pass the fields of their config on to a Triton kernel, under the same names; so one recorded launch, with those
 fields exchanged, predicts what another config will compile. It can be wrong where other arguments follow from the config, so each config is
 predicted from one of its kind, if one has run. A prediction drops a config only where it comes true on some rank and some rank cannot make
-that launch: it fails on all ranks alike.
+that launch: it fails on all ranks where it comes true.
 Knows Triton's launches and torch's operators; nothing of search or files.
 """
 
@@ -226,7 +226,7 @@ def _kind(value: Any) -> object:
         return type(value), *map(_kind, value)
     if isinstance(value, Pointer):
         return value.dtype, value.address % 16 == 0
-    return (int, value == 1, value % 16 == 0) if type(value) is int else type(value)
+    return (int, value == 1, value % 16 == 0, value.bit_length() > 31) if type(value) is int else type(value)
 
 
 def is_same(value: object, other: object) -> bool:

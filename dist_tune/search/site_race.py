@@ -250,8 +250,8 @@ class SiteRace:
         alive, times = self.alive(), self.times
         self.queue = [trial for trial in self.queue if trial.candidate not in self.failures]
         if len(alive) < 2 and self._guide is None:
-            # In a rung the last one may not have run yet, and be no better than those that failed.
-            is_untried = self._has_run and any(self.known_ms(i) is None for i in alive)
+            # The last one, of a rung or after the budget, may not have run yet, and be no better than those that failed.
+            is_untried = (self._has_run or self._n_last > 0) and any(self.known_ms(each.candidate) is None for each in self.queue)
             self.queue = [trial for trial in self.queue if trial.is_timed][:1] if is_untried else []
         if self.queue or self.stage == "done":
             return

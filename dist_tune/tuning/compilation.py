@@ -88,7 +88,7 @@ def compile_variants(context: TuningContext) -> None:
 def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves) -> None:
     """Compile and load what functions will launch with these candidates, predicted from the runs that were recorded.
 
-    A launch that some rank cannot make will fail on all ranks that come to it.
+    A launch that some rank cannot make will fail on all ranks that come to it with the same alignments and sizes that are compiled in.
     """
     inner: list[tuple[Site, Site]] = []
     """Functions, each with a launch of theirs whose predictions are the candidates."""

@@ -28,8 +28,8 @@ class Online:
         self.runs, self.calls, self._keep, self._pid = runs, calls, keep, os.getpid()
         self._device = api.current_device() if api.is_available() and api.is_initialized() else None
         self._thread = Thread(target=self._run, name="dist_tune online", daemon=True)
-        atexit.register(self._close)
         self._thread.start()  # before slots are cleared: where there are no more threads the job goes on as it is
+        atexit.register(self._close)
         for site in first.sites:
             if site.winner is not None:
                 for slot in site.slots.values() if site.is_whole else ():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search import Plan, PriorTimes, Race, Report, Times, Trial
 from dist_tune.search.selection import RacingOptions
 from tests.search.playing import Take, World, entered, searching
@@ -75,6 +76,16 @@ def test_the_last_candidate_of_a_cut_rung_is_tried_before_it_wins():
     world = World(search, 2, of(["no"] * 3), began_s=0.0)
     assert [world.batch() for _ in range(4)] == [1, 1, 1, 0]
     assert search["s"].best is None
+
+
+def test_the_last_candidate_is_tried_also_after_the_budget():
+    """Untimed runs have spent it, and the other has failed in them; or those that are left lost to an earlier winner, which fails now."""
+    search, failure = entered(2, Plan(budget_s=1.0)), CandidateFailure(FailureKind.LAUNCH, "rank 0: no")
+    search.tell_warm_up(1, Report(failures={"s": {0: failure}}, elapsed_s=2.0))
+    assert search.batch() == [{"s": Trial(1, is_timed=True)}]
+    prior = PriorTimes({i: Times(1.0 + i, 2.0, n_replays=5) for i in range(3)}, winner=0)
+    world = World(entered(4, Plan(0, budget_s=1.0), prior=prior), 2, of(["no"] * 4), began_s=2.0).finish()
+    assert (set(world.timed()), world.search["s"].best) == ({0, 1, 2, 3}, None)
 
 
 # -- a race ------------------------------------------------------------------------------------------------------------
