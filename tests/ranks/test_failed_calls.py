@@ -175,7 +175,7 @@ def test_a_rank_whose_process_ends_in_its_first_call_is_told_at_once(face: str, 
     seen = "nothing yet" if where == "before the call" else rf"{doing} of .*, call 1 for \d+\.\d s, its process has ended"
     assert re.match(rf"rank 1 last seen at: {seen}\. So ranks \[1\] did not come ", first.message), first.message
     assert ("/gloo/" in first.message, "/gloo/" in first.notes) == (False, where != "after it")
-    assert first.seconds < 2.5  # on a busy machine
+    assert first.seconds < 4  # on a busy machine
 
 
 def _too_slow(rank: int, slow: int) -> None:
