@@ -268,7 +268,7 @@ def test_triton_is_restored(rank: int):
 
 @alone()
 def test_only_the_launch_that_was_predicted_ends_as_predicted(rank: int):
-    """Whatever its sizes; not one with other constants, options, dtypes, alignments, of another candidate or kernel."""
+    """With other sizes, too. A launch with other constants, options, dtypes or alignments, or of another candidate, is made."""
     x, y = x_and_y()
     launches = record(lambda x, y, config: copy_kernel[(1,)](x, y, 256, **config.kwargs), tiles(16, 32), 0, x, y)
     (failing,), reason = predicted(tiles(16, 32), launches)[1], "rank 1: OutOfResources: out of resource: x"
