@@ -127,11 +127,13 @@ class TuningContext:
     records: list[TuningRecord] = field(default_factory=list)
     """One for each site that has its config: from the cache, or tuned."""
 
-    def reduce(self, topic: str, part: Part, fn: Reduction[Part, Result], **waits: bool) -> Result:
-        """Bring a part to a meeting and take ``fn`` of all parts away; the log has a line of it. ``waits``: of ``Ranks.reduce``."""
+    def reduce(
+        self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_gathering: bool = False, is_optional: bool = False
+    ) -> Result:
+        """Bring a part to a meeting and take ``fn`` of all parts away, as ``Ranks.reduce`` does; the log has a line of it."""
         began = time.monotonic()
         self.replays.watchdog.note(f"the meeting {topic!r}", Kind.UNLIMITED)
-        reduced = self.ranks.reduce(topic, part, fn, **waits)
+        reduced = self.ranks.reduce(topic, part, fn, is_gathering=is_gathering, is_optional=is_optional)
         self.replays.watchdog.note(f"work after the meeting {topic!r}")
         self.expenses.meetings.append(time.monotonic() - began)
         self.story.emit(events.Met, topic=topic, seconds=self.expenses.meetings[-1])

@@ -170,7 +170,7 @@ def test_a_rank_whose_process_ends_in_its_first_call_is_told_at_once(face: str, 
     first, second = on_ranks(2, _leaves, face, where, env={"DIST_TUNE_DEADLINE_S": "20"})
     left_with(second, 3)
     assert first.error == "AbsentRanksError", f"{first.error}: {first.message}\n{first.notes}"
-    # Its latest answer: the first rank of a function may have asked on the way to the first run, which comes after a meeting there.
+    # Its latest answer to rank 0, which may ask before, in and after the meeting that comes before the first run of a function.
     doing = "its first run" if face == "contextual" else "(its first run|the exchange 'manifest'|replay 0, .*)"
     seen = "nothing yet" if where == "before the call" else rf"{doing} of .*, call 1 for \d+\.\d s, its process has ended"
     assert re.match(rf"rank 1 last seen at: {seen}\. So ranks \[1\] did not come ", first.message), first.message
