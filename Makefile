@@ -11,7 +11,10 @@ python := .venv/bin/python
 # A second triton, tested from a folder of its own: it stands before the installed one on PYTHONPATH.
 newer := $(CURDIR)/.venv/triton-3.9.0
 pytest := $(python) -m pytest
-on_newer := PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(pytest) -m "not gpu and not slow and not once"
+of_ranks := contextual equal_kernels faults kernels launched_configs library_kernels library_uses loaded_kernels settled_kernels variants
+on_newer := PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(pytest) -m "not gpu and not slow and not once" \
+	tests/compiler tests/runtime tests/cache/test_fingerprints.py tests/test_kernel_code.py tests/test_configs.py tests/test_pruning.py \
+	$(of_ranks:%=tests/ranks/test_%.py) tests/ranks/test_online.py::test_a_rank_alone_finds_its_winner
 # Runs of like length, side by side: tests of several processes wait much and compute little.
 first := tests/ranks/test_[a-q]*.py
 folders := tests/examples tests/compiler tests/cli tests/faults tests/offline

@@ -22,8 +22,6 @@ from dist_tune.testing import FakeH200
 from tests.programs import of_checkout
 from tests.test_pruning import A, B, config
 
-pytestmark = pytest.mark.once
-
 MI300X = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-", multi_processor_count=304, L2_cache_size=4 << 20, total_memory=192 << 30)
 H200 = SimpleNamespace(multi_processor_count=132, L2_cache_size=50 << 20)
 MAX_1550 = SimpleNamespace(max_compute_units=448, total_memory=64 << 30)

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.once
-
 
 @pytest.mark.parametrize("mark", ["", "slow", "processes", "gpu"])
 def test_a_process_fails_a_test_without_the_mark(mark: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest):

@@ -20,8 +20,6 @@ from kernels import cases, cute_build
 from kernels.cute_build import CuteBuildError, Kernels, kernel_key, library_path, reason_to_skip
 from kernels.cute_gemm import SHARED_BYTES, all_configs, cute_gemm, reason_to_drop, search_space, shared_bytes
 
-pytestmark = pytest.mark.once
-
 FP16, BF16 = torch.float16, torch.bfloat16
 LARGE = (4096, 4096, 4096)
 

@@ -11,7 +11,7 @@ import pytest
 import dist_tune
 from tests.programs import ROOT, Done, of_checkout, run_python
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 PROGRAMS = [page for page in PAGES if "```python" in page.read_text()]

@@ -17,7 +17,6 @@ from dist_tune import autotune, files
 from dist_tune.files import PRIVATE, RefusedFileError, json_bytes, read_regular, write_whole
 from tests.function_options import BLOCKS
 
-pytestmark = pytest.mark.once
 _plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 _values = st.recursive(_plain, lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(), each, max_size=4), max_leaves=20)
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.programs import ROOT, of_checkout, run_python
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 LEFT_OUT = "logs", "docs", "__pycache__", ".*_cache", "*.egg-info", "site", "build", "dist"
 """Of the copy, in which no script is."""

@@ -18,9 +18,8 @@ from types import ModuleType
 import pytest
 
 from dist_tune import install as installer
+from tests.cases import further
 from tests.programs import ROOT, Done, of_checkout, run_python
-
-pytestmark = pytest.mark.once
 
 module = sys.modules["dist_tune.install"]
 MODULE = """
@@ -297,11 +296,11 @@ def python(*words: str, cwd: Path, **variables: str) -> Done:
 @pytest.mark.parametrize(
     ("program", "how"),
     [
-        ("jobs/train.py", ""),
+        further("jobs/train.py", ""),
         ("jobs/train.py", "raise"),
-        ("jobs/train.py", "exit"),
-        ("jobs/train.py", "interrupt"),
-        ("-m jobs.train", "raise"),
+        further("jobs/train.py", "exit"),
+        further("jobs/train.py", "interrupt"),
+        further("-m jobs.train", "raise"),
         ("-m jobs.train", "exit"),
         ("jobs/wrong.py", ""),
     ],
@@ -359,12 +358,11 @@ def test_a_sitecustomize_is_silent_in_processes_that_tune_nothing(tmp_path: Path
     (tmp_path / "job.py").write_text(SPAWNING)
     assert python("tool.py", cwd=tmp_path).stderr == ""
     assert python("-m", "torch.distributed.run", "--help", cwd=tmp_path).stderr == ""
-    for method in ("spawn", "forkserver"):
-        done = python("job.py", method, cwd=tmp_path)
-        lacking, never = done.stderr.splitlines()
-        assert done.stdout == "child\n"
-        assert lacking == "dist_tune: shop.trainer:none is not tuned: there is no such function"
-        assert never.startswith("dist_tune: shop.none:step is not tuned: the program never imported shop.none. ")
+    done = python("job.py", "forkserver", cwd=tmp_path)
+    lacking, never = done.stderr.splitlines()
+    assert done.stdout == "child\n"
+    assert lacking == "dist_tune: shop.trainer:none is not tuned: there is no such function"
+    assert never.startswith("dist_tune: shop.none:step is not tuned: the program never imported shop.none. ")
     (tmp_path / "sitecustomize.py").unlink()
     done = python("-m", "dist_tune.install", "--step", "shop.none:step", "job.py", "spawn", "failed", cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("child\n", "failed\n")
@@ -405,16 +403,12 @@ class Trainer:
             self.losses.append(loss.item())
 """,
     "layers.py": """
-import os
-
 import torch
 import triton
 import triton.language as tl
 
-BLOCKS = [int(block) for block in os.environ.get("BLOCKS", "32 256").split()]
 
-
-@triton.autotune([triton.Config({"BLOCK": block}) for block in BLOCKS], key=["n"])
+@triton.autotune([triton.Config({"BLOCK": block}) for block in (16, 128)], key=["n"])
 @triton.jit
 def scale_kernel(x, weight, y, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -457,59 +451,54 @@ import torch.distributed as dist
 from layers import Layer, scale_kernel
 from trainers import Trainer
 
+
+def losses_of(step):
+    Trainer.training_step = step
+    torch.manual_seed(0)
+    model = Layer()
+    batches = ({"x": torch.full((2, 64), 1.0 + k % 3 + dist.get_rank())} for k in range(int(sys.argv[1])))
+    trainer = Trainer(model, torch.optim.AdamW(model.parameters(), lr=0.01), batches)
+    trainer.train()
+    return trainer.losses
+
+
 dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = Layer()
-batches = ({"x": torch.full((4, 64), 1.0 + k % 3 + dist.get_rank())} for k in range(int(sys.argv[1])))
-trainer = Trainer(model, torch.optim.AdamW(model.parameters(), lr=0.01), batches)
-trainer.train()
+tuned = Trainer.training_step
+is_same = losses_of(tuned) == losses_of(tuned.__wrapped__)
 with open(f"found-{dist.get_rank()}.json", "w") as file:
-    records = [record.model_dump(mode="json") for record in getattr(trainer.training_step, "records", [])]
+    records = [record.model_dump(mode="json") for record in tuned.records]
     in_use = [config.kwargs for config in scale_kernel.cache.values()]
-    json.dump([trainer.losses, [record["environment"]["world_size"] for record in records], in_use], file)
+    json.dump([is_same, [record["environment"]["world_size"] for record in records], in_use], file)
 os._exit(0)  # torch may abort as its interpreter ends, without dist_tune, too
 """,
 }
-N_STEPS = 200
+N_STEPS = 100
 TARGET = "trainers.trainer:Trainer.training_step"
 
 
-def found(folder: Path, *words: str, **variables: str) -> tuple[str, list[list[float]], list[list[object]]]:
-    """What a job of two ranks has printed, the losses of each rank, and what each has tuned and uses."""
+def check_job(folder: Path, *words: str) -> None:
+    """Run a job of two ranks: both train as untuned, say so, and take the faster config."""
     for name, text in LIBRARY.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    env = of_checkout(folder, str(folder), **variables)
     command = [sys.executable, "-m", *words, "train.py", str(N_STEPS)]
+    env = of_checkout(folder, str(folder))
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
-    losses, *tuned = zip(*(json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(2)), strict=True)
-    return done.stderr, [*losses], [[*each] for each in tuned]
-
-
-@pytest.fixture(scope="module")
-def untuned(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
-    """Losses of the job with one config."""
-    _, losses, _ = found(tmp_path_factory.mktemp("untuned"), "dist_tune", "launch", BLOCKS="256")
-    return losses
+    assert "dist_tune: tuning training_step on 2 ranks: 1 kernel, 2 configs" in done.stderr
+    for rank in range(2):
+        assert json.loads((folder / f"found-{rank}.json").read_text()) == [True, [2], [{"BLOCK": 128}]]
+        assert "winner" in (folder / f".autotune_logs/rank-{rank}.log").read_text()
 
 
 @pytest.mark.processes
-def test_a_trainer_of_a_library_is_tuned_by_a_word_of_the_command(tmp_path: Path, untuned: list[list[float]]):
-    """Its step adds to gradients, and so is tuned in its own calls: both ranks train as untuned, and take the faster config."""
-    told, losses, (records, in_use) = found(tmp_path, "dist_tune", "launch", "--step", TARGET, "--is-dist")
-    assert losses == untuned
-    assert "dist_tune: tuning training_step on 2 ranks: 1 kernel, 2 configs" in told
-    assert (records, in_use) == ([[2]] * 2, [[{"BLOCK": 256}]] * 2)
-    assert all("winner" in (tmp_path / f".autotune_logs/rank-{rank}.log").read_text() for rank in range(2))
+def test_a_trainer_of_a_library_is_tuned_by_a_word_of_the_command(tmp_path: Path):
+    """Its step adds to gradients, and so is tuned in its own calls."""
+    check_job(tmp_path, "dist_tune", "launch", "--step", TARGET, "--is-dist")
 
 
 @pytest.mark.processes
-def test_a_trainer_of_a_library_is_tuned_by_a_sitecustomize(tmp_path: Path, untuned: list[list[float]]):
+def test_a_trainer_of_a_library_is_tuned_by_a_sitecustomize(tmp_path: Path):
     """Under torchrun, which runs it too."""
     (tmp_path / "sitecustomize.py").write_text(f"import dist_tune\ndist_tune.install({TARGET!r}, is_dist=True, max_slowdown=1.0)\n")
-    told, losses, (records, in_use) = found(tmp_path, "torch.distributed.run", "--nproc-per-node=2", "--standalone")
-    assert losses == untuned
-    assert "dist_tune: tuning training_step on 2 ranks: 1 kernel, 2 configs" in told
-    assert (records, in_use) == ([[2]] * 2, [[{"BLOCK": 256}]] * 2)
-    assert all("winner" in (tmp_path / f".autotune_logs/rank-{rank}.log").read_text() for rank in range(2))
+    check_job(tmp_path, "torch.distributed.run", "--nproc-per-node=2", "--standalone")

@@ -21,8 +21,6 @@ from kernels.gemm_allreduce import config_space, prune_fn
 from kernels.partials import Exchange, PartialSums, Plan
 from kernels.push_gemm import drop_hopeless, gpu_configs, make_config, start_cycles
 
-pytestmark = pytest.mark.once
-
 HOPPER = {"max_shared_mem": 227 * 1024, "max_num_regs": 65536, "multiprocessor_count": 132, "warpSize": 32}
 N_SMS, RANK, N_RANKS, ROWS, N = 132, 1, 3, 300, 40
 BF16, GROUP = torch.bfloat16, cast(Any, None)

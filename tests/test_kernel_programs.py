@@ -13,7 +13,7 @@ import pytest
 from tests.cases import further
 from tests.programs import ROOT, Done, of_checkout, run_python
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 SUM, SOFTMAX = ("--shape", "1025", "--dtype", "bf16", "--dtype", "fp32"), ("--shape", "1,1", "--shape", "2,300")
 

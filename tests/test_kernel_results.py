@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from tests.ranks.jobs import folder
 from tests.shared_worlds import on_each_rank
 
-pytestmark = pytest.mark.once
-
 FP16, BF16, CPU = torch.float16, torch.bfloat16, torch.device("cpu")
 alone = on_each_rank(1, is_dist=False)
 

@@ -19,8 +19,6 @@ from dist_tune import contextual
 from dist_tune.keys import bucketed, key_text, power_of_two, size_classes, to_hashable
 from dist_tune.measure.compare import difference
 
-pytestmark = pytest.mark.once
-
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.sampled_from([torch.float32, torch.int8])
 KEYS = st.recursive(SCALARS, lambda inner: st.lists(inner).map(tuple), max_leaves=8)
 

@@ -11,7 +11,7 @@ import pytest
 
 from dist_tune.cli.main import main
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[1]
 

@@ -6,8 +6,6 @@ import pytest
 
 from tests.mutations import GUARDS, ROOT, Guard
 
-pytestmark = pytest.mark.once
-
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.claim)
 def test_a_guard_stands_once_where_the_table_says(guard: Guard):

@@ -13,8 +13,6 @@ import pytest
 import dist_tune
 from dist_tune import errors
 
-pytestmark = pytest.mark.once
-
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dist_tune"
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.programs import run_python
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -15,8 +15,6 @@ from dist_tune.output.events import Phase
 from dist_tune.settings import Settings, variables_read
 from tests import event_lists
 
-pytestmark = pytest.mark.once
-
 PAGE = event_lists.PAGE.read_text()
 ROW = re.compile(r"^\| `(\w+)` \|(.*)\|$", re.MULTILINE)
 

@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 
 from dist_tune.settings import Settings, SettingsError, read_settings, unread_variables, variables_read
 
-pytestmark = pytest.mark.once
-
 OURS, THEIRS = "DIST_TUNE_", "TRITON_DIST_AUTOTUNE_"
 DEFAULTS = {
     "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "INFO", "progress": None, "verbosity": None,

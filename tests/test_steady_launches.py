@@ -15,8 +15,6 @@ from triton.runtime.jit import JITFunction
 
 from kernels import steady_launch
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture(autouse=True)
 def _device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def errors(rank: int, name: str, which: list[tuple[int, bool]], shape: tuple[int
         # M / W is no multiple of the rows of a flag or a tile, N none of 8, and K / W none of a block.
         pytest.param("gemm_rs", (38, 20, 40), [(0, False), (2, True), (4, False)]),
         # M is no multiple of the ranks, so that their parts differ.
-        pytest.param("gemm_allreduce", (11, 12, 24), [(0, False), (2, True)], marks=pytest.mark.once),
+        ("gemm_allreduce", (11, 12, 24), [(0, False), (2, True)]),
     ],
 )
 def test_results_are_right_where_no_block_divides_the_shape(step: str, shape: tuple[int, ...], ways: list[tuple[int, bool]]):
@@ -107,7 +107,6 @@ def skip_a_rank(rank: int) -> None:
 SABOTAGES = {"flag before tile": raise_flags_before_tiles, "skipped rank": skip_a_rank}
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("step", "sabotage", "exchange"),
     [
@@ -143,7 +142,6 @@ def errors_after(rank: int, n_before: int, exchange: int) -> float:
     return error
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("n_before", "exchange"),
     [
@@ -175,7 +173,6 @@ def refused_then_right(rank: int) -> tuple[str, float]:
     return message, max(errors)
 
 
-@pytest.mark.once
 @pytest.mark.slow
 def test_a_step_without_a_tuner_is_refused_and_does_not_count():
     """`triton.autotune` alone would repeat the kernel; the rank that was refused is not a step behind or ahead of its peer afterwards."""
@@ -276,7 +273,6 @@ def experts(rank: int) -> list[bool]:
     return found
 
 
-@pytest.mark.once
 def test_layers_of_experts_are_right_and_what_is_amiss_is_told_from_rounding():
     """Odd sizes, skewed experts, shards that come while the product waits; ignored weights, no wait for sums, no wait for shards."""
     assert values(on_ranks(2, experts)) == [[True, True, False, False, False]] * 2
@@ -303,7 +299,6 @@ def with_the_product_tuned_alone(rank: int, name: str) -> tuple[float, int, int]
     return error, len(more) - (n_tuned if more is records else 0), len(kernel.cache)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", ["ag_gemm", further("gemm_rs"), further("ag_moe"), "moe_reduce_rs"])
 def test_a_step_runs_with_the_product_that_was_tuned_alone(name: str):
     """Right, with all else as it was tuned in the step: nothing is tuned again, and the product's config is not its kernel's choice."""
@@ -330,7 +325,6 @@ def layer_config() -> Any:
     return check_configs()[0]
 
 
-@pytest.mark.once
 def test_a_sum_that_cannot_be_launched_counts_its_step():
     """What the peers wait for is queued by then: the next step is another one, or it would take their flags of this one for its own."""
     assert values(on_ranks(1, failed_sum)) == [[1]]
@@ -348,7 +342,6 @@ def of_groups(rank: int) -> tuple[int, int]:
     return step.n_ranks, step.n_local_ranks
 
 
-@pytest.mark.once
 def test_a_step_knows_its_group():
     """How many ranks share a machine is part of its key; without a group there is no step."""
     assert values(on_ranks(1, of_groups)) == [(1, 3)]

@@ -50,7 +50,6 @@ def _timed(rank: int) -> Any:
     return type(before), round((ExactTime.seconds - before) * 1e3, 6)
 
 
-@pytest.mark.once
 def test_an_interpreted_grid_of_the_launchs_arguments_takes_its_time():
     """The interpreter gives the grid its own tensors in place of numbers, and what a library makes of ``meta["M"]`` is one of them."""
     assert values(on_ranks(1, _timed, is_dist=False, clock="exact")) == [(float, 4 * ExactTime.program_ms)]
@@ -65,7 +64,6 @@ def _ends(rank: int) -> int:
     return rank
 
 
-@pytest.mark.once
 def test_the_end_of_each_rank_is_told():
     """One returns, one raises, one ends its process, one does not end."""
     outcomes = on_ranks(4, _ends, is_dist=False, timeout_s=2.0)
@@ -74,7 +72,6 @@ def test_the_end_of_each_rank_is_told():
         values(outcomes[:2])
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("n", "options", "told"),
     [
@@ -94,13 +91,11 @@ def _short(rank: int) -> int:
     return rank
 
 
-@pytest.mark.once
 def test_ranks_that_end_at_once_do_not_fail_those_that_still_connect():
     for _ in range(10):
         assert values(on_ranks(3, _short)) == [0, 1, 2]
 
 
-@pytest.mark.once
 def test_functions_of_any_module_that_the_caller_can_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its folder is on sys.path of the caller, and the fork server has started before."""
     (tmp_path / "steps_of_a_user.py").write_text(

@@ -14,8 +14,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from dist_tune import autotune, contextual_autotune, to_hashable
 from tests.function_options import quiet
 
-pytestmark = pytest.mark.once
-
 
 class Made:
     """A function whose configs are told apart by its result, and a closure that calls it."""

@@ -16,8 +16,6 @@ import triton
 from dist_tune import autotune, contextual_autotune, matches
 from tests.function_options import BLOCKS, QUICK, quiet
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

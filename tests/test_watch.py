@@ -11,7 +11,6 @@ import pytest
 from dist_tune.distributed import Asked
 from dist_tune.watch import Watchdog
 
-pytestmark = pytest.mark.once
 DEADLINE_S = 4.0
 
 

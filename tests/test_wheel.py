@@ -17,7 +17,7 @@ import pytest
 from dist_tune import __version__
 from hatch_build import without_paths
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = """

@@ -22,7 +22,6 @@ TEXT = SCRIPT.read_text()
         (("{folder}", "all"), 2, "no part all"),
     ],
 )
-@pytest.mark.once
 @pytest.mark.processes
 def test_what_cannot_be_run_is_told(tmp_path: Path, words: tuple[str, ...], code: int, told: str):
     """Exit code 2 and the usage, or the parts that there are; help is no mistake."""

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks.guided_tables import LIMIT, kernels, line, n_compiled, runs_of
-
-pytestmark = pytest.mark.once
 
 
 def test_guided_search_finds_the_best_of_the_recorded_tables():

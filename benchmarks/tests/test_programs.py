@@ -11,7 +11,7 @@ import pytest
 
 from tests.programs import ROOT, Done, of_checkout, run_python
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 PHASE = """
 import json, sys, torch

@@ -20,8 +20,6 @@ from dist_tune.search import Plan
 from dist_tune.search.selection import RacingOptions
 from tests.cached_records import candidate, record
 
-pytestmark = pytest.mark.once
-
 TABLES = load_tables()
 N_RUNS = 20
 

@@ -10,8 +10,6 @@ from dist_tune.cache.account import confidence, facts, fates, gain, lead, short_
 from dist_tune.search import NOT_TRIED
 from tests.cached_records import candidate, record
 
-pytestmark = pytest.mark.once
-
 
 def of(*rows: dict[str, Any], winner: int = 0, weight: float = 1.0, reason: str = "") -> Any:
     """A record of candidates without noise; a row holds what is said of one. ``weight``: of the step's time."""

@@ -30,7 +30,6 @@ def test_code_that_functions_share_is_read_once_in_a_process(tmp_path: Path, mon
     assert counted["_codes_in"] <= 1
 
 
-@pytest.mark.once
 @pytest.mark.processes
 def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Path):
     """Of each of two kernels a record and a fingerprint; in one process nothing is to be told apart; environment and settings once."""
@@ -55,7 +54,6 @@ def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Pat
     assert hit["counted"] == {"record_in": 2, "read_code": 2, "environment": 1}
 
 
-@pytest.mark.once
 @pytest.mark.processes
 def test_ranks_that_all_hit_meet_once(tmp_path: Path):
     """One meeting for the sites of a call, however many they are, and none for each of them."""

@@ -20,8 +20,6 @@ from dist_tune.output import Story
 from dist_tune.settings import Settings
 from tests.cached_records import NOON, candidate, environment, record
 
-pytestmark = pytest.mark.once
-
 TEXTS = [each.config for each in record().candidates]
 NAMED = ("model.gemm", "[4096,2752,torch.bfloat16]")
 SITE = "model.gemm[4096,2752,torch.bfloat16]"

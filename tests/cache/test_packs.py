@@ -19,8 +19,6 @@ from tests.cache.hit_program import first_call
 from tests.cache.test_store import kept, warned
 from tests.cached_records import environment, record
 
-pytestmark = pytest.mark.once
-
 PROJECT = """
 [build-system]
 requires = ["hatchling"]

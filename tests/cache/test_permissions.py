@@ -17,8 +17,6 @@ from dist_tune.files import PRIVATE, SHARED
 from tests.cached_records import record
 from tests.function_options import BLOCKS, QUICK, quiet
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture(autouse=True, params=[0, 0o022, 0o377], ids=oct)
 def mask(request: pytest.FixtureRequest) -> Iterator[int]:

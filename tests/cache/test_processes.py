@@ -25,7 +25,6 @@ RACE_S = 2.0
 SITES = [(name, key, triton) for name in ("gemm", "a/b", "reduce") for key in ("[64]", "[128]") for triton in ("3.6.0", "3.9.0")]
 
 
-@pytest.mark.once
 @pytest.mark.processes
 def test_many_processes_lose_nothing_and_killed_ones_leave_whole_files(tmp_path: Path):
     """8 processes store keys of their own and common ones: each finds whole records all the time, and no key is lost.

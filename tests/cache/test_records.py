@@ -16,8 +16,6 @@ from pydantic import ValidationError
 from dist_tune.cache import CandidateRecord, Environment, Seconds, TuningRecord, digest, environment, record_bytes, record_in
 from tests.cached_records import candidate, record
 
-pytestmark = pytest.mark.once
-
 TEXTS = st.text(max_size=40) | st.sampled_from(["\\", '"', '":', "}\n}\n", "\x00\x1b[31m\x7f", "日本\U0001f600", "x" * 10_000])
 FLOATS = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([5e-324, -0.0, 1.7976931348623157e308, 0.1 + 0.2])
 TIMES_MS = st.none() | FLOATS.map(abs)

@@ -19,8 +19,6 @@ from dist_tune.settings import Settings
 from tests.cache.test_store import kept, warned
 from tests.cached_records import record
 
-pytestmark = pytest.mark.once
-
 URL = "memory://team/records"
 KEY = record().cache_key
 

@@ -19,8 +19,6 @@ from dist_tune.cache import HARDWARE, SOFTWARE, TuningRecord, record_bytes
 from dist_tune.cache.store import Cache, Entry
 from tests.cached_records import NOON, environment, measured, record
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:

@@ -3,16 +3,12 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from dist_tune.cache import Cache
 from dist_tune.cli.convert import _FACTS
 from dist_tune.cli.records import packed
 from tests.cached_records import candidate, record
 from tests.cli.test_engines import FILES, MOE, NAME, SGLANG, VLLM
 from tests.cli_answers import everything, keep, refusal, run
-
-pytestmark = pytest.mark.once
 
 SIZES = ["96", "128", "256", "512", "1024"]
 KNOWN = ("--set", "E=8", "--set", "N=512")

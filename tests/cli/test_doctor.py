@@ -23,7 +23,7 @@ from tests.cli_answers import run
 KNOWN = collect_env.get_env_info()
 UNITS = SimpleNamespace(gcnArchName="gfx942:xnack-", multi_processor_count=304)
 # Triton 3.6 under a numpy that warns of what 2.4 forbids.
-pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from tests.cli.test_engines import vllm_reads
 from tests.cli_answers import run
 from tests.programs import ROOT, run_python
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 
 def launch(folder: Path, what: str, **more: str) -> str:

@@ -14,8 +14,6 @@ from dist_tune.cli.convert import EngineConfig, config_of_record, configs_in_fil
 from dist_tune.cli.render import RefusedError
 from tests.cached_records import candidate, environment, record
 
-pytestmark = pytest.mark.once
-
 FILES = Path(__file__).parent / "engine_files"
 VLLM = sorted((FILES / "vllm").iterdir())
 SGLANG = sorted((FILES / "sglang/configs/triton_3_5_1").iterdir())

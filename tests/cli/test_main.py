@@ -21,8 +21,6 @@ from dist_tune.cli.main import app, on_cache, since
 from tests.cached_records import candidate, environment, record
 from tests.cli_answers import Answers, keep, refusal, run
 
-pytestmark = pytest.mark.once
-
 LIGHT = """
 import json, sys
 from contextlib import redirect_stdout

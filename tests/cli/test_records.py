@@ -17,8 +17,6 @@ from dist_tune.search import NOT_TRIED
 from tests.cached_records import candidate, environment, record
 from tests.cli_answers import FILE, Answers, keep, run
 
-pytestmark = pytest.mark.once
-
 NOW = datetime.now(UTC)
 
 

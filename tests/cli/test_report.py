@@ -17,9 +17,6 @@ from tests.cli_answers import refusal, run
 from tests.report.stories import BEGIN, events, header, lines, write_story
 from tests.report.stories import record as story_record
 
-pytestmark = pytest.mark.once
-
-
 # -- report, trace -----------------------------------------------------------------------------------------------------
 
 

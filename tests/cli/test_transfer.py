@@ -13,8 +13,6 @@ from dist_tune.cli.records import packed
 from tests.cached_records import NOON, measured, record
 from tests.cli_answers import FILE, Answers, everything, keep, refusal, run
 
-pytestmark = pytest.mark.once
-
 THREE = [record(), record(key="[1]"), record(kernel='a "name"\n},\n{\n"sha256": "')]
 
 

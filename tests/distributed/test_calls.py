@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from dist_tune.distributed.calls import Call, Card, Limits, Place, has_passed
 
-pytestmark = pytest.mark.once
-
 DEADLINE_S, GATHER_S = 4.0, 60.0
 HERE = Place("f", 3, before=10)
 CALL, TALKED = Call(HERE, has_talked=False, n_issued=10), Call(HERE, has_talked=True, n_issued=12)

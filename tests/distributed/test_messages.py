@@ -32,8 +32,6 @@ from dist_tune.distributed.messages import (
 )
 from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, AloneError, DistTuneError, NoValidConfigError, PeerFailedError
 
-pytestmark = pytest.mark.once
-
 DEADLINE_S = 0.15
 CALL = Place("f", 1)
 NOT_JSON = [b"", b"\xff\xfe", b"{", b"[" * 20_000, b"nan", b"\x1b[2J\n"]

@@ -23,7 +23,6 @@ HERE, ABSENT = "rank 1 is late in call 1 of step, 4 s", "rank 1 has not come to 
 """On the terminal."""
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("counts", "odd"), [([2, 2, 1, 2, 2], [2]), ([1, 2, 2, 2, 2, 1], [0, 5]), ([3, 3, 3], []), ([0], []), ([2, 3, 2], [])]
 )
@@ -41,7 +40,6 @@ def test_runs_that_issued_fewer_collectives_are_named(counts: list[int], odd: li
     assert header.last_run == f"replay {len(counts) - 1}"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("card", "told", "shown"),
     [
@@ -83,7 +81,6 @@ def test_a_rank_that_others_wait_for_is_told_once(card: Card, told: str, shown: 
     assert activity.late == ""
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("n_ranks", [2, 64, 4096])
 def test_looks_of_all_ranks_are_bounded(n_ranks: int, monkeypatch: pytest.MonkeyPatch):
     """64 a second of all ranks together, or two of each rank in small groups; two of the first one, whose terminal tells, in all."""
@@ -101,7 +98,6 @@ def test_looks_of_all_ranks_are_bounded(n_ranks: int, monkeypatch: pytest.Monkey
     assert 1.9 < n_looks[0] / 200 <= 2
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("error", "n_asked"), [(dist.DistNetworkError("Broken pipe"), 1), (dist.DistStoreError("wait timeout"), 3)])
 def test_a_host_that_is_gone_is_not_asked_again(error: Exception, n_asked: int, monkeypatch: pytest.MonkeyPatch):
     """Because torch tells of each request to it in twenty lines; one that is silent is."""
@@ -142,7 +138,6 @@ def test_a_process_runs_is_stopped_and_ends():
     assert {state_of(each) for each in (f"other {pid} {start}", "", "x", f"{here} -1 {start}", f"{here} ../1 5")} == {""}
 
 
-@pytest.mark.once
 def test_the_host_of_the_store_waits_a_moment_for_peers_that_do_not_end():
     """They may still read from it; but one that never says that it is over keeps no process."""
     store: Any = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)

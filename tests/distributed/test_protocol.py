@@ -29,7 +29,7 @@ from dist_tune.distributed.messages import Reduction
 from dist_tune.distributed.presence import Presence, process_name
 from dist_tune.errors import DistTuneError, NoValidConfigError
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 DEADLINE_S, GATHER_S = 0.4, 0.8
 GLOO = "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"

@@ -23,8 +23,6 @@ from dist_tune.distributed.store import absent
 from dist_tune.errors import StoreGoneError
 from tests.programs import of_checkout
 
-pytestmark = pytest.mark.once
-
 HOST = """
 import torch.distributed as dist, time
 store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)  # held: a store that nothing holds has no host

@@ -7,7 +7,7 @@ import pytest
 from tests.faults.hosts import BLOCKS, CASES, FAULTS, TOLD_WITHIN_S, play
 from tests.faults.link import lacks
 
-pytestmark = [pytest.mark.once, pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,7 +15,7 @@ from tests.faults.jobs import FAULTS, VICTIM
 from tests.faults.matrix import TOLD_WITHIN_S, Case, cases, n_clean, play
 from tests.programs import ROOT
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 QUICK = {
     ("raise error", "discover"), ("no memory", "discover"), ("sleep 3 s", "discover"), ("leave", "compile"), ("kill", "apply"),

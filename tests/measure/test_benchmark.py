@@ -14,8 +14,6 @@ from dist_tune.measure import benchmark
 from dist_tune.measure.benchmark import Latency, benchmark_config, measure
 from dist_tune.measure.clocks import Clock
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture(autouse=True)
 def _host_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,6 @@ from dist_tune import matches
 from dist_tune.measure.checks import Checker
 from tests.checked_runs import A, B, judge, run
 
-pytestmark = pytest.mark.once
-
 
 def product(a: torch.Tensor, b: torch.Tensor, scale: float = 1.0, config: object = None) -> torch.Tensor:
     return scale * (a @ b)

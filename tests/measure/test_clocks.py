@@ -26,8 +26,6 @@ from dist_tune.measure.clocks import (
     without_outliers,
 )
 
-pytestmark = pytest.mark.once
-
 
 def test_one_hiccup_moves_neither_median_nor_spread():
     """Of an even number the lower middle sample counts, because hiccups only ever add time; the spread has no such bias."""

@@ -18,8 +18,6 @@ from dist_tune.measure import compare
 from dist_tune.measure.compare import difference, tolerance
 from dist_tune.measure.memory import bits_of
 
-pytestmark = pytest.mark.once
-
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, *FP8]
 EXACT = [torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64, torch.bool]

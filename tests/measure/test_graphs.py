@@ -11,8 +11,6 @@ import torch
 
 from dist_tune.measure import captured, graphs, obstacle_in
 
-pytestmark = pytest.mark.once
-
 
 class FakeGraph:
     """Torch's graph; where CUDA has broken a capture off, its end raises and leaves allocator and generators as if it went on."""

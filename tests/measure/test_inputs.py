@@ -13,8 +13,6 @@ import torch
 
 from dist_tune.measure.inputs import RngState, ask
 
-pytestmark = pytest.mark.once
-
 
 @dataclass
 class Both:

@@ -6,12 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from dist_tune.measure.memory import Region, has_same_bits, shares_memory, tensors_in
-
-pytestmark = pytest.mark.once
 
 
 @dataclass

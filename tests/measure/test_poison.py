@@ -15,8 +15,6 @@ from dist_tune.measure.checks import Checker
 from dist_tune.measure.poison import NANS
 from tests.checked_runs import A, B, Function, accumulate, is_right, judge, multiply, out_function, out_half, out_nothing, run
 
-pytestmark = pytest.mark.once
-
 # -- writes that are left out ------------------------------------------------------------------------------------------
 
 

@@ -11,8 +11,6 @@ from dist_tune.measure.checks import Checker
 from dist_tune.measure.memory import bits_of
 from tests.checked_runs import judge
 
-pytestmark = pytest.mark.once
-
 DTYPES = [
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu,
     torch.float4_e2m1fn_x2, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.bool,

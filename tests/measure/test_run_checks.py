@@ -12,8 +12,6 @@ from dist_tune.measure import Snapshot
 from dist_tune.offline.problem import Problem, SearchOptions
 from dist_tune.offline.runs import RunLaunch
 
-pytestmark = pytest.mark.once
-
 OPTIONS = SearchOptions(atol=0.1, rtol=0.1)
 
 

@@ -16,8 +16,6 @@ from dist_tune.offline import tune_kernel
 from dist_tune.testing import ExactTime
 from tests.function_options import QUICK, quiet
 
-pytestmark = pytest.mark.once
-
 A, B = torch.arange(32.0).view(8, 4) / 8, torch.ones(4, 4)
 
 

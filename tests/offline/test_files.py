@@ -25,8 +25,6 @@ from dist_tune.offline import (
 from dist_tune.offline.files import classes_of
 from dist_tune.testing import ExactTime
 
-pytestmark = pytest.mark.once
-
 NAME = "GEMM.json"
 Config = dict[str, Any]
 

@@ -22,8 +22,6 @@ from dist_tune.offline import Outcome, Problem, tune_and_save_configs, tune_kern
 from dist_tune.testing import ExactTime
 from tests.programs import run_python
 
-pytestmark = pytest.mark.once
-
 ROOT = Path(__file__).parents[2]
 SPACE = [{"i": i} for i in range(6)]
 Config = dict[str, Any]

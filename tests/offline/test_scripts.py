@@ -37,7 +37,7 @@ from dist_tune.offline import (
 from dist_tune.offline.problem import SearchOptions
 from dist_tune.testing import ExactTime, on_ranks, values
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 SPACE = [{"i": i} for i in range(6)]
 FIELDS = ["BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim"]

@@ -25,8 +25,6 @@ from dist_tune.settings import Settings
 from tests.function_options import BLOCKS, QUICK, quiet
 from tests.programs import run_python
 
-pytestmark = pytest.mark.once
-
 CLOSURE, LABEL, KEY = "m.tune.<locals>.step", "m.k[64,torch.float32]", "[64,torch.float32]"
 ODD = "f\n12:00:00.000 INFO    winner=7\x1b[2J\r\x07\u202e\u2028\x00\udcff"
 """A name with what reads as a second line, with escape sequences and with what UTF-8 cannot hold."""

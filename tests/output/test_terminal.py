@@ -14,8 +14,6 @@ import pytest
 
 from dist_tune.output.terminal import LIVE_EVERY_S, Terminal
 
-pytestmark = pytest.mark.once
-
 
 class _Screen(io.TextIOWrapper):
     """A terminal of few rows, or a file."""

@@ -17,7 +17,6 @@ from dist_tune import PeerFailedError, autotune, contextual_autotune, to_hashabl
 from tests.ranks.kernels import autotuned, best, launch, tuned
 from tests.shared_worlds import log, on_each_rank
 
-pytestmark = pytest.mark.once
 SIZES = (64, 128, 256)
 
 

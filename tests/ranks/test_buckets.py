@@ -46,7 +46,6 @@ def _random_lengths(rank: int, kind: str) -> tuple[list[int], list[float], list[
     return lengths, got, [each.key for each in step.records if not each.is_recalled], len(kernel.cache)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("kind", ["alone", "equal", "unequal"])
 def test_200_random_lengths_tune_once_for_each_power_of_two(kind: str):
     """Of a kernel that a factory makes, on one rank and on two; where ranks have other lengths each sum is its own, and no rank waits."""
@@ -83,7 +82,6 @@ def _kept(rank: int, bucket: Any, n: int) -> tuple[list[bool], list[str], int]:
     return [each.is_recalled for each in step.records], [each.key for each in step.records], len(kernel.cache)
 
 
-@pytest.mark.once
 def test_a_fresh_process_hits_the_record_of_a_bucket(tmp_path: Path):
     """That of another size in it, and one of exactly its size, which was tuned without buckets."""
     kept: Any = {"env": {"DIST_TUNE_CACHE_DIR": str(tmp_path)}}
@@ -168,7 +166,6 @@ def test_a_step_of_its_own_has_no_buckets(rank: int):
     assert {key[0] for key in kernel.cache} == {100, 120, 128}
 
 
-@pytest.mark.once
 @on_each_rank(modes=("fake",))
 def test_a_step_tuned_online_has_one_site_for_a_bucket(rank: int):
     """Its calls take turns in the sizes of one bucket and count once each; the winner is in use for all of them."""
@@ -212,7 +209,6 @@ def test_a_backward_pass_on_a_thread_of_autograd_s(rank: int):
     assert ({key[0] for key in kernel.cache}, len(tuned_step.records)) == ({128}, 1)
 
 
-@pytest.mark.once
 @on_each_rank(is_dist=False, n=1)
 def test_what_has_no_effect_is_told_once(rank: int):
     """A name without a kernel, an argument that no key holds, a kernel whose tuner makes the key itself: a line each, in two calls."""
@@ -255,7 +251,6 @@ def _raises(rank: int) -> Any:
     return None
 
 
-@pytest.mark.once
 def test_a_bucket_function_that_raises_is_heard_by_other_ranks():
     """Its rank has the error, the other one hears of it at once; nothing is left of the launch."""
     (kind, text, *left), (kind_1, text_1, *left_1) = values(on_ranks(2, _raises))

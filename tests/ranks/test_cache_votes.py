@@ -20,8 +20,6 @@ from tests.ranks.jobs import FACES, Face, edited, folder, is_hit, is_tuned, job,
 from tests.ranks.kernels import accumulate_kernel, autotuned, best, configs, launch, tuned
 from tests.shared_worlds import on_each_rank
 
-pytestmark = pytest.mark.once
-
 EMPTY = "/dev/null/cache"
 """A folder that is not there and cannot be made."""
 

@@ -21,7 +21,6 @@ from tests.ranks.world import ROOT
 from tests.shared_worlds import log, on_each_rank
 
 
-@pytest.mark.once
 @on_each_rank()
 def test_a_new_key_in_a_later_call_is_tuned(rank: int):
     """A closure without arguments gives no warning that its shapes changed; the miss itself starts the tuning."""
@@ -39,7 +38,6 @@ def test_a_new_key_in_a_later_call_is_tuned(rank: int):
     return best(kernel)
 
 
-@pytest.mark.once
 @on_each_rank()
 def test_a_nested_closure_is_tuned_by_the_outer_one(rank: int):
     """The inner closure joins the outer tuning; inside one that does not ask its ranks it is refused."""
@@ -53,7 +51,6 @@ def test_a_nested_closure_is_tuned_by_the_outer_one(rank: int):
     return best(outer_kernel), best(inner_kernel)
 
 
-@pytest.mark.once
 @on_each_rank()
 def test_other_threads_are_left_to_triton(rank: int):
     """A kernel launched by another thread while a closure is tuned is tuned by Triton's own benchmark."""
@@ -89,7 +86,6 @@ class _Layer:
         return launch(self.kernel, y) if twice else y
 
 
-@pytest.mark.once
 @on_each_rank()
 def test_methods_keep_their_name_and_documentation(rank: int):
     """A decorated method is bound as any other, and takes keywords."""
@@ -99,7 +95,6 @@ def test_methods_keep_their_name_and_documentation(rank: int):
     return best(layer.kernel)
 
 
-@pytest.mark.once
 @on_each_rank()
 def test_reset_is_called_before_every_replay_but_the_first(rank: int):
     """The caller's state is left to the first run; afterwards the closure has acted once."""
@@ -159,7 +154,6 @@ def test_graph_capture_uses_known_winners_and_tunes_nothing(rank: int):
     assert (len(kernel.cache), len(other.cache), is_unpatched()) == (1, 0, True)
 
 
-@pytest.mark.once
 @on_each_rank()
 def test_a_site_first_met_in_the_final_run_gets_the_winner_of_the_others(rank: int):
     """No rank is left without a config, so the next call is an ordinary one everywhere."""
@@ -176,7 +170,6 @@ def test_a_site_first_met_in_the_final_run_gets_the_winner_of_the_others(rank: i
     return best(always), best(late), found
 
 
-@pytest.mark.once
 @on_each_rank()
 def test_a_tuning_leaves_neither_tensors_nor_threads(rank: int):
     """Neither arguments nor results, which on a GPU would be activations; one thread, which answers peers."""
@@ -191,7 +184,6 @@ def test_a_tuning_leaves_neither_tensors_nor_threads(rank: int):
     assert {each.name for each in threading.enumerate() if each is not threading.main_thread()} == {"dist_tune presence"}
 
 
-@pytest.mark.once
 @on_each_rank()
 def test_a_mistake_in_the_launch_is_the_cause_of_the_error(rank: int):
     """The last exception is chained, with its traceback."""
@@ -201,7 +193,6 @@ def test_a_mistake_in_the_launch_is_the_cause_of_the_error(rank: int):
     assert type(told.value.__cause__).__name__ in ("TypeError", "KeyError", "InterpreterError")
 
 
-@pytest.mark.once
 @on_each_rank(is_dist=False)
 def test_ranks_that_tune_alone_have_their_own_logs(rank: int):
     """``rank-<i>.log`` is the log of rank i, also without a process group; with ``is_dist`` that is an error which says what to call."""
@@ -246,7 +237,7 @@ print("fine" if held() is None else "held")
 """
 
 
-@pytest.mark.parametrize(("program", "n_ranks"), [(_WRAPPED, 0), pytest.param(_ENDS, 2, marks=pytest.mark.once)], ids=["wrapped", "ends"])
+@pytest.mark.parametrize(("program", "n_ranks"), [(_WRAPPED, 0), (_ENDS, 2)], ids=["wrapped", "ends"])
 def test_a_program_finds_what_is_its_own_as_it_was(tmp_path: Path, program: str, n_ranks: int):
     """Another package's wrapper around the autotuner is called for every launch; nothing holds a process group that was destroyed.
 
@@ -264,7 +255,6 @@ def test_a_program_finds_what_is_its_own_as_it_was(tmp_path: Path, program: str,
     assert (done.returncode, done.stdout.count("fine")) == (0, max(1, n_ranks)), done.stdout + done.stderr
 
 
-@pytest.mark.once
 def test_kernels_of_several_triton_versions_are_heard_the_same_way():
     """The copy of the tuning key agrees with the one Autotuner.run looks up."""
     from dist_tune.runtime.kernel import tuning_key

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from triton.runtime.autotuner import Autotuner
 
@@ -12,8 +11,6 @@ from tests.cases import further
 from tests.ranks.kernels import autotuned, is_unpatched, launch, tuned
 from tests.ranks.test_library_kernels import Filed, made
 from tests.shared_worlds import on_each_rank
-
-pytestmark = pytest.mark.once
 
 
 @on_each_rank(cases=[Autotuner, Filed])

@@ -21,8 +21,6 @@ from tests.ranks.world import DEADLINE_S
 from tests.ranks.worlds import on_ranks
 from tests.shared_worlds import log, on_each_rank
 
-pytestmark = pytest.mark.once
-
 LENGTHS = (64, 96, 128, 160, 192, 224)
 
 

@@ -24,8 +24,6 @@ from tests.ranks.stuck import left_with, stuck_kernel
 from tests.ranks.world import DEADLINE_S
 from tests.ranks.worlds import on_ranks
 
-pytestmark = pytest.mark.once
-
 
 def until_it_works(call: Callable[[], object]) -> list[str]:
     """Make the call again after each error; what the errors said."""

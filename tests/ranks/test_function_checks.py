@@ -17,8 +17,6 @@ from tests.ranks.functions import BLOCKS, QUICK, chosen, failures, told
 from tests.ranks.world import DEADLINE_S
 from tests.shared_worlds import on_each_rank
 
-pytestmark = pytest.mark.once
-
 
 def _reference(x: torch.Tensor) -> torch.Tensor:
     return x + 1

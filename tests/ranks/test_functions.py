@@ -28,9 +28,6 @@ from tests.ranks.kernels import add_kernel, autotuned, best, is_unpatched, launc
 from tests.ranks.world import DEADLINE_S, gathered
 from tests.shared_worlds import log, on_each_rank
 
-pytestmark = pytest.mark.once
-
-
 # -- who decides -------------------------------------------------------------------------------------------------------
 
 

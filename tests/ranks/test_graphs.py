@@ -18,8 +18,6 @@ from dist_tune.testing import ExactTime
 from tests.ranks.kernels import accumulate_kernel, autotuned, configs, launch
 from tests.shared_worlds import log, on_each_rank
 
-pytestmark = pytest.mark.once
-
 COMPARED_AS_IT_IS = 'is compared as it is, without objective="graph", because it cannot be captured: '
 
 

@@ -23,8 +23,6 @@ from tests.ranks.world import DEADLINE_S
 from tests.ranks.worlds import on_ranks
 from tests.shared_worlds import on_each_rank
 
-pytestmark = pytest.mark.once
-
 
 @Reduction
 def _listed(parts: Mapping[int, str]) -> list[str]:

@@ -18,8 +18,6 @@ from tests.ranks.kernels import autotuned, launch
 from tests.ranks.world import gathered
 from tests.shared_worlds import log, on_each_rank
 
-pytestmark = pytest.mark.once
-
 SPACE = [
     triton.Config({"BLOCK": block, "PAD": pad, "FLAT": flat}, num_warps=warps)
     for block in (16, 32, 64, 128)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import pytest
 import torch
 import triton
 import triton.language as tl
@@ -14,8 +13,6 @@ import triton.language as tl
 from dist_tune import autotune
 from tests.ranks.kernels import add_kernel, autotuned, best, configs, tuned
 from tests.shared_worlds import log, on_each_rank
-
-pytestmark = pytest.mark.once
 
 
 def _runs_only(block: int, turn: int = 0) -> Any:

@@ -26,7 +26,6 @@ from tests.ranks.world import ROOT
 from tests.ranks.worlds import on_fake, on_ranks
 from tests.shared_worlds import on_each_rank
 
-pytestmark = pytest.mark.once
 N = len(BLOCKS)
 RACING: Any = {"search": "racing", "n_repeat": 4}
 

@@ -24,8 +24,6 @@ from tests.ranks.world import same_error
 from tests.ranks.worlds import on_ranks
 from tests.shared_worlds import on_each_rank
 
-pytestmark = pytest.mark.once
-
 IMPATIENT = {"DIST_TUNE_DEADLINE_S": "1"}
 
 

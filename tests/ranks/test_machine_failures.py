@@ -29,8 +29,6 @@ from tests.ranks.stuck import left_with
 from tests.ranks.world import over_tcp
 from tests.ranks.worlds import on_ranks
 
-pytestmark = pytest.mark.once
-
 BLOCKS = (16, 32, 64, 128)
 
 

@@ -17,8 +17,6 @@ from tests.ranks.jobs import FACES, Face, folder, is_hit, is_tuned, job, own_rec
 from tests.ranks.kernels import autotuned, best, launch, product_kernel, tuned
 from tests.shared_worlds import on_each_rank
 
-pytestmark = pytest.mark.once
-
 CACHED, FIRST = {"MODE": "cached"}, {"MODE": "first"}
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -26,8 +25,6 @@ from dist_tune.runtime import noting_tensors, noting_training
 from tests.ranks.kernels import autotuned, launch
 from tests.shared_worlds import log, on_each_rank
 from tests.tuning.steps import QUICK, Case, New, beside_plain
-
-pytestmark = pytest.mark.once
 
 
 class _Doubled(torch.autograd.Function):

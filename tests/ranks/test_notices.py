@@ -19,8 +19,6 @@ from tests.function_options import BLOCKS
 from tests.ranks.kernels import autotuned, launch, tuned
 from tests.shared_worlds import log, on_each_rank
 
-pytestmark = pytest.mark.once
-
 QUICK: Any = {"n_warmup": 0, "n_repeat": 1}
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -17,12 +16,12 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader
 
 from dist_tune import contextual_autotune
+from tests.cases import further
 from tests.ranks.kernels import autotuned
 from tests.ranks.online_steps import run_job
 from tests.ranks.test_not_replayed import Layer
 from tests.shared_worlds import log, on_each_rank
 
-pytestmark = pytest.mark.once
 BLOCKS = (16, 64, 256)
 """Of 256 elements: under the interpreter each program takes its time, so that the last one is the fastest by far."""
 Loss = Callable[[torch.Tensor], torch.Tensor]
@@ -123,6 +122,9 @@ JOBS: dict[str, Any] = {
 }
 
 
+QUICK = ("fused AdamW and a schedule", "FSDP2", "accumulation")
+
+
 def job(case: str, n_calls: int = 0) -> tuple[list[Any], list[torch.Tensor], Any]:
     """Losses; parameters, gradients, what the optimizer holds, and the next random number; the kernel.
 
@@ -148,7 +150,7 @@ def job(case: str, n_calls: int = 0) -> tuple[list[Any], list[torch.Tensor], Any
     return losses, [*local, torch.rand(1)], kernel
 
 
-@on_each_rank(cases=list(JOBS))
+@on_each_rank(cases=[*QUICK, *(further(case) for case in JOBS if case not in QUICK)])
 def test_a_training_loop_is_tuned_while_it_runs(rank: int, case: str):
     """Dropout draws in each step, and each key of the kernel, forward and backward, has the fastest config at the end."""
     losses, state, kernel = job(case)

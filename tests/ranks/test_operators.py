@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from torch import SymInt as Unknown
 
-pytestmark = pytest.mark.once
-
 
 class Graphs(list[torch.fx.GraphModule]):
     """A backend that keeps what it is given to compile: "eager" as Dynamo gives it, "aot" as AOTAutograd does."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 import triton
@@ -13,8 +12,6 @@ from dist_tune import contextual_autotune
 from dist_tune.testing import ExactTime
 from tests.ranks.kernels import accumulate_kernel, autotuned, configs, launch, tuned
 from tests.shared_worlds import on_each_rank
-
-pytestmark = pytest.mark.once
 
 
 @on_each_rank(cases=[{}, {"objective": "kernel"}, {"n_repeat": 1, "n_warmup": 0}])

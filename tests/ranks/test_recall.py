@@ -20,8 +20,6 @@ from tests.ranks.jobs import FACES, RUNS, Face, edited, is_hit, is_tuned, job, r
 from tests.ranks.kernels import accumulate_kernel, autotuned, best, launch, tuned
 from tests.shared_worlds import log, on_each_rank
 
-pytestmark = pytest.mark.once
-
 
 @on_each_rank(cases=FACES)
 def test_a_second_job_hits_on_all_ranks(rank: int, face: Face):

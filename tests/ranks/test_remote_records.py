@@ -20,7 +20,7 @@ from tests.ranks.jobs import RUNS, folder, is_hit, is_tuned, job, records, work
 from tests.ranks.s3_server import s3_server
 from tests.ranks.worlds import on_ranks
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 URL = "s3://bucket/records"
 FIRST = {"CACHE_PATH": URL, "DEADLINE_S": "12"}

@@ -70,7 +70,6 @@ def test_each_kernel_is_compiled_once_for_a_cache_folder(rank: int):
     assert in_memory(add_kernel) == ["CompiledKernel"] * 4
 
 
-@pytest.mark.once
 @on_each_rank(modes=("fake",))
 def test_ranks_with_a_cache_folder_each_compile_all(rank: int):
     """Files of another folder cannot be loaded."""
@@ -81,7 +80,6 @@ def test_ranks_with_a_cache_folder_each_compile_all(rank: int):
     assert (sorted(blocks), [each.n_regs for each in step.records[0].candidates]) == ([16, 32], [64] * 2)
 
 
-@pytest.mark.once
 @on_each_rank(3, modes=("fake",))
 def test_ranks_whose_kernels_differ_compile_their_own(rank: int):
     """An integer that is 1 is part of the kernel: ranks 0 and 1 share theirs, rank 2 has its own."""
@@ -93,7 +91,6 @@ def test_ranks_whose_kernels_differ_compile_their_own(rank: int):
     assert [each.n_regs for each in step.records[0].candidates] == [64] * 3
 
 
-@pytest.mark.once
 @on_each_rank(modes=("fake",))
 def test_a_cache_that_cannot_be_written_is_named(rank: int):
     """Each rank compiles for itself; the first says what is wrong, and each has it in its log.
@@ -108,7 +105,6 @@ def test_a_cache_that_cannot_be_written_is_named(rank: int):
     assert log().count(text) == 1
 
 
-@pytest.mark.once
 @on_each_rank(1, modes=("fake",), is_dist=False)
 def test_threads_compile_beside_the_discovery_replay(rank: int):
     """The closure's own Python goes on, and before it returns all candidates are compiled."""
@@ -125,7 +121,6 @@ def test_threads_compile_beside_the_discovery_replay(rank: int):
     assert seen[0] == 3
 
 
-@pytest.mark.once
 @on_each_rank(modes=("fake",))
 def test_a_hit_compiles_its_config_alone(rank: int):
     """With nothing on disk but the record: one kernel on each rank; resource facts of all candidates are in the record."""
@@ -175,7 +170,6 @@ def test_what_does_not_fit_is_dropped_before_any_launch(rank: int, who: list[int
     return facts
 
 
-@pytest.mark.once
 @on_each_rank(modes=("fake",), cases=[further(16), 32])
 def test_a_compilation_that_never_ends_is_dropped_on_all_ranks(rank: int, block: int):
     """The first launch waits for it on one rank, or no launch does; after the deadline it has failed for a reason."""
@@ -230,7 +224,6 @@ def test_triton_and_the_terminal_are_left_as_found(rank: int, error: type[BaseEx
     assert set(in_memory(add_kernel)) == {"CompiledKernel"}
 
 
-@pytest.mark.once
 @on_each_rank(1, modes=("fake",), is_dist=False)
 def test_two_tunings_in_two_threads(rank: int):
     """Both compile at once, one after the other goes on, and the last to leave restores all."""

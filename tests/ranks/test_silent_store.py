@@ -26,8 +26,6 @@ from tests.ranks.stuck import left_with
 from tests.ranks.world import DEADLINE_S, caught, over_tcp
 from tests.ranks.worlds import on_ranks
 
-pytestmark = pytest.mark.once
-
 
 class Wire:
     """A port that leads to another one, until it is cut: then nothing arrives, and nothing is closed."""

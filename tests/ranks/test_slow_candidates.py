@@ -18,8 +18,6 @@ from tests.ranks import kernels
 from tests.ranks.jobs import FACES, Face
 from tests.shared_worlds import on_each_rank
 
-pytestmark = pytest.mark.once
-
 
 def tuned(face: Face, seconds: Sequence[float], **options: Any) -> SimpleNamespace:
     """Configs that take so long: runs of each, the seconds of their tuning, the winner, and why the others are not it. Nothing waits."""

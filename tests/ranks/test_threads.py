@@ -8,15 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 
 from dist_tune import autotune
 from tests.ranks.functions import BLOCKS, QUICK
 from tests.ranks.kernels import autotuned, is_unpatched, launch, tuned
 from tests.shared_worlds import on_each_rank
-
-pytestmark = pytest.mark.once
 
 
 def in_threads(n: int, work: Callable[[int], Any]) -> list[Any]:

@@ -21,7 +21,6 @@ TOO_LARGE = 2**21
 """Elements of a block that Triton refuses."""
 
 
-@pytest.mark.once
 @on_each_rank()
 def test_events_log_and_terminal_agree_with_the_records(rank: int):
     """Two sites, of which one candidate each cannot run: sites, candidates, drops, winners and seconds are those of the records."""

@@ -22,7 +22,7 @@ from dist_tune.tuning import discover
 from tests.ranks.kernels import autotuned, launch
 from tests.ranks.worlds import on_ranks
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 LIMIT_S = 60.0
 WAITS = "is tuning the same; this one waits for its records"

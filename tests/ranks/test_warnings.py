@@ -8,7 +8,7 @@ import pytest
 
 from tests.programs import of_checkout, run_python
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.processes
 
 PROGRAM = """
 import os

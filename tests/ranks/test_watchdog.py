@@ -23,8 +23,6 @@ from tests.ranks.world import DEADLINE_S
 from tests.ranks.worlds import on_ranks
 from tests.shared_worlds import on_each_rank
 
-pytestmark = pytest.mark.once
-
 
 def test_a_lone_process_leaves_a_config_that_never_returns(tmp_path: Path):
     """As with peers, and without the temporary files that a peer would delete."""

@@ -18,7 +18,6 @@ from tests.report.stories import write_story
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
 pytestmark = [
-    pytest.mark.once,
     pytest.mark.processes,
     pytest.mark.skipif(not CHROMIUM, reason="no chromium is installed: apt-get install chromium"),
 ]

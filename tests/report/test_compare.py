@@ -10,7 +10,6 @@ from dist_tune.cache import TuningRecord
 from dist_tune.report import compare, comparison_lines
 from tests.cached_records import candidate, environment, record
 
-pytestmark = pytest.mark.once
 KEY = "[4096,2752,torch.bfloat16]"
 
 

@@ -17,8 +17,6 @@ from tests.cached_records import candidate
 from tests.cached_records import record as small_record
 from tests.report.stories import FORGED, events, header, record, write_story
 
-pytestmark = pytest.mark.once
-
 
 def content(story: Story) -> dict[str, Any]:
     """The JSON that a page embeds."""

@@ -10,8 +10,6 @@ from dist_tune.output import events as kinds
 from dist_tune.report import Story, UnreadableEventsError, Watcher, progress_lines, story_of_folder, story_of_records
 from tests.report.stories import BEGIN, FORGED, events, header, lines, record, write_story
 
-pytestmark = pytest.mark.once
-
 
 def told(rank: int = 0, n_ranks: int = 1, name: str = "step#1") -> list[kinds.AnyEvent]:
     return list(events([record(0, 8)], rank, n_ranks, name=name))

@@ -17,8 +17,6 @@ from dist_tune.search import NOT_TRIED, Guide, Plan, Race, guide_of
 from dist_tune.search.guided import ConfigSpace
 from tests.search.playing import World, entered
 
-pytestmark = pytest.mark.once
-
 fields = st.dictionaries(st.sampled_from(["BLOCK_M", "BLOCK_N", "FLAT", "num_warps", "mode"]), st.integers(1, 4), min_size=1, max_size=5)
 
 

@@ -11,7 +11,6 @@ from benchmarks.worlds import many
 from dist_tune.search import Pace, Plan, Race, Report, Times, Trial
 from tests.cases import further
 
-pytestmark = pytest.mark.once
 PLAN = Plan(n_warmup=0)
 
 

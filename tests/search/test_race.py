@@ -13,8 +13,6 @@ from dist_tune.search import Plan, PriorTimes, Race, Report, Times, Trial
 from dist_tune.search.selection import RacingOptions
 from tests.search.playing import Take, World, entered, searching
 
-pytestmark = pytest.mark.once
-
 FINALISTS = RacingOptions().max_finalists
 
 

@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.search import Plan, PriorTimes, Race, Report, SearchName, Times
 from dist_tune.search.selection import RacingOptions
 from tests.search.playing import Take, World, entered
-
-pytestmark = pytest.mark.once
 
 TIE = RacingOptions().tie
 

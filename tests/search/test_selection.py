@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from dist_tune.search import Objective, Times
 from dist_tune.search.selection import RacingOptions, clock_error_ms, hopeless, kept, select
 
-pytestmark = pytest.mark.once
-
 TIE = 0.005
 
 

@@ -15,8 +15,6 @@ from dist_tune.errors import CandidateFailure, FailureKind, Failures, reasons
 from dist_tune.search import Replay, Report, Samples, Times, Trial, reduce_reports
 from dist_tune.search.times import MAX_RANKS_LISTED
 
-pytestmark = pytest.mark.once
-
 times = st.floats(0.001, 1e6)
 measured = st.tuples(times, times, times, times, st.integers(1, 99), st.integers(1, 9)).map(lambda each: Times(*each))
 sites = st.sampled_from(["a", "b", "é[1,2]"])

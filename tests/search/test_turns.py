@@ -13,8 +13,6 @@ from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.search import Guide, Plan, PriorTimes, Race, Replay, Report, Samples, reduce_reports
 from tests.search.playing import searching
 
-pytestmark = pytest.mark.once
-
 Step = Callable[[Mapping[str, int]], dict[str, float]]
 """Site -> candidate of each site, to milliseconds of each site that is launched; "way" is around all others."""
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dist_tune.cache import Journal
 from dist_tune.sites.journal import Attempts, read_attempts
 
-pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore:journal")]
+pytestmark = pytest.mark.filterwarnings("ignore:journal")
 
 
 def line(kind: str, **fields: Any) -> bytes:

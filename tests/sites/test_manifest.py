@@ -12,8 +12,6 @@ from dist_tune.cache.lookup import LookupResult
 from dist_tune.search.plan import PriorTimes, Times
 from dist_tune.sites.manifest import RankManifest, SharedRecord, SiteManifest, reduce_manifests
 
-pytestmark = pytest.mark.once
-
 text = st.text(max_size=8)
 texts = st.dictionaries(text, text, max_size=3)
 lists = st.dictionaries(text, st.lists(text, max_size=3), max_size=3)

@@ -7,8 +7,6 @@ import pytest
 from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.sites import is_fatal, none_left
 
-pytestmark = pytest.mark.once
-
 NO_DRIVER = "RuntimeError: 0 active drivers ([]). There should only be one."
 FITS, NO_GPU = "Add a config that fits", "set TRITON_INTERPRET=1 before kernels are defined"
 

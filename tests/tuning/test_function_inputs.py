@@ -16,7 +16,6 @@ from dist_tune import NoValidConfigError, autotune, contextual_autotune
 from tests.function_options import BLOCKS, QUICK, quiet
 from tests.shared_worlds import on_each_rank
 
-pytestmark = pytest.mark.once
 NESTED = ([torch.ones(2), torch.ones(3)],)
 
 

@@ -16,8 +16,6 @@ from dist_tune.measure import Snapshot
 from tests.ranks.kernels import autotuned, launch
 from tests.shared_worlds import on_each_rank
 
-pytestmark = pytest.mark.once
-
 
 class Held(dict[str, Any]):
     """Memory whose life can be watched; tensors' own wrappers may be resurrected."""

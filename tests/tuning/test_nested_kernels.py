@@ -16,8 +16,6 @@ from tests.function_options import BLOCKS
 from tests.ranks.kernels import autotuned, launch
 from tests.shared_worlds import on_each_rank
 
-pytestmark = pytest.mark.once
-
 N, N_WAYS = 256, 30
 
 

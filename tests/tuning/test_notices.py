@@ -17,8 +17,6 @@ from dist_tune.tuning import notices
 from dist_tune.tuning.notices import TESTED, Notices, newer_than_tested, tell_of_sites
 from tests.function_options import BLOCKS
 
-pytestmark = pytest.mark.once
-
 
 class _Story:
     """Of a tuning with these sites: what is written, and whether the terminal shows it."""

@@ -16,8 +16,6 @@ from tests.ranks.kernels import accumulate_kernel, autotuned, launch
 from tests.shared_worlds import log, on_each_rank
 from tests.tuning import steps
 
-pytestmark = pytest.mark.once
-
 KINDS = ("one config", "known", "zeroed", "cache")
 BESIDE = [pytest.param(partial(steps.beside, kind=kind), id=kind) for kind in KINDS]
 

@@ -15,7 +15,6 @@ from dist_tune.tuning import tuning
 from tests.ranks.kernels import autotuned, launch
 from tests.shared_worlds import on_each_rank
 
-pytestmark = pytest.mark.once
 LAUNCH_S = 0.004
 
 

@@ -13,8 +13,6 @@ from dist_tune.search.plan import Times
 from dist_tune.tuning.results import Settled, _candidate, outcome, page, site_lines, table_rows
 from tests.cached_records import candidate, record
 
-pytestmark = pytest.mark.once
-
 SMEM = "rank 1: needs 300000 bytes of shared memory, the device has 232448"
 
 

@@ -30,8 +30,6 @@ from tests.ranks.world import DEADLINE_S
 from tests.ranks.worlds import on_ranks
 from tests.shared_worlds import on_each_rank
 
-pytestmark = pytest.mark.once
-
 SPACE = [{"i": i, "waves_per_eu": 2} for i in range(4)]
 
 
