@@ -114,11 +114,11 @@ class Pace:
     def _cost_ms(self, race: Race, label: str, candidate: int) -> float:
         """What a trial takes beyond what is in use: as far as it is known, or as candidates of the site took so far."""
         site = race[label]
-        known = {i: each.launches_ms for i, each in site.times.items()}
-        if site.best not in known or candidate == site.best:
+        best, known = site.best, {i: each.launches_ms for i, each in site.times.items()}
+        if best not in known or candidate == best:
             return 0.0
-        own_ms = known[site.best]
-        beyond = sorted(max(0.0, ms / own_ms - 1.0) for i, ms in known.items() if i != site.best)
+        own_ms = known[best]
+        beyond = sorted(max(0.0, ms / own_ms - 1.0) for i, ms in known.items() if i != best)
         guess = beyond[(3 * len(beyond)) // 4] if len(beyond) >= 3 else _GUESS
         return max(0.0, known[candidate] - own_ms) if candidate in known else guess * own_ms
 

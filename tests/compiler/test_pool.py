@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import multiprocessing
 import os
 import signal
 import sys
@@ -26,6 +25,7 @@ from dist_tune.compiler.pool import Compiler, n_compile_threads, quickest, turns
 from dist_tune.compiler.triton_cache import claim
 from dist_tune.runtime.kernel import Launch
 from dist_tune.testing import fake_gpu, on_ranks, values
+from dist_tune.testing.ranks import fork_context
 from tests.ranks.kernels import autotuned, configs, dot_kernel, launch, tuned
 
 NOTHING: Any = None
@@ -206,7 +206,7 @@ def hold(key: str, folder: str, is_held: Any, may_end: Any) -> None:
 @pytest.mark.parametrize("end", ["released", "killed", "never"])
 def test_a_kernel_that_another_process_compiles_comes_last(bench: Bench, tmp_path: Path, end: str) -> None:
     """The others go on; it is taken up when that process lets go or dies, and fails after the deadline if neither happens."""
-    context = multiprocessing.get_context("spawn")
+    context = fork_context()
     is_held, may_end = context.Event(), context.Event()
     other = context.Process(target=hold, args=[f"{4:012d}", str(tmp_path), is_held, may_end])
     other.start()

@@ -22,6 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from dist_tune import contextual_autotune
 from dist_tune.runtime import noting_tensors, noting_training
+from tests.cases import further
 from tests.ranks.kernels import autotuned, launch
 from tests.shared_worlds import log, on_each_rank
 from tests.tuning.steps import QUICK, Case, New, beside_plain
@@ -137,6 +138,13 @@ NOT_TUNED: dict[str, Any] = {
 }
 
 
+FURTHER = ("gradients that are views of buckets", "mixed precision", "trained sharded", "ZeRO")
+
+
+def cases(table: dict[str, Any]) -> list[Any]:
+    return [further(name) if name in FURTHER else name for name in table]
+
+
 def case_of(new: New, wrap: Callable[[Layer], Any], prepare: Callable[[Any, Step], Step]) -> Case:
     model = wrap(Layer(new()))
 
@@ -156,13 +164,13 @@ def case_of(new: New, wrap: Callable[[Layer], Any], prepare: Callable[[Any, Step
     return step, [(torch.full((4, 64), float(i + dist.get_rank())),) for i in range(1, 4)], after
 
 
-@on_each_rank(cases=list(TUNED))
+@on_each_rank(cases=cases(TUNED))
 def test_a_layer_with_its_backward_pass_is_tuned_in_its_first_call(rank: int, case: str):
     """Values, gradients and random numbers are those of plain calls, to the bit."""
     assert beside_plain(lambda new: case_of(new, *TUNED[case])) == [(True, True)] * 2
 
 
-@on_each_rank(cases=list(NOT_TUNED))
+@on_each_rank(cases=cases(NOT_TUNED))
 def test_a_step_that_must_not_be_repeated_is_not_replayed_on_any_rank(rank: int, case: str):
     """Values, parameters and gradients are those of plain calls, to the bit; one line says why, with the rank."""
     assert beside_plain(lambda new: case_of(new, *NOT_TUNED[case])) == [(True, False)] * 2

@@ -260,8 +260,8 @@ def not_tried(rank: int) -> Any:
     configs = [
         triton.Config({"BLOCK": block}, num_warps=n, num_stages=stages, maxnreg=regs)
         for stages in (1, 2)
-        for block in (16, 32, 64, 128)
-        for n in (1, 2, 4)
+        for block in (16, 32, 64)
+        for n in (2, 4)
         for regs in (64, 128, 255)
     ]
     kernel, x, y = triton.autotune(configs, key=["n"])(shift_kernel), torch.zeros(512), torch.zeros(512)
@@ -291,7 +291,7 @@ STEPS: dict[str, tuple[Callable[[int], Any], Any]] = {
         partial(in_turn, search="exhaustive"),
         (0, [32], [2], []),
     ),
-    "five constants in turn": (lambda rank: launching(autotuned(constant_kernel), lambda k: k % 5).result(), (0, [32], [5], [])),
+    "five constants in turn": (lambda rank: launching(autotuned(constant_kernel, (16, 32)), lambda k: k % 5).result(), (0, [32], [5], [])),
     "a constant that counts up": (endless, (([], [], []), True)),
     "a kernel made anew in each run": (made_anew, (0, [32], [1], [])),
     "five constants of a kernel beside it": (lambda rank: beside(rank, 5), (2, [32], [1], [])),
