@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from benchmarks.simulator import Kernel, World, play
 from benchmarks.worlds import many
 from dist_tune.search import Pace, Plan, Race, Report, Times, Trial
+from dist_tune.search.site_race import SiteRace
 from tests.cases import further
 
 PLAN = Plan(n_warmup=0)
@@ -52,6 +53,24 @@ def test_a_long_step_of_a_rare_shape_earns_what_its_calls_do():
     race.tell(0, Report({"often": {0: Times(1.0, 10.0, n_replays=9)}, "rare": {0: Times(1.0, 1010.0)}}))
     pace.end(race, [{label: Trial(0, is_timed=True) for label in ("often", "rare")}], 10)
     assert pace.step_ms == pytest.approx(110.0)
+
+
+def test_what_a_trial_takes_is_looked_up_and_not_compared_anew(monkeypatch: pytest.MonkeyPatch):
+    """Of a site with 100 timed candidates the best is asked for once: to find it compares all of them, in the thread beside the job."""
+    race, pace, n_asked = Race(PLAN), Pace(0.05), 0
+    race.add("a", 100, {})
+    race.tell(0, Report({"a": {i: Times(1.0 + i, 10.0, n_replays=3) for i in range(100)}}))
+    pace.end(race, [{"a": Trial(0, is_timed=True)}], 3)
+    pace.begin(3)
+
+    def best(site: SiteRace) -> int:
+        nonlocal n_asked
+        n_asked += 1
+        return 0
+
+    monkeypatch.setattr(SiteRace, "best", property(best))
+    assert pace.due(race, [{"a": Trial(50, is_timed=True)}]) > 3
+    assert n_asked == 1
 
 
 @given(st.integers(0, 1000), st.sampled_from([0.02, 0.05, 0.2]), st.sampled_from([0.0, 1.0]))
