@@ -13,13 +13,10 @@ newer := $(CURDIR)/.venv/triton-3.9.0
 pytest := $(python) -m pytest
 of_ranks := contextual equal_kernels faults kernels launched_configs library_kernels library_uses loaded_kernels settled_kernels variants
 on_newer := PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(pytest) -m "not gpu and not slow and not once" \
-	tests/compiler tests/runtime tests/cache/test_fingerprints.py tests/test_kernel_code.py tests/test_configs.py tests/test_pruning.py \
+	tests/compiler tests/runtime tests/test_kernel_code.py tests/test_configs.py tests/test_pruning.py \
 	$(of_ranks:%=tests/ranks/test_%.py) tests/ranks/test_online.py::test_a_rank_alone_finds_its_winner
-# Runs of like length, side by side: tests of several processes wait much and compute little.
-first := tests/ranks/test_[a-q]*.py
-folders := tests/examples tests/compiler tests/cli tests/faults tests/offline
-second := tests/ranks/test_[r-z]*.py $(folders)
-last := $(addprefix --ignore=,tests/ranks $(folders))
+# Two runs of like length side by side, because tests of ranks wait; the run with the other Triton is shorter.
+of_processes := tests/ranks tests/faults tests/offline tests/compiler
 fast := not gpu and not slow and not processes
 half := benchmarks/tests tests/measure tests/offline tests/report tests/search
 
@@ -32,10 +29,9 @@ tune: .venv/run.stamp  ## tune AllGather-GEMM on all GPUs, or on two CPU ranks u
 # What the runs in the background print comes one after the other, at the end.
 test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, with the installed triton and with 3.9.0
 	@logs=$$(mktemp -d); ids=; code=0; \
-	$(pytest) $(first) >$$logs/1 2>&1 & ids="$$ids $$!"; \
-	$(pytest) $(second) >$$logs/2 2>&1 & ids="$$ids $$!"; \
-	$(on_newer) >$$logs/3 2>&1 & ids="$$ids $$!"; \
-	$(pytest) $(last) || code=1; for id in $$ids; do wait $$id || code=1; done; cat $$logs/*; rm -rf $$logs; exit $$code
+	$(pytest) $(of_processes) >$$logs/1 2>&1 & ids="$$ids $$!"; \
+	$(on_newer) >$$logs/2 2>&1 & ids="$$ids $$!"; \
+	$(pytest) $(addprefix --ignore=,$(of_processes)) || code=1; for id in $$ids; do wait $$id || code=1; done; cat $$logs/*; rm -rf $$logs; exit $$code
 
 test-fast: .venv/test.stamp  ## the tests that start no ranks, programs or compilers, with the installed triton: 40 s on two cores
 	@log=$$(mktemp); code=0; $(pytest) -m "$(fast)" $(half) >$$log 2>&1 & id=$$!; \

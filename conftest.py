@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 
 # No deadline, because a busy machine takes longer than 200 ms for an example that takes one. `make test-faults` runs the thorough profile.
-settings.register_profile("quick", deadline=None, max_examples=30)
+settings.register_profile("quick", deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None, max_examples=300)
 settings.load_profile("quick")
 

@@ -497,6 +497,7 @@ def test_a_trainer_of_a_library_is_tuned_by_a_word_of_the_command(tmp_path: Path
     check_job(tmp_path, "dist_tune", "launch", "--step", TARGET, "--is-dist")
 
 
+@pytest.mark.slow  # a sitecustomize installs in the test of silent processes
 @pytest.mark.processes
 def test_a_trainer_of_a_library_is_tuned_by_a_sitecustomize(tmp_path: Path):
     """Under torchrun, which runs it too."""

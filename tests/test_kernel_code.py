@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dist_tune.testing import on_ranks, values
+from tests.cases import further
 
 pytestmark = pytest.mark.processes
 
@@ -140,7 +141,14 @@ CASES: dict[str, tuple[Callable[[], None], dict[str, tuple[int, tuple[str, ...]]
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ("AllGather-GEMM", "mixture of experts") else pytest.param(name, marks=pytest.mark.once) for name in CASES]
+    "name",
+    [
+        "AllGather-GEMM",
+        pytest.param("mixture of experts", marks=pytest.mark.once),
+        pytest.param("row-parallel products", marks=pytest.mark.once),
+        pytest.param("one GPU", marks=pytest.mark.once),
+        further("FP8 product"),
+    ],
 )
 def test_kernels_compile_for_hopper_once_for_many_shapes(name: str):
     """Matrix and copy units, acquires and releases at the scope of the system, wide loads; one kernel for sizes 1, odd, multiples of 16."""

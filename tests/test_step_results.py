@@ -299,7 +299,7 @@ def with_the_product_tuned_alone(rank: int, name: str) -> tuple[float, int, int]
     return error, len(more) - (n_tuned if more is records else 0), len(kernel.cache)
 
 
-@pytest.mark.parametrize("name", ["ag_gemm", further("gemm_rs"), further("ag_moe"), "moe_reduce_rs"])
+@pytest.mark.parametrize("name", ["ag_gemm", *map(further, ("gemm_rs", "ag_moe", "moe_reduce_rs"))])
 def test_a_step_runs_with_the_product_that_was_tuned_alone(name: str):
     """Right, with all else as it was tuned in the step: nothing is tuned again, and the product's config is not its kernel's choice."""
     for error, n_tuned, n_chosen in values(on_ranks(2, with_the_product_tuned_alone, name)):

@@ -23,6 +23,7 @@ def launch(folder: Path, what: str, **more: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow  # the library takes seconds to import, in each process
 def test_a_kernel_of_fla_finds_what_was_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With FLA_CONFIG_DIR, in a process without dist_tune in which Triton's tuner would fail."""
     pytest.importorskip("fla", reason="needs fla-core, of the extra `test`")

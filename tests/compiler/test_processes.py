@@ -167,6 +167,7 @@ def front_ends() -> int:
     return len(runs)
 
 
+@pytest.mark.once
 def test_errors_are_those_of_this_process_and_ttir_is_made_once_for_configs_that_differ_in_warps() -> None:
     """The PTX that Triton prints is in the log. Of six candidates of two sizes, the first run's waits for no other thread."""
     outcome = alone(failing)
@@ -405,6 +406,7 @@ def _killed_in_ptxas(rank: int, folder: Path) -> None:
     _step(rank, folder)
 
 
+@pytest.mark.once
 def test_files_of_a_compiler_that_was_killed_are_swept(tmp_path: Path) -> None:
     """What Triton gives the assembler, with the rank in the middle of it."""
     (folder := tmp_path / "tmp").mkdir()

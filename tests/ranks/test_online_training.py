@@ -22,8 +22,8 @@ from tests.ranks.online_steps import run_job
 from tests.ranks.test_not_replayed import Layer
 from tests.shared_worlds import log, on_each_rank
 
-BLOCKS = (16, 64, 256)
-"""Of 256 elements: under the interpreter each program takes its time, so that the last one is the fastest by far."""
+BLOCKS = (16, 64, 128)
+"""Of 128 elements: under the interpreter each program takes its time, so that the last one is the fastest by far."""
 Loss = Callable[[torch.Tensor], torch.Tensor]
 Job = tuple[Callable[[int], Any], torch.optim.Optimizer]
 """A step, called with its number; and its optimizer."""
@@ -35,7 +35,7 @@ def stepping(model: Any, loss: Loss, make: Callable[..., Any], *, has_schedule: 
 
     def step(k: int) -> Any:
         optimizer.zero_grad()
-        value = loss(torch.full((4, 64), 1.0 + k % 3 + dist.get_rank()))
+        value = loss(torch.full((2, 64), 1.0 + k % 3 + dist.get_rank()))
         value.backward()
         optimizer.step()
         if schedule is not None:
@@ -50,7 +50,7 @@ def scaled(model: Any, loss: Loss) -> Job:
 
     def step(k: int) -> Any:
         optimizer.zero_grad()
-        value = loss(torch.full((4, 64), 1.0 + k % 3))
+        value = loss(torch.full((2, 64), 1.0 + k % 3))
         scaler.scale(value).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -62,7 +62,7 @@ def scaled(model: Any, loss: Loss) -> Job:
 def loaded(model: Any, loss: Loss) -> Job:
     def batches() -> Any:
         while True:
-            yield from DataLoader(torch.rand(6, 4, 64), batch_size=None, shuffle=True)  # type: ignore[arg-type]
+            yield from DataLoader(torch.rand(6, 2, 64), batch_size=None, shuffle=True)  # type: ignore[arg-type]
 
     data, optimizer = batches(), AdamW(model.parameters(), lr=0.01, fused=True)
 
@@ -80,7 +80,7 @@ def accumulating(model: Any, loss: Loss) -> Job:
     optimizer = AdamW(model.parameters(), lr=0.01)
 
     def step(k: int) -> Any:
-        value = loss(torch.full((4, 64), 1.0 + k % 3))
+        value = loss(torch.full((2, 64), 1.0 + k % 3))
         value.backward()
         if k % 4 == 3:
             optimizer.step()
@@ -96,7 +96,7 @@ def closing(model: Any, loss: Loss) -> Job:
     def step(k: int) -> Any:
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
-            value = loss(torch.full((4, 64), 1.0 + k % 3))
+            value = loss(torch.full((2, 64), 1.0 + k % 3))
             value.backward()
             return value
 

@@ -14,7 +14,7 @@ from dist_tune import contextual_autotune, power_of_two
 from dist_tune.testing import values
 from tests.ranks.worlds import on_fake
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]  # the library's kernels take seconds each to compile
 
 HEADS, DIM = 8, 128
 LENGTHS = [[700, 1900, 1000, 1300], [1000, 1500, 760, 2000]]
