@@ -11,12 +11,12 @@ python := .venv/bin/python
 # A second triton, tested from a folder of its own: it stands before the installed one on PYTHONPATH.
 newer := $(CURDIR)/.venv/triton-3.9.0
 pytest := $(python) -m pytest
-of_ranks := contextual equal_kernels faults kernels launched_configs library_kernels library_uses loaded_kernels settled_kernels variants
+both := contextual equal_kernels faults kernels launched_configs library_kernels library_uses loaded_kernels settled_kernels variants
 on_newer := PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(pytest) -m "not gpu and not slow and not once" \
 	tests/compiler tests/runtime tests/test_kernel_code.py tests/test_configs.py tests/test_pruning.py \
-	$(of_ranks:%=tests/ranks/test_%.py) tests/ranks/test_online.py::test_a_rank_alone_finds_its_winner
+	$(both:%=tests/ranks/test_%.py) tests/ranks/test_online.py::test_a_rank_alone_finds_its_winner
 # Two runs of like length side by side, because tests of ranks wait; the run with the other Triton is shorter.
-of_processes := tests/ranks tests/faults tests/offline tests/compiler
+of_ranks := tests/ranks tests/faults
 fast := not gpu and not slow and not processes
 half := benchmarks/tests tests/measure tests/offline tests/report tests/search
 
@@ -29,9 +29,9 @@ tune: .venv/run.stamp  ## tune AllGather-GEMM on all GPUs, or on two CPU ranks u
 # What the runs in the background print comes one after the other, at the end.
 test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, with the installed triton and with 3.9.0
 	@logs=$$(mktemp -d); ids=; code=0; \
-	$(pytest) $(of_processes) >$$logs/1 2>&1 & ids="$$ids $$!"; \
+	$(pytest) $(of_ranks) >$$logs/1 2>&1 & ids="$$ids $$!"; \
 	$(on_newer) >$$logs/2 2>&1 & ids="$$ids $$!"; \
-	$(pytest) $(addprefix --ignore=,$(of_processes)) || code=1; for id in $$ids; do wait $$id || code=1; done; cat $$logs/*; rm -rf $$logs; exit $$code
+	$(pytest) $(addprefix --ignore=,$(of_ranks)) || code=1; for id in $$ids; do wait $$id || code=1; done; cat $$logs/*; rm -rf $$logs; exit $$code
 
 test-fast: .venv/test.stamp  ## the tests that start no ranks, programs or compilers, with the installed triton: 40 s on two cores
 	@log=$$(mktemp); code=0; $(pytest) -m "$(fast)" $(half) >$$log 2>&1 & id=$$!; \
