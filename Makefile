@@ -2,7 +2,6 @@
 # PYTHON=... chooses the base python (3.11 to 3.13); a suitable torch that it can import is used as it is.
 PYTHON ?= python3
 SHELL := bash
-.NOTPARALLEL:
 # Programs that tests start find dist_tune compiled to bytecode, also where the environment says to write none.
 export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help tune test test-fast test-faults test-pauses test-installed test-newer lint docs check clean
@@ -58,7 +57,7 @@ lint: .venv/test.stamp  ## ruff format, ruff check, mypy --strict
 	$(python) -m mypy --strict
 
 # Not --quiet: --strict counts only the warnings that are shown.
-docs: .venv/docs.stamp  ## the pages of docs/ as a site, in build/site
+docs: .venv/test.stamp  ## the pages of docs/ as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict
 
 check: lint docs test  ## all that CI runs

@@ -2,14 +2,13 @@
 # The set-up behind make: .venv with this checkout importable. Repeating it is harmless.
 #
 #   launch/setup.sh run     what running needs
-#   launch/setup.sh test    the tools of tests and checks as well
-#   launch/setup.sh docs    what builds the pages of docs/
+#   launch/setup.sh test    the tools of tests and checks as well, and what builds the pages of docs/
 #
 # A torch >= 2.11 of the base python (PYTHON, default python3) is used as it is, with the triton beside it. Otherwise
 # launch/constraints.txt says which to install: a range would fetch gigabytes of CUDA packages for a CPU machine.
 set -euo pipefail
 case ${1:-run} in
-    run | test | docs) ;;
+    run | test) ;;
     *) # The help is the comment above.
         sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
         [[ $1 == -h || $1 == --help ]]
@@ -49,7 +48,8 @@ sed -i "s/^torch==.*/torch==$(version torch)/" "$pins"
 if has_triton "$python"; then sed -i "s/^triton==.*/triton==$(version triton)/" "$pins"; fi
 echo "installing dist_tune and what it needs"
 [[ ${1:-run} == run ]] && what=. || what=".[$1]"
-if "$python" -m pip install --quiet -c "$pins" -e "$what"; then exit; fi
+# Not compiled to bytecode: of a hundred packages a process imports a few, and compiles these.
+if "$python" -m pip install --quiet --no-compile -c "$pins" -e "$what"; then exit; fi
 
 if ! has_triton "$python" || ! has_modules "$runtime, pytest, pytest_timeout, pytest_rerunfailures, hypothesis, loguru"; then die "pip failed (see above)"; fi
 echo "launch/setup.sh: pip failed (see above); going on with the versions at hand" >&2
