@@ -350,7 +350,7 @@ def test_nothing_heavy_is_imported_before_the_module_is(tmp_path: Path):
 
 @pytest.mark.processes
 def test_a_sitecustomize_is_silent_in_processes_that_tune_nothing(tmp_path: Path):
-    """Torchrun, as any tool that imports torch; children of multiprocessing. A program with Triton hears of a module that it did not import."""
+    """Torchrun and other tools, children of multiprocessing. A program with Triton hears of a module that it did not import."""
     (tmp_path / "sitecustomize.py").write_text(
         "import dist_tune\nfor name in ('trainer:none', 'none:step'):\n    dist_tune.install(f'shop.{name}')\n"
     )
