@@ -10,9 +10,9 @@ python := .venv/bin/python
 # A second triton, tested from a folder of its own: it stands before the installed one on PYTHONPATH.
 newer := $(CURDIR)/.venv/triton-3.9.0
 pytest := $(python) -m pytest
-both := contextual equal_kernels faults kernels launched_configs library_kernels library_uses loaded_kernels settled_kernels variants
+both := contextual equal_kernels kernels launched_configs library_kernels loaded_kernels settled_kernels variants
 on_newer := PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(pytest) -m "not gpu and not slow and not once" \
-	tests/compiler tests/runtime tests/test_kernel_code.py tests/test_configs.py tests/test_pruning.py \
+	tests/compiler tests/runtime tests/test_configs.py tests/test_pruning.py \
 	$(both:%=tests/ranks/test_%.py) tests/ranks/test_online.py::test_a_rank_alone_finds_its_winner
 # Two runs of like length side by side, because tests of ranks wait; the run with the other Triton is shorter.
 of_ranks := tests/ranks tests/faults
@@ -26,7 +26,7 @@ tune: .venv/run.stamp  ## tune AllGather-GEMM on all GPUs, or on two CPU ranks u
 	launch/launch.sh kernels/ag_gemm.py --case tune
 
 # What the runs in the background print comes one after the other, at the end.
-test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, with the installed triton and with 3.9.0
+test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, and those that Triton matters to with 3.9.0 as well
 	@logs=$$(mktemp -d); ids=; code=0; \
 	$(pytest) $(of_ranks) >$$logs/1 2>&1 & ids="$$ids $$!"; \
 	$(on_newer) >$$logs/2 2>&1 & ids="$$ids $$!"; \

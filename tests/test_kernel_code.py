@@ -140,16 +140,7 @@ CASES: dict[str, tuple[Callable[[], None], dict[str, tuple[int, tuple[str, ...]]
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "AllGather-GEMM",
-        pytest.param("mixture of experts", marks=pytest.mark.once),
-        pytest.param("row-parallel products", marks=pytest.mark.once),
-        pytest.param("one GPU", marks=pytest.mark.once),
-        further("FP8 product"),
-    ],
-)
+@pytest.mark.parametrize("name", ["AllGather-GEMM", "row-parallel products", "mixture of experts", "one GPU", further("FP8 product")])
 def test_kernels_compile_for_hopper_once_for_many_shapes(name: str):
     """Matrix and copy units, acquires and releases at the scope of the system, wide loads; one kernel for sizes 1, odd, multiples of 16."""
     (found,) = values(on_ranks(1, compiled, name, mode="fake", is_dist=False, env={"TRITON_DEFAULT_FP_FUSION": "1"}))

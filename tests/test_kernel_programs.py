@@ -76,12 +76,12 @@ def test_any_number_of_ranks_computes_the_same(tmp_path: Path, program: str, sha
 @pytest.mark.parametrize(
     ("program", "options", "winners"),
     [
-        (
+        further(
             "moe_reduce_rs",
             ("8192", "2048", "1536", "2", "1", "--autotune"),
             {"moe_reduce_rs.moe_reduce_rs", "grouped_gemm.grouped_gemm_kernel"},
         ),
-        further("ag_gemm", ("--case", "tune", "--tuner", "function", "--shape", "2,16,8"), {"ag_gemm.ag_gemm"}),
+        ("ag_gemm", ("--case", "tune", "--tuner", "function", "--shape", "2,16,8"), {"ag_gemm.ag_gemm"}),
         further("gemm_rs", ("--case", "tune", "--shape", "4,16,16"), {"gemm_rs.gemm_rs", "push_gemm.push_gemm_kernel"}),
         further("gemm_rs", ("--case", "tune", "--shape", "4,16,16", "--tuner", "contextual"), {"push_gemm.push_gemm_kernel"}),
         further(

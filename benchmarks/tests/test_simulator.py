@@ -21,7 +21,7 @@ from dist_tune.search.selection import RacingOptions
 from tests.cached_records import candidate, record
 
 TABLES = load_tables()
-N_RUNS = 20
+N_RUNS = 10
 
 
 def spaced(n: int, by: float) -> Kernel:
@@ -31,11 +31,11 @@ def spaced(n: int, by: float) -> Kernel:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_recorded_sites_are_tuned_well(name: str):
-    """With 1 % noise and 0.3 % hiccups at most 1 % slower than the best in all runs, one winner in 18 of 20, and few replays."""
+    """With 1 % noise and 0.3 % hiccups at most 1 % slower than the best in all runs, one winner in nine of ten, and few replays."""
     runs = [play(World({name: kernel_of(TABLES[name])}), seed=seed) for seed in range(N_RUNS)]
     exhaustive = len(TABLES[name].rows) * (Plan().n_warmup + Plan().n_repeat)
     assert max(run.regret for run in runs) <= 0.01
-    assert Counter(run.winners[name] for run in runs).most_common(1)[0][1] >= 18
+    assert Counter(run.winners[name] for run in runs).most_common(1)[0][1] >= 9
     assert max(run.n_replays for run in runs) <= 0.3 * exhaustive
 
 
@@ -58,10 +58,10 @@ def test_the_closure_decides_what_the_kernel_does_not_see():
 
 
 def test_a_site_below_the_noise_is_settled_by_its_kernel():
-    """A kernel of 0.2 ms in a closure of 50 ms whose time varies by 1 %: the best kernel wins, in 16 of 20 runs at least."""
+    """A kernel of 0.2 ms in a closure of 50 ms whose time varies by 1 %: the best kernel wins, in eight of ten runs at least."""
     kernel = spaced(8, by=0.04)
     winners = Counter(play(World({"s": kernel}, other_ms=50.0), seed=seed).winners["s"] for seed in range(N_RUNS))
-    assert winners[kernel.best()] >= 16
+    assert winners[kernel.best()] >= 8
 
 
 def test_twenty_sites_need_no_more_replays_than_one_and_its_finals():

@@ -86,7 +86,7 @@ sys.exit(scan.main())
 """
 
 
-@pytest.mark.parametrize(("option", "dtype"), [((), "bfloat16"), further(("--dtype", "fp32"), "float32")])
+@pytest.mark.parametrize(("option", "dtype"), [further((), "bfloat16"), further(("--dtype", "fp32"), "float32")])
 def test_results_are_right_in_the_tuning_call_and_after_it(tmp_path: Path, option: tuple[str, ...], dtype: str):
     """Y and seven gradients on two ranks whose inputs differ, sums over as many parts as the launched configs have made."""
     line = last_line(run(tmp_path, QUICK, "--case", "check", *option, n_ranks=2))

@@ -40,7 +40,6 @@ def failing(rank: int, on: On, at_launch: int = 0) -> Any:
     return tuned(kernel, step, n_repeat=2, n_warmup=1, search="exhaustive")
 
 
-@pytest.mark.once
 @on_each_rank(cases=[({1: [0]}, 0), ({1: [2]}, 0), ({0: [0], 1: [1]}, 0), ({1: [3]}, 2)])
 def test_a_launch_that_fails_on_one_rank_drops_the_config_on_all(rank: int, case: tuple[On, int]):
     """Another config stands in, the closure's collective stays matched, and nobody ends with the failed config."""
@@ -55,7 +54,6 @@ def test_a_launch_that_fails_on_one_rank_drops_the_config_on_all(rank: int, case
     return record.winner
 
 
-@pytest.mark.once
 @on_each_rank(cases=[{0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}, {0: [0, 1], 1: [2, 3]}, {1: [0, 1, 2, 3]}])
 def test_all_configs_failing_is_one_clear_error_on_every_rank(rank: int, on: On):
     """Also where every config works somewhere, and where one rank alone has none."""
@@ -71,7 +69,6 @@ def _rank_kernel(x_ptr, y_ptr, n, RANK: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
 
 
-@pytest.mark.once
 @on_each_rank(modes=("fake",))
 def test_a_config_that_does_not_compile_on_one_rank_is_never_launched(rank: int):
     """The fastest config does not compile on rank 1: it is dropped on both before the first measured replay."""
@@ -102,7 +99,6 @@ def test_out_of_resources_on_one_rank_is_found_by_loading(rank: int):
     assert step.records[0].winner == max(i for i, each in enumerate(failures) if not each)
 
 
-@pytest.mark.once
 @on_each_rank(modes=("fake",))
 def test_the_slowest_rank_decides(rank: int):
     """Block 16 is fastest on rank 0 and slowest on rank 1; both take 32, by the MAX over ranks of the medians."""
