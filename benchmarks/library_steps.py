@@ -5,7 +5,7 @@ Each step is called three times: tuned, once more, and without dist_tune, by whi
 
     PYTHONPATH=FOLDER_OF_THE_LIBRARY launch/launch.sh benchmarks/library_steps.py NAME
 
-NAME: attorch, moe-ops, mamba, late-interaction, flash-sinkhorn.
+NAME: attorch, moe-ops, mamba, late-interaction, flash-sinkhorn, liger.
 """
 
 from __future__ import annotations
@@ -153,12 +153,31 @@ def sinkhorn_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
     return step, ((torch.randn(n, 16), torch.randn(m, 16)) for n, m in ((40 + 40 * rank, 70), (50, 66)))
 
 
+def liger_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
+    """A mixture of experts: products and sums of seven kernels, one of which adds to what `reset_to_zero` names."""
+    layer = importlib.import_module("liger_kernel.ops.fused_moe").LigerFusedMoEFunction
+    up, down = (torch.randn(2, 64, 32) * 0.2).requires_grad_(), (torch.randn(2, 32, 32) * 0.2).requires_grad_()
+
+    def step(x: torch.Tensor, logits: torch.Tensor) -> list[torch.Tensor]:
+        x = x.detach().requires_grad_()
+        weights, chosen = torch.topk(torch.softmax(logits, -1), 1)
+        weights = weights.detach().requires_grad_()
+        y = layer.apply(x, up, down, chosen.int(), weights)
+        gradients = torch.autograd.grad(y.square().mean(), [x, up, down, weights])
+        for each in gradients[1:3]:
+            dist.all_reduce(each)
+        return [y, *gradients]
+
+    return step, iter([(torch.randn(16 + 8 * rank, 32), torch.randn(16 + 8 * rank, 2))])
+
+
 STEPS = {
     "attorch": attorch_step,
     "moe-ops": moe_step,
     "mamba": mamba_step,
     "late-interaction": late_interaction_step,
     "flash-sinkhorn": sinkhorn_step,
+    "liger": liger_step,
 }
 
 
@@ -201,5 +220,5 @@ def main(name: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("name", choices=["attorch", "moe-ops", "mamba", "late-interaction", "flash-sinkhorn"])
+    parser.add_argument("name", choices=[*STEPS])
     main(parser.parse_args().name)
