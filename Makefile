@@ -10,9 +10,11 @@ python := .venv/bin/python
 # A second triton, tested from a folder of its own: it stands before the installed one on PYTHONPATH.
 newer := $(CURDIR)/.venv/triton-3.9.0
 pytest := $(python) -m pytest
+# The files that Triton's version matters to.
 both := contextual equal_kernels kernels launched_configs library_kernels loaded_kernels settled_kernels variants
 on_newer := PYTHONPATH="$(newer)$${PYTHONPATH:+:$$PYTHONPATH}" $(pytest) -m "not gpu and not slow and not once" \
 	tests/compiler tests/runtime tests/test_configs.py tests/test_pruning.py \
+	"tests/test_kernel_code.py::test_kernels_compile_for_hopper_once_for_many_shapes[AllGather-GEMM]" \
 	$(both:%=tests/ranks/test_%.py) tests/ranks/test_online.py::test_a_rank_alone_finds_its_winner
 # Two runs of like length side by side, because tests of ranks wait; the run with the other Triton is shorter.
 of_ranks := tests/ranks tests/faults

@@ -62,7 +62,8 @@ def pytest_configure() -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     from dist_tune.testing import ranks  # it imports triton, which reads the environment
 
-    ranks.PRELOADED = ("tests.interpreter", "tests.pauses", "torch._dynamo", *ranks.PRELOADED)  # the last one ends what a collection walks
+    # Before dist_tune.testing.preload, the last one, which leaves what is imported out of garbage collections.
+    ranks.PRELOADED = ("tests.interpreter", "tests.pauses", "torch._dynamo", *ranks.PRELOADED)
     # What a test finds must not depend on what was tuned on this machine, nor be found by its user.
     os.environ["DIST_TUNE_CACHE_DIR"] = tempfile.mkdtemp(prefix="dist_tune-tests-")
 

@@ -47,9 +47,9 @@ has_torch "$python" || { echo "installing torch"; "$python" -m pip install --qui
 sed -i "s/^torch==.*/torch==$(version torch)/" "$pins"
 if has_triton "$python"; then sed -i "s/^triton==.*/triton==$(version triton)/" "$pins"; fi
 echo "installing dist_tune and what it needs"
-[[ ${1:-run} == run ]] && what=. || what=".[$1]"
-# Not compiled to bytecode: of a hundred packages a process imports a few, and compiles these.
-if "$python" -m pip install --quiet --no-compile -c "$pins" -e "$what"; then exit; fi
+what=. bytecode=--compile
+if [[ ${1:-run} == test ]]; then what=".[test]" bytecode=--no-compile; fi  # a hundred packages, of which tests import a few
+if "$python" -m pip install --quiet $bytecode -c "$pins" -e "$what"; then exit; fi
 
 if ! has_triton "$python" || ! has_modules "$runtime, pytest, pytest_timeout, pytest_rerunfailures, hypothesis, loguru"; then die "pip failed (see above)"; fi
 echo "launch/setup.sh: pip failed (see above); going on with the versions at hand" >&2

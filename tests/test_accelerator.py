@@ -182,7 +182,7 @@ print(json.dumps([record.best.config, record.environment.device, record.environm
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # it imports torch anew, which takes seconds
 @pytest.mark.processes
 def test_a_function_is_tuned_on_an_intel_gpu(tmp_path: Path):
     """By events of torch.xpu, without a lead; torch.cuda is not asked. No kernel is launched: Triton's wheel has no compiler."""

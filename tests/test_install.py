@@ -287,6 +287,9 @@ if __name__ == "__main__":
 """
 
 
+SITECUSTOMIZE = "import dist_tune\nfor name in ('trainer:none', 'none:step'):\n    dist_tune.install(f'shop.{name}')\n"
+
+
 def python(*words: str, cwd: Path, **variables: str) -> Done:
     env = {**os.environ, "PYTHONPATH": f"{cwd}{os.pathsep}{ROOT}", "DIST_TUNE_VERBOSITY": "quiet", **variables}
     return subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -349,19 +352,31 @@ def test_nothing_heavy_is_imported_before_the_module_is(tmp_path: Path):
 
 
 @pytest.mark.processes
-def test_a_sitecustomize_is_silent_in_processes_that_tune_nothing(tmp_path: Path):
-    """Torchrun and other tools, children of multiprocessing. A program with Triton hears of a module that it did not import."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import dist_tune\nfor name in ('trainer:none', 'none:step'):\n    dist_tune.install(f'shop.{name}')\n"
-    )
-    (tmp_path / "job.py").write_text(SPAWNING)
+def test_a_sitecustomize_is_silent_in_tools(tmp_path: Path):
+    """What imports torch and no Triton, torchrun among them."""
+    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    (tmp_path / "tool.py").write_text("import torch\n")
+    assert python("tool.py", cwd=tmp_path).stderr == ""
     assert python("-m", "torch.distributed.run", "--help", cwd=tmp_path).stderr == ""
-    done = python("job.py", "forkserver", cwd=tmp_path)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("method", ["forkserver", further("spawn")])
+def test_a_sitecustomize_is_silent_in_children(tmp_path: Path, method: str):
+    """Of multiprocessing; the program itself, which imports Triton, hears of a module that it did not import."""
+    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    (tmp_path / "job.py").write_text(SPAWNING)
+    done = python("job.py", method, cwd=tmp_path)
     lacking, never = done.stderr.splitlines()
     assert done.stdout == "child\n"
     assert lacking == "dist_tune: shop.trainer:none is not tuned: there is no such function"
     assert never.startswith("dist_tune: shop.none:step is not tuned: the program never imported shop.none. ")
-    (tmp_path / "sitecustomize.py").unlink()
+
+
+@pytest.mark.processes
+def test_a_program_that_spawns_and_fails_is_told_of_nothing(tmp_path: Path):
+    """By the command: neither in the child nor at the end."""
+    (tmp_path / "job.py").write_text(SPAWNING)
     done = python("-m", "dist_tune.install", "--step", "shop.none:step", "job.py", "spawn", "failed", cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("child\n", "failed\n")
 
@@ -495,7 +510,7 @@ def test_a_trainer_of_a_library_is_tuned_by_a_word_of_the_command(tmp_path: Path
     check_job(tmp_path, "dist_tune", "launch", "--step", TARGET, "--is-dist")
 
 
-@pytest.mark.slow  # a sitecustomize installs in the test of silent processes
+@pytest.mark.slow  # a sitecustomize installs in the tests of silent processes
 @pytest.mark.processes
 def test_a_trainer_of_a_library_is_tuned_by_a_sitecustomize(tmp_path: Path):
     """Under torchrun, which runs it too."""

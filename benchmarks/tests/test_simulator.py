@@ -91,7 +91,7 @@ def test_three_sites_of_64_candidates_are_tuned_within_400_calls_online():
     assert beside.n_calls <= 400 < bare.n_calls
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # the tests above play the same jobs
 def test_the_table_of_jobs_tuned_online_has_a_line_for_each(capsys: pytest.CaptureFixture[str]):
     """Three of random sites, and each recorded one with either search."""
     main_online(1)

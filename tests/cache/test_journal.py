@@ -16,7 +16,7 @@ from dist_tune.cache import Journal, QuarantinedConfig, quarantine, read_quarant
 from dist_tune.cache import journal as module
 from tests.programs import run_python
 
-pytestmark = [pytest.mark.filterwarnings("ignore:tuning goes on without", "ignore:journal")]
+pytestmark = pytest.mark.filterwarnings("ignore:tuning goes on without", "ignore:journal")
 
 
 @pytest.fixture(autouse=True)
