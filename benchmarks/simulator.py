@@ -157,14 +157,21 @@ def play(
         times_launches = not in_finals or plan.objective == "kernel"
         n_taken, in_use = len(batch), {site: search[site].best or 0 for site in world.sites}
         if max_slowdown is not None:
+            plain_ms = world.closure_ms(in_use)
+            while not pace.may_work(n_calls + 1):
+                n_calls += 1
+                pace.add(n_calls, plain_ms / 1e3)
+                job_ms += plain_ms
+            pace.agreed = pace.account
             batch, n_taken = pace.plan(search, batch)
-            first = max(n_calls + 1, pace.due(search, batch))
-            pace.begin(first)
-            job_ms += (first - n_calls - 1 + len(batch)) * world.closure_ms(in_use)
-            beyond_ms += sum(
-                max(0.0, world.closure_ms({s: t.candidate for s, t in each.items()}) - world.closure_ms(in_use)) for each in batch
-            )
-            n_calls = first + len(batch) - 1
+            trials = pace.schedule(n_calls + 1 + pace.n_wait(search, batch), batch)
+            for call in range(n_calls + 1, max(trials) + 1):
+                tried = trials.get(call, {})
+                ms = world.closure_ms(in_use | {site: trial.candidate for site, trial in tried.items()})
+                pace.add(call, ms / 1e3, is_trial=call in trials)
+                job_ms += plain_ms
+                beyond_ms += max(0.0, ms - plain_ms)
+            n_calls = max(trials)
         for replay in batch:
             replay_ms += max(rank.run(len(schedule), replay, times_launches=times_launches) for rank in ranks)
             schedule.append(replay)
@@ -174,7 +181,8 @@ def play(
         meetings.append((reports, told))
         search.tell(n_taken, told)
         if max_slowdown is not None:
-            pace.end(search, batch, n_calls)
+            pace.agreed = pace.account
+            pace.end(search, batch)
     winners = {site: best for site in world.sites if (best := search[site].best) is not None}
     best_ms = world.closure_ms({site: kernel.best() for site, kernel in world.sites.items()})
     return Played(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dist_tune.cache.records import CandidateRecord, TuningRecord
@@ -183,9 +183,14 @@ def slowest_rank(records: Sequence[TuningRecord]) -> str:
     ranks_ms = Counter[int]()
     for each in records:
         ranks_ms.update(each.best.rank_latencies_ms)
+    return slowest_of(ranks_ms)
+
+
+def slowest_of(ranks_ms: Mapping[int, float]) -> str:
+    """The same of times by rank."""
     if len(ranks_ms) < 2 or min(ranks_ms.values()) <= 0:
         return ""
-    slowest = max(ranks_ms, key=ranks_ms.__getitem__)
+    slowest = max(ranks_ms, key=lambda rank: ranks_ms[rank])
     percent = 100 * (ranks_ms[slowest] / min(ranks_ms.values()) - 1)
     return f"rank {slowest} (+{percent:.0f} %)" if percent >= 1 else ""
 

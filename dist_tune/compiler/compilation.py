@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
+from weakref import WeakSet
 
 import triton
 from triton.compiler import code_generator
@@ -36,6 +38,8 @@ _SWITCH_INTERVAL_S = 1e-3
 """Longest time that a thread keeps the interpreter's lock while others wait. Python's own 5 ms add up in compilers."""
 _PATIENCE_S = 10.0
 """Longest wait for the front end of another thread, which may be stuck."""
+_HOLD_S = 0.5
+"""Longest wait for the front end under way, before compilations are held."""
 _MISSING = object()
 _thread = threading.local()
 """``compilation`` that a thread runs, and what was ``printed`` in its ``attempt``."""
@@ -100,8 +104,11 @@ class Toolchain:
         self.uses_processes = False
         self._idle: list[Worker] = []
         self._has_ended = False
+        self._started = WeakSet[Worker]()
+        self._goes_on = threading.Event()
+        self._goes_on.set()
         self._lock = threading.Lock()
-        """Guards the idle processes."""
+        """Guards the processes."""
         self._front_end = threading.Lock()
         self._ttir: dict[tuple[Any, ...], list[tuple[dict[str, Any], str]]] = {}
         """Source -> the options that were read, with their values, and the TTIR for them."""
@@ -114,10 +121,31 @@ class Toolchain:
                 if each.is_alive and each.environment == os.environ:  # Triton reads its settings from there
                     return each
                 each.end()
-        with suppress(OSError):
-            return Worker() if Worker.can_start else None
+            with suppress(OSError):
+                if not Worker.can_start:
+                    return None
+                self._started.add(new := Worker())
+                return new
         Worker.can_start = False
         return None
+
+    def hold(self) -> None:
+        """Stop all processes, and let no front end begin."""
+        self._goes_on.clear()
+        if self._front_end.acquire(timeout=_HOLD_S):  # the one under way has ended
+            self._front_end.release()
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let them go on."""
+        if not self._goes_on.is_set():
+            self._signal(signal.SIGCONT)
+            self._goes_on.set()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with self._lock:
+            for each in self._started:
+                each.send_signal(number)
 
     def give(self, each: Worker) -> None:
         """Take a process back; it ends if the tuning has."""
@@ -129,6 +157,7 @@ class Toolchain:
     def end(self) -> None:
         """End the idle processes, and those that are given back later."""
         self._has_ended = True
+        self.go_on()
         with self._lock:
             while self._idle:
                 self._idle.pop().end()
@@ -138,6 +167,8 @@ class Toolchain:
 
         ``is_urgent``: a launch waits for it, and it waits for no other thread.
         """
+        if not is_urgent:
+            self._goes_on.wait()
         is_mine = not is_urgent and self._front_end.acquire(timeout=_PATIENCE_S)
         try:
             for read, text in self._ttir.get(source, []):
@@ -224,6 +255,13 @@ class Compilation:
                 note(result)
                 self._finish(result)
         return True
+
+    def excuse(self, seconds: float) -> None:
+        """It could not go on for so long."""
+        if self.started_at is not None:
+            self.started_at += seconds
+        if self.held_since is not None:
+            self.held_since += seconds
 
     def give_up(self, reason: str) -> None:
         """Let it fail from another thread: it may never end."""

@@ -102,7 +102,7 @@ class Compiler:
         self._work: Counter[str] = Counter()
         self._patches = ExitStack()
         self._folder = ExitStack()
-        self._is_open = False
+        self._is_open = self._is_held = False
 
     def begin(
         self, label: str, launch: Compilable, configs: Mapping[int, triton.Config], first: Collection[int], awaited: int | None = None
@@ -182,6 +182,22 @@ class Compiler:
             work, self._work = self._work, Counter()
         return work
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Compile nothing meanwhile, beside calls of a job; a compilation that a launch waits for goes on."""
+        began = time.monotonic()
+        self._is_held = True
+        self._tools.hold()
+        try:
+            yield
+        finally:
+            self._is_held = False
+            self._tools.go_on()
+            held_s = time.monotonic() - began
+            for each in self._by_key.values():  # no compilation is late for that
+                each.excuse(held_s)
+            self._start_threads()
+
     def close(self) -> None:
         """Give the terminal and Triton back, and let the threads end, each after the compilation that it runs."""
         with self._lock:
@@ -229,6 +245,7 @@ class Compiler:
 
     def _start_now(self, compilation: Compilation) -> None:
         """Give a compilation that a launch waits for a thread beyond ``n_threads``, because other ranks may wait for that launch."""
+        self._tools.go_on()
         with self._lock:
             if compilation.is_queued and all(running is not compilation for _, running in self._threads.values()):
                 self._start_thread(compilation)
@@ -236,7 +253,7 @@ class Compiler:
     def _start_threads(self) -> None:
         """Start threads for the queue, also in place of stuck ones."""
         with self._lock:
-            for _ in range(min(self.n_threads - self._n_running(), len(self._queue))):
+            for _ in range(0 if self._is_held else min(self.n_threads - self._n_running(), len(self._queue))):
                 self._start_thread(None)
 
     def _n_running(self) -> int:
@@ -259,7 +276,7 @@ class Compiler:
             while True:
                 with self._lock:
                     self._threads[number] = thread, None  # it counts again if it was given up
-                    if not self._queue or self._n_running() > self.n_threads:
+                    if not self._queue or self._is_held or self._n_running() > self.n_threads:
                         del self._threads[number]
                         return
                     each = min(self._queue, key=self._turn)

@@ -170,6 +170,12 @@ class Worker:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the process and its ptxas; a process that has ended is none."""
+        if self._pid == os.getpid() and self.is_alive:
+            with suppress(OSError):
+                os.killpg(self._process.pid, number)
+
     def _written(self) -> str:
         """What the process, which is idle or has ended, has written since the last time. Both share the place in the file."""
         self._output.seek(0)

@@ -116,6 +116,7 @@ class Story:
         self.terminal = Terminal(begun.closure, is_shown=is_first and not self._is_quiet)
         self._shows_all = is_verbose or settings.shown == "verbose"
         self._least = logging.getLevelNamesMapping()[settings.log_level.upper()]
+        self.is_tracing = self._least <= TRACE
         self._common = {"v": events.EVENTS_VERSION, "at": 0.0, "rank": rank, "tuning": begun.tuning}
         self.path = settings.log_dir / f"rank-{rank}.log"
         self.log_file = LineFile(self.path, "dist_tune keeps no log", header=self._header)

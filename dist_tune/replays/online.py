@@ -3,30 +3,33 @@
 A thread beside the step does what the tuner of a replayed step does between replays: it compiles, talks to other ranks, reads times.
 The step's thread finds the schedule of a batch in memory, from the call on that all ranks have agreed to begin it at; before and after it
 runs what is in use. Both threads touch sites and samples in turn: the step's in the calls of a batch, the other one outside of them.
+The step's thread notes when each call begins, and whether the other one was at work: what the job pays follows from that (``Pace``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
+from statistics import median
 from threading import Condition
 from typing import Any, NamedTuple, TypeVar
 
-from dist_tune.compiler import noted
+from dist_tune.compiler import Compiler, noted
 from dist_tune.distributed import Calls, Ranks, Reduction
 from dist_tune.errors import DistTuneError, JobEndedError
 from dist_tune.measure import Clock, Span
-from dist_tune.replays.replays import WARM_UP, Conditions, Replayer
+from dist_tune.replays.replays import WARM_UP, Conditions, Replayer, StepTimes
 from dist_tune.replays.trials import Trials
 from dist_tune.runtime import Slot, Timings, Tunable, interception
-from dist_tune.search import Pace, Race, Replay
+from dist_tune.search import N_PLAIN, Account, Pace, Race, Replay
 from dist_tune.sites import Site, Sites
 
 R = TypeVar("R")
-_LOOK_S = 0.05
+_LOOK_S = 0.02
 """Between two looks at calls that go on."""
 _MAX_APART = 500
 """Calls between the fastest rank and the slowest one: each batch begins after the one, and is over after the other."""
@@ -36,6 +39,8 @@ _PATIENCE = 3.0
 """Deadlines that a call waits at most: a meeting is over sooner, so that no rank goes on without word that another one has."""
 _MARGIN = 4.0
 """Exchanges that fit between the agreement on a batch and its first call."""
+_N_AFTER = 4 * N_PLAIN
+"""Calls with the winners by which the step is timed at the end."""
 
 
 @dataclass(eq=False)
@@ -44,10 +49,13 @@ class Batch:
 
     first: int
     """Number of the first call."""
-    runs: list[Replay]
+    calls: dict[int, Replay]
+    """Number of a call -> its trials."""
     conditions: Conditions
     n_before: int
     """Runs before it."""
+    best: dict[str, int] = field(default_factory=dict)
+    """Site -> its best candidate so far, in use from the first call on."""
     is_in_force: bool | None = None
     """None until all ranks have said whether they have heard of it in time."""
     has_begun: bool = False
@@ -56,7 +64,7 @@ class Batch:
     @property
     def end(self) -> int:
         """The number after the last one."""
-        return self.first + len(self.runs)
+        return max(self.calls, default=self.first - 1) + 1
 
 
 class InUse(NamedTuple):
@@ -73,16 +81,36 @@ class InUse(NamedTuple):
             self.slot.fill(self.config, Timings())
 
 
+class _Begun(NamedTuple):
+    """The beginning of a call."""
+
+    number: int
+    at_s: float
+    is_trial: bool
+    n_work: int
+
+
 @Reduction
-def _latest(parts: Mapping[int, tuple[int, int]]) -> tuple[int, int, int]:
-    """Number of the latest call on any rank, calls by which ranks are apart, and the widest margin."""
-    calls, margins = zip(*parts.values(), strict=True)
-    return max(calls), max(calls) - min(calls), max(margins)
+def _latest(parts: Mapping[int, tuple[int, int, int]]) -> tuple[int, int, int, int]:
+    """Number of the latest call on any rank, calls by which ranks are apart, the widest margin and the longest cycle."""
+    calls, margins, cycles = zip(*parts.values(), strict=True)
+    return max(calls), max(calls) - min(calls), max(margins), max(cycles)
 
 
 @Reduction
 def _all(parts: Mapping[int, bool]) -> bool:
     return all(parts.values())
+
+
+@Reduction
+def _step_times(parts: Mapping[int, tuple[float | None, float | None]]) -> StepTimes:
+    before, after = ({rank: ms for rank, pair in parts.items() if (ms := pair[k]) is not None} for k in (0, 1))
+    return StepTimes(max(before.values(), default=None), max(after.values(), default=None), after)
+
+
+def _ms(calls_s: Sequence[float]) -> float | None:
+    """A call of the step in milliseconds; None where there were too few."""
+    return 1e3 * median(calls_s) if len(calls_s) >= N_PLAIN else None
 
 
 class OnlineRuns(Replayer):
@@ -100,7 +128,8 @@ class OnlineRuns(Replayer):
         """The first call after the tuning, with its winners."""
         self.n_waits = 0
         """Calls that have waited for word of their batch."""
-        self._race, self._pace, self._calls, self._deadline_s = race, pace, calls, deadline_s
+        self.pace, self.began_at = pace, calls.n_calls + 1
+        self._race, self._calls, self._deadline_s = race, calls, deadline_s
         self._known: dict[tuple[int, str], InUse] = {}
         """(Identity of the decorated object, key) -> what is in use there."""
         self._by_name: dict[str, str] = {}
@@ -109,10 +138,19 @@ class OnlineRuns(Replayer):
         self._is_trying = self._is_over = False
         self._changed = Condition()
         """Of the fields above, between the two threads."""
-        self._margin, self._due = (0 if ranks.is_alone else 2), 0
+        self._begun: _Begun | None = None
+        """The latest call."""
+        self._durations = deque[tuple[_Begun, float, bool]]()
+        """Calls that are over, their seconds, and whether the other thread was at work beside them; it takes them out."""
+        self._after_s: list[float] = []
+        self._n_work = 1
+        """Beginnings and ends of its work so far: odd while it is at work."""
+        self._awaited = inf
+        """Number of the call whose end the other thread waits for."""
+        self._margin, self._n_wait = (0 if ranks.is_alone else 2), 0
         self._latest_runs: list[Replay] = []
         self._n_empty = 0
-        self._began = calls.n_calls, time.monotonic()
+        self._began_s = time.monotonic()
         trials.in_use = self.config_of
         sites.fills_at_once = False
 
@@ -166,7 +204,7 @@ class OnlineRuns(Replayer):
     # -- a call: the step's thread ---------------------------------------------------------------------------------
 
     def goes_on(self) -> bool:
-        """True unless the call to come is the first one after the tuning. Waits for word of a batch that would begin with it."""
+        """True unless the call to come is an ordinary one again. Waits for word of a batch that would begin with it."""
         number = self._calls.n_calls + 1
         with self._changed:
             batch = self._batch
@@ -174,26 +212,52 @@ class OnlineRuns(Replayer):
                 self.n_waits += 1
                 self._changed.wait_for(lambda: batch.is_in_force is not None or self._is_over, _PATIENCE * self._deadline_s)
                 batch.is_in_force = bool(batch.is_in_force)
-            if batch is not None and batch.is_in_force and number >= batch.first and not batch.runs:
-                self._settle()
-                return False
+            if batch is not None and batch.is_in_force and number >= batch.first and not batch.calls:
+                return self._goes_on_after(number)
             if not self._is_over or (batch is not None and batch.is_in_force and number < batch.end):
                 return True  # after an error, too, all ranks come to the end of a batch alike
             for each in self._known.values():
                 each._replace(fills=True).fill()
             return False
 
+    def _goes_on_after(self, number: int) -> bool:
+        """The winners come into use, and some calls with them are timed; what was met too late to be tuned is a miss again then."""
+        if self.ended_at is None:
+            self.ended_at = number
+            for site in self._sites.met.values():
+                if site.winner is not None:
+                    self.use(site, site.configs.index(site.winner))
+                    if not site.is_whole:  # its calls come here as long as its slot is empty
+                        site.fill()
+            self._changed.notify_all()
+        if number <= self.ended_at + _N_AFTER and not self._is_over:
+            return True
+        for site in self._sites.met.values():
+            if site.is_whole and site.winner is not None:
+                site.fill()
+        entered = self._entered()
+        for key, each in self._known.items():
+            if key not in entered:
+                each.slot.clear()
+        return False
+
+    def _entered(self) -> dict[tuple[int, str], str]:
+        """(Identity of a decorated object, key) -> site, of all that were met in a call that times."""
+        return {(owner, site.key): label for label, site in self._sites.met.items() for owner in site.slots}
+
     def call(self, function: Callable[[], R]) -> R:
         """One call of the user's."""
         number, batch = self._calls.n_calls + 1, self._batch
         with self._changed:  # beside a trial of another thread with what is in use
-            is_in_batch = batch is not None and bool(batch.is_in_force) and batch.first <= number < batch.end
-            is_trial = is_in_batch and not self._is_trying
+            schedule = batch.calls.get(number) if batch is not None and batch.is_in_force else None
+            is_trial = schedule is not None and not self._is_trying
             self._is_trying |= is_trial
+            self._note(_Begun(number, Clock.now(), is_trial, self._n_work))
         try:
             if is_trial:
                 assert batch is not None
-                return self._trial(function, batch, number - batch.first)
+                assert schedule is not None
+                return self._trial(function, batch, schedule)
             interception.push(self)
             try:
                 return function()
@@ -203,33 +267,65 @@ class OnlineRuns(Replayer):
             with self._changed:
                 self._calls.n_calls += 1
                 self._is_trying &= not is_trial
-                self._changed.notify_all()
+                if number >= self._awaited:
+                    self._awaited = inf
+                    self._changed.notify_all()
 
-    def _trial(self, function: Callable[[], R], batch: Batch, k: int) -> R:
-        number, schedule, trials = batch.n_before + k, batch.runs[k], self.trials
+    def _note(self, begun: _Begun) -> None:
+        """A call begins, and the one before it is over: a call lasts from its start to the next one's."""
+        before, self._begun = self._begun, begun
+        if before is not None:
+            is_ours = before.n_work != begun.n_work or begun.n_work % 2 == 1
+            self._durations.append((before, begun.at_s - before.at_s, is_ours))
+
+    def _trial(self, function: Callable[[], R], batch: Batch, schedule: Replay) -> R:
+        trials, number = self.trials, batch.n_before + [*batch.calls].index(self._calls.n_calls + 1)
         if not batch.has_begun:
             batch.has_begun = True
-            self._follow_race()
-        whole = self._clock.span()
+            self._follow_race(batch.best)
+        whole, n_met = self._clock.span(), len(self._sites.met)
         self._journal.begin(number, schedule)
         trials.begin_replay(number, schedule, times_launches=batch.conditions.times_launches)
+        turns = trials.turns(schedule)
+        places, heard = self._places(schedule, turns)
         interception.push(trials)
+        patch = interception.triton_patch()
+        patch.turns.update({id(turn.config): turn for turn in turns.values()})
         try:
-            for each in list(self._known.values()):
-                each.slot.clear()
             with noted(trials.note_compilation):
                 whole.begin()
                 value = function()
                 whole.end()
             # A site that was not met, as where shapes take turns, has added nothing to the step's time.
-            batch.wholes.append((number, {label: trial for label, trial in schedule.items() if label in trials.launched}, whole))
+            trials.end_turns(turns)
+            met = {label: trial for label, trial in schedule.items() if label in trials.launched}
+            batch.wholes.append((number, met, whole))
             return value
         finally:
             interception.pop()
+            for turn in turns.values():
+                patch.turns.pop(id(turn.config), None)
             self._journal.end(number, schedule)
-            self._follow_sites()
-            for each in list(self._known.values()):
+            for slot, config in places:
+                slot.put(config)
+            if len(self._sites.met) > n_met:
+                self._follow_sites()
+                heard += [each for each in self._known.values() if each not in heard]
+            for each in heard:
                 each.fill()
+
+    def _places(self, schedule: Replay, turns: Mapping[str, Any]) -> tuple[list[tuple[Slot, Any]], list[InUse]]:
+        """Let launches find the turns of a call, or come here; places and what is in use there, and places that were cleared."""
+        places, heard, entered = list[tuple[Slot, Any]](), list[InUse](), self._entered()
+        for key, each in list(self._known.items()):
+            label = entered.get(key)
+            turn = turns.get(label) if label is not None else None
+            if turn is not None and each.slot.put(turn.config):
+                places.append((each.slot, each.config))
+            elif label is None or label in schedule or not schedule:
+                each.slot.clear()
+                heard.append(each)
+        return places, heard
 
     def _follow_sites(self) -> None:
         """Use the stand-in of sites that were met for the first time."""
@@ -238,41 +334,44 @@ class OnlineRuns(Replayer):
             if is_new and site.stand_in is not None and site.winner is None:
                 self.use(site, site.stand_in)
 
-    def _follow_race(self) -> None:
+    def _follow_race(self, best: Mapping[str, int]) -> None:
         """Use the best candidates so far, at the first call of a batch: the same on all ranks."""
-        for label, site in self._sites.met.items():
-            best = self._race[label].best if label in self._race else None
-            if site.winner is None and best is not None and best not in site.failures:
-                site.stand_in = best
-                self.use(site, best)
-
-    def _settle(self) -> None:
-        """The winners come into use; what was met too late to be tuned is a miss again."""
-        if self.ended_at is None:
-            self.ended_at = self._calls.n_calls + 1
-            entered = {(owner, site.key) for site in self._sites.met.values() for owner in site.slots}
-            for key, each in self._known.items():
-                if key not in entered:
-                    each.slot.clear()
-            for site in self._sites.met.values():
-                if site.winner is not None:
-                    for slot in site.slots.values():
-                        slot.fill(site.winner, site.timings)
-            self._changed.notify_all()
+        for label, index in best.items():
+            site = self._sites.met.get(label)
+            if site is not None and site.winner is None and index not in site.failures and index != site.stand_in:
+                site.stand_in = index
+                self.use(site, index)
+                for owner in site.slots:
+                    self._known[owner, site.key].fill()
 
     # -- batches: the thread beside the step -----------------------------------------------------------------------
 
     def paced(self, race: Race, batch: list[Replay]) -> tuple[list[Replay], int]:
         """The next calls of a batch that the budget has room for, with calls of what is in use between them."""
-        if self._latest_runs and self._batch is not None:
-            self._pace.end(race, self._latest_runs, self._batch.end)
-        runs, n_taken = self._pace.plan(race, batch)
-        self._due, self._latest_runs = self._pace.due(race, runs), runs
+        if self._latest_runs:
+            self.pace.end(race, self._latest_runs)
+        runs, n_taken = self.pace.plan(race, batch)
+        self._n_wait, self._latest_runs = self.pace.n_wait(race, runs), runs
         return runs, n_taken
+
+    def account(self) -> Account:
+        """What the job's calls have taken here."""
+        self._take_durations()
+        return self.pace.account
+
+    def agree_on(self, account: Account) -> None:
+        """The same on the rank with the most."""
+        self.pace.agreed = account
 
     def look_for_obstacles(self, closure: Callable[[], Any], batch: list[Replay]) -> str:
         """What keeps calls from being captured."""
         return "its replays are calls that count"
+
+    def breathe(self, compiler: Compiler) -> None:
+        """Between two looks at compilations: let the job's calls be plain for a while, where it is time."""
+        if not self._may_work():
+            with compiler.held():
+                self._wait_for(lambda: True, "room in the budget")
 
     def run_batch(
         self, closure: Callable[[], Any], batch: list[Replay], conditions: Conditions, note: Callable[[], object] = lambda: None
@@ -284,8 +383,8 @@ class OnlineRuns(Replayer):
             DistTuneError: another rank ended the tuning.
         """
         agreed = self._agree(batch, conditions)
-        self._pace.begin(agreed.first)
         began = time.monotonic()
+        self._awaited = agreed.end - 1
         self._wait_for(lambda: self._calls.n_calls >= agreed.end - 1 and not self._is_trying, f"calls {agreed.first} to {agreed.end - 1}")
         self._wait_for(lambda: all(span.is_done() for _, _, span in agreed.wholes), "the device")
         self._n_empty = 0 if agreed.wholes else self._n_empty + 1
@@ -301,17 +400,36 @@ class OnlineRuns(Replayer):
         self._sites.story.end_batch(self.trials.samples.why_discarded)
 
     def again(self, closure: Callable[[], Any]) -> None:
-        """One call in which all launches are heard, with what is in use."""
+        """One call in which all launches are heard, with what is in use; after some plain ones."""
+        self._wait_for(lambda: self._calls.n_calls >= self.began_at + N_PLAIN, "plain calls")
         self.run_batch(closure, [{}], WARM_UP)
 
     def last_run(self, closure: Callable[[], Any]) -> None:
         """Bring the winners into use with one call on all ranks."""
-        self._due = 0
+        self._n_wait = 0
         self._agree([], WARM_UP)
         self._wait_for(lambda: self.ended_at is not None, "the call from which on the winners are used")
-        n, n_timed, waited = self._calls.n_calls - self._began[0], self.n_replays - 1, f", {self.n_waits} calls waited" * bool(self.n_waits)
-        told = f"took {self._pace.slowdown:.1%} of the job's time (at most {self._pace.max_slowdown:.0%})"
+        self._take_durations()
+        n, n_timed = (self.ended_at or 0) - self.began_at, self.n_replays - 1
+        waited = f", {self.n_waits} calls waited" * bool(self.n_waits)
+        told = f"took {self.pace.slowdown:.1%} of the job's time (at most {self.pace.max_slowdown:.0%})"
         self._sites.story.info(f"tuned in {n} calls, {n_timed} of them with other configs or timed, which {told}{waited}", shown=True)
+
+    def step_times(self) -> StepTimes:
+        """The step of plain calls before the first trial, and of calls with the winners; collective, unless the program ends."""
+        after_s = self._after_s
+
+        def is_timed() -> bool:
+            self._take_durations()
+            return len(after_s) >= _N_AFTER
+
+        with suppress(JobEndedError):
+            self._wait_for(is_timed, "calls with the winners", always=True)
+        mine = _ms(self.pace.before_s), _ms(after_s)
+        with suppress(DistTuneError):  # the program ends on some rank
+            if not self._is_over:
+                return self._ranks.reduce("step", mine, _step_times)
+        return StepTimes(*mine, {})
 
     def give_up(self) -> None:
         """No batch begins any more, and what waits for calls ends: after an error, or with the program. What is in use stays so."""
@@ -321,12 +439,15 @@ class OnlineRuns(Replayer):
 
     def _agree(self, runs: list[Replay], conditions: Conditions) -> Batch:
         """Agree with the other ranks on the first call of a batch, in time for all of them."""
+        best = {label: site_best for label in self._sites.met if label in self._race and (site_best := self._race[label].best) is not None}
         while True:
             began = time.monotonic()
-            latest, n_apart, margin = self._ranks.reduce("calls", (self._calls.n_calls + 1, self._margin), _latest)
+            part = self._calls.n_calls + 1, self._margin, self.pace.wanted_cycle
+            latest, n_apart, margin, self.pace.n_cycle = self._ranks.reduce("calls", part, _latest)
             if n_apart > _MAX_APART:
                 raise DistTuneError(f"ranks are {n_apart} calls apart: nothing in the step holds them together, so they share no trials")
-            batch = Batch(max(latest + 1 + margin, self._due), runs, conditions, self.n_replays)
+            first = latest + 1 + max(margin, self._n_wait)
+            batch = Batch(first, self.pace.schedule(first, runs), conditions, self.n_replays, best)
             with self._changed:
                 is_in_time = self._calls.n_calls + 1 < batch.first and not self._is_over
                 self._batch = batch
@@ -351,16 +472,33 @@ class OnlineRuns(Replayer):
         """Calls that this rank makes in some exchanges as long as the last one."""
         if self._ranks.is_alone:
             return 0
-        n, began = self._began
-        call_s = (time.monotonic() - began) / max(1, self._calls.n_calls - n)
+        call_s = (time.monotonic() - self._began_s) / max(1, self._calls.n_calls + 1 - self.began_at)
         return min(100_000, max(2, ceil(_MARGIN * exchange_s / call_s), 2 * self._margin if is_late else 0))
 
-    def _wait_for(self, is_done: Callable[[], bool], what: str) -> None:
-        while True:
-            with self._changed:
-                if is_done():
-                    return
-                if self._is_over:
-                    raise JobEndedError("the program ends")
-                self._changed.wait(_LOOK_S)
-            self._ranks.beat(f"waiting for {what}", may_last=True)
+    def _take_durations(self) -> None:
+        while self._durations:
+            begun, seconds, is_ours = self._durations.popleft()
+            if self.ended_at is None or begun.number < self.ended_at:
+                self.pace.add(begun.number, seconds, is_trial=begun.is_trial, is_ours=is_ours)
+            elif len(self._after_s) < _N_AFTER:
+                self._after_s.append(seconds)
+
+    def _may_work(self) -> bool:
+        self._take_durations()
+        return self.pace.may_work(self._calls.n_calls + 1)
+
+    def _wait_for(self, is_done: Callable[[], bool], what: str, *, always: bool = False) -> None:
+        """Wait without work, until something is done and the budget lets this thread work again; ``always``: it does."""
+        self._n_work += 1
+        try:
+            while True:
+                with self._changed:
+                    is_over = self._is_over
+                    if is_done() and (always or is_over or self.ended_at is not None or self._may_work()):
+                        return
+                    if is_over:
+                        raise JobEndedError("the program ends")
+                    self._changed.wait(_LOOK_S)
+                self._ranks.beat(f"waiting for {what}", may_last=True)
+        finally:
+            self._n_work += 1

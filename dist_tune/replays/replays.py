@@ -7,19 +7,19 @@ the closure runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from dist_tune.compiler import noted, reason_of
+from dist_tune.compiler import Compiler, noted, reason_of
 from dist_tune.distributed import Ranks
 from dist_tune.errors import DistTuneError, StuckDeviceError, free_frames
 from dist_tune.measure import Clock, Lead, RngState, Span, captured, graph_pool, obstacle_in, wait_for_device
 from dist_tune.replays.first_run import FirstRun
 from dist_tune.replays.trials import Trials
 from dist_tune.runtime import Tunable, interception
-from dist_tune.search import Race, Replay
+from dist_tune.search import Account, Race, Replay
 from dist_tune.sites import Sites, is_fatal, note_progress
 from dist_tune.watch import Kind, Watchdog
 
@@ -41,6 +41,17 @@ class Conditions:
     is_timed: bool = True
     """True: the clock is read. If not, the device is not kept busy before: a check inside a run would wait for that, and the next
     replay be given even longer."""
+
+
+class StepTimes(NamedTuple):
+    """The step of a tuning online, by its calls; milliseconds, None where it was not measured."""
+
+    before_ms: float | None
+    """On the slowest rank, before the first trial."""
+    after_ms: float | None
+    """On the slowest rank, with the winners."""
+    ranks_ms: Mapping[int, float]
+    """Rank -> with the winners."""
 
 
 WARM_UP = Conditions("warm-up", is_cold=False, times_launches=False, is_timed=False)
@@ -162,6 +173,20 @@ class Replayer:
     def paced(self, race: Race, batch: list[Replay]) -> tuple[list[Replay], int]:
         """The runs to make next, and how many replays of the ``batch`` are among them: all."""
         return batch, len(batch)
+
+    def account(self) -> Account:
+        """What calls of a job have taken here: nothing, where replays are the tuner's."""
+        return Account()
+
+    def agree_on(self, account: Account) -> None:
+        """What they have taken on the rank with the most."""
+
+    def breathe(self, compiler: Compiler) -> None:
+        """Between two looks at compilations: they may go on."""
+
+    def step_times(self) -> StepTimes | None:
+        """The step before and after the tuning, by calls of the job; None where replays tell."""
+        return None
 
     def keep(self, launch: Tunable) -> None:
         """Copy the arguments of the checked function that all replays call, if the user has no ``reset``."""

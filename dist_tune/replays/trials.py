@@ -5,15 +5,18 @@ Another candidate stands in for one that fails, so that a bad config never abort
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of
 from dist_tune.measure import Clock, Inputs, Snapshot, Span, is_capturing, written
+from dist_tune.replays.turns import Turn
 from dist_tune.replays.variants import Variants
 from dist_tune.runtime import Buckets, Tunable, around_launches, interception
 from dist_tune.search import Replay, Samples, Trial
@@ -83,7 +86,11 @@ class Trials:
         """Sites launched in this run."""
         self._zeroes = True
         self._undo = Snapshot()
-        self._spans: list[tuple[str, int, int, Span]] = []  # site, candidate, replay, and its clock
+        self._spans = deque[tuple[str, int, int, Span | None]]()
+        """Site, candidate, replay, and the clock of a launch; None where the device has waited for the host."""
+        self._turns: dict[tuple[str, int], Turn] = {}
+        self.refuses_in = 0
+        """Thread whose launch may not compile its kernel, from its ``Turn``; -1 once that was refused, 0 for none."""
         self._warm_ups: list[tuple[str, int, Span]] = []
         """Function, candidate, and the clock of an untimed run."""
 
@@ -121,21 +128,90 @@ class Trials:
     def read_spans(self, last: int | None = None) -> None:
         """Move the times of replays to the samples, up to the ``last``. The device must have gone past them."""
         while self._spans and (last is None or self._spans[0][2] <= last):
-            label, candidate, replay, span = self._spans.pop(0)
-            self.samples.add_launch(label, candidate, replay, ms := span.ms())
-            facts = f'kernel_ms={ms:.4f} config="{self._sites.met[label].texts[candidate]}"'
-            self._log.trace(f"site={label} candidate={candidate} replay={replay} {facts}")
+            label, candidate, replay, span = self._spans.popleft()
+            ms = None if span is None else span.ms()
+            self.samples.add_launch(label, candidate, replay, ms)
+            if self._log.is_tracing:
+                took = "waited for the host" if ms is None else f"kernel_ms={ms:.4f}"
+                config = self._sites.met[label].texts[candidate]
+                self._log.trace(f'site={label} candidate={candidate} replay={replay} {took} config="{config}"')
         for label, candidate, span in self._warm_ups:
             self.samples.add_warm_up(label, candidate, span.ms())
         self._warm_ups.clear()
 
     def note_compilation(self, kernel: Any) -> None:
         """Before Triton compiles a kernel inside a launch: a replay of this thread does not count then."""
+        if self.refuses_in == get_ident():
+            self.refuses_in = -1
+            raise NotLoaded
         if interception.listener_here() is not self or not self._is_timed:
             return
         around = [f"{label} {self._schedule[label].candidate}" for label, _ in self.functions if label in self._schedule]
         self.samples.lose(self._replay)
         self._log.info(f"replay={self._replay} does not count: it compiled {self.variants.note_compilation(kernel, around)}")
+
+    # -- calls that count ----------------------------------------------------------------------------------------
+
+    def turns(self, schedule: Replay) -> dict[str, Turn]:
+        """Begin a call: the turns of those of its trials that can be made the short way."""
+        found = {}
+        for label, trial in schedule.items():
+            site = self._sites.met.get(label)
+            if site is None or trial.is_checked or not self._is_plain(site, trial.candidate):
+                continue
+            key = label, trial.candidate
+            turn = self._turns.get(key) or self._turns.setdefault(key, Turn(self, self._clock, site, trial.candidate))
+            turn.begin(is_timed=trial.is_timed and self._times_launches)
+            found[label] = turn
+        return found
+
+    def _is_plain(self, site: Site, index: int) -> bool:
+        """True of a candidate that a launch with a known config can make as it is."""
+        is_ready = site.is_compiled and index not in site.failures and any(index in each.loaded for each in site.variants)
+        is_open = site.winner is None and site.record is None and not site.is_given_up
+        return is_ready and is_open and site.configs[index].pre_hook is None
+
+    def end_turns(self, turns: Mapping[str, Turn]) -> None:
+        """The call has ended: keep the times of its launches."""
+        for label, turn in turns.items():
+            if not turn.n_launches:
+                continue
+            self.launched.add(label)
+            turn.site.is_replayed = True
+            if self._schedule[label].is_timed:
+                self.samples.add_run(label, turn.index, self._replay)
+            if turn.is_timed:
+                turn.spans += [None] * (turn.n_launches - len(turn.spans))
+                self._spans.extend((label, turn.index, self._replay, span) for span in turn.spans)
+
+    def nest(self, label: str) -> None:
+        """A launch of this site is part of the functions under way."""
+        for outer, candidate in self.functions:
+            self.samples.nest(outer, candidate, label)
+
+    def launch_in_use(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A launch that is no trial though its kernel has one: of another thread, of a capture, of a compilation."""
+        assert self.in_use is not None
+        launch = interception.launch_of(kernel, args, kwargs)
+        return launch.run(self.in_use(launch), None, is_trial=False)
+
+    def launch_otherwise(self, site: Site, index: int, call: tuple[Any, tuple[Any, ...], dict[str, Any]], error: BaseException) -> Any:
+        """Make a launch that did not return the long way, as all launches of the site in the rest of this call."""
+        self.refuses_in = 0
+        launch = interception.launch_of(*call)
+        for slot in site.slots.values():
+            slot.clear()
+        if isinstance(error, Exception) and not is_machine_failure(error):
+            self._take_error(site, index, error)
+        return self.missed(launch)
+
+    def _take_error(self, site: Site, index: int, error: Exception) -> None:
+        """A launch of a candidate has failed: it becomes a vote, unless it tells of more than the candidate."""
+        if self.is_captured or is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
+            raise error
+        self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
+        free_frames(error)  # they hold the memory that the next candidate needs
+        site.last_error = error
 
     # -- a listener's part ---------------------------------------------------------------------------------------
 
@@ -163,8 +239,7 @@ class Trials:
         if self.in_use is not None and site.stand_in is None:
             text = launch.describe(self.in_use(launch))
             site.stand_in = site.texts.index(text) if text in site.texts else 0
-        for outer, candidate in self.functions:
-            self.samples.nest(outer, candidate, site.label)
+        self.nest(site.label)
         if site.winner is not None:  # a kernel object made anew in every replay
             launch.slot.fill(site.winner, site.timings)
             return self._run_recalled(site, launch) if site.is_unchecked else self._run(launch, site.winner)
@@ -218,6 +293,9 @@ class Trials:
         # Around all launches of a timed replay: events take time, and the replay shall not look faster where fewer are timed.
         span = self._clock.span() if is_turn and self._is_timed and self._times_launches else None
         warm_up = self._clock.span() if is_turn and trial.is_checked else None
+        is_covered = span is not None and launch.is_compiled and site.has_gaps
+        if is_covered:
+            self._clock.cover()
         counts = self.in_use is not None
         is_checked = is_turn and (trial.is_checked or site.is_unchecked) and index not in site.failures and not counts
         checker = site.checker if is_checked else None
@@ -279,6 +357,8 @@ class Trials:
         if warm_up is not None:
             self._warm_ups.append((site.label, index, warm_up))
         if span is not None and trial.is_timed:
+            if launch.is_compiled and self._clock.has_gap(span, is_covered=is_covered):
+                site.has_gaps, span = True, None
             self._spans.append((site.label, index, self._replay, span))
         return Returned(value)
 

@@ -76,6 +76,8 @@ class _Patch:
         self.our_code = _listening_code(function, self)
         _skip_in_dynamo(self.our_code)
         self.is_watched = self.has_buckets = False
+        self.turns: dict[int, Callable[..., Any]] = {}
+        """Launches to make in place of those with a config in a kernel's cache, by its identity: of calls that try candidates."""
         self.marks: dict[str, Any] = function.__dict__
         """Attributes of the function: while it listens ``DYNAMO_SKIPS``, because torch.compile cannot read our constant."""
 
@@ -96,7 +98,7 @@ class _Patch:
         if listener.is_watching:
             note_wrappers()  # ranks may turn out to have different configs
         if listener.is_watching or kernel.restore_value or kernel.reset_to_zero:
-            listener.launching(Launch(kernel, args, kwargs, self.buckets_of(kernel, kwargs)))
+            listener.launching(launch_of(kernel, args, kwargs))
 
     def known_config(self, kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any]) -> Any:
         """The config that Triton would find, found faster; None if it has a hook, or the cache is a library's own mapping."""
@@ -127,7 +129,7 @@ class _Patch:
         kernel.nargs = None  # Triton's run has set it, and would keep the tensors alive
         listener = listener_here()
         assert listener is not None
-        launch = Launch(kernel, args, kwargs, self.buckets_of(kernel, kwargs))
+        launch = launch_of(kernel, args, kwargs)
         if (config := launch.slot.config) is not None:  # of a bucket, with a hook
             return launch.run(config, None, is_trial=False)
         note_wrappers()
@@ -152,6 +154,8 @@ def run():
         try:
             config = "patch".known_config(self, nargs, kwargs)
             if config is not None:
+                if "patch".turns and id(config) in "patch".turns:
+                    return "patch".turns[id(config)](self, args, kwargs)
                 self.best_config = config
                 return self.fn.run(*args, **kwargs, **config.all_kwargs())
         finally:
@@ -274,6 +278,11 @@ def replace(old: Listener, new: Listener) -> None:
         if listener is old and (ident == mine or mine not in listeners):  # not that of another thread in a call of the same closure
             listeners[ident] = new
     triton_patch().is_watched |= new.launching is not None
+
+
+def launch_of(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
+    """The launch of a call of ``Autotuner.run``, with the buckets of this thread's listener."""
+    return Launch(kernel, args, kwargs, triton_patch().buckets_of(kernel, kwargs))
 
 
 def listener_here() -> Listener | None:

@@ -265,6 +265,13 @@ class KernelSlot(Slot):
         self._kernel.configs_timings = {each: list(quantiles_ms) for each, quantiles_ms in timings.quantiles_ms}
         self._kernel.bench_time = timings.seconds
 
+    def put(self, config: triton.Config) -> bool:
+        """Let launches find a config, and leave all else; false where the cache is a library's own mapping."""
+        is_plain = type(self._kernel.cache) is dict and len(self._kernel.configs) > 1
+        if is_plain:
+            self._kernel.cache[self._key] = config
+        return is_plain
+
     def tell(self) -> None:
         """Call Triton's listener, and print its line of ``TRITON_PRINT_AUTOTUNING``."""
         kernel, timings_ms = self._kernel, self._kernel.configs_timings

@@ -48,6 +48,10 @@ class Slot:
         """Use ``config`` from now on."""
         self._configs[self._key] = config
 
+    def put(self, config: Any) -> bool:
+        """Let a launch find a config for a moment; false where each is to be heard, as of a function."""
+        return False
+
     def tell(self) -> None:
         """Tell of the config as vanilla Triton does after tuning, which knows no functions."""
 

@@ -1,57 +1,148 @@
-"""When the trials of a race may run among the calls of a job, so that these take at most so much longer. Pure.
+"""What tuning online costs a job, by the clock of its calls, and when the next trials may run. Pure.
 
-A trial spends what its candidate takes beyond the one in use, by times that all ranks agree on; each call of the job earns ``max_slowdown``
-of a step. Every third call runs what is in use, timed: the step's time follows from these, and a clock that drifts is seen beside them.
+A call lasts from its start to the next one's, so that loaders, logging and gaps of the host are in it, as for the
+user. Calls with trials, and those beside which something is compiled or decided, are compared with plain calls. Some
+calls of each cycle are plain by their number, on all ranks alike: there is always something to compare with, and a
+job that drifts is no cost. What our calls take more must stay below ``max_slowdown`` of the job's time.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from math import ceil
+import statistics
+from collections import Counter, deque
+from collections.abc import Sequence
+from math import ceil, log2
 
-from dist_tune.search.plan import Replay, Trial
+from dist_tune.search.plan import Account, Replay, Trial
 from dist_tune.search.race import Race
 from dist_tune.search.selection import RacingOptions
 
 N_FIRST = 3
 """Calls that time what is in use, before anything else is tried."""
 ONLINE = RacingOptions(insured_ms=1.0, max_asked=50, has_even_steps=False)
-"""A candidate that looks hopeless has had its one call: a second one would cost the job more than a hiccup costs the search. A shape may
-come in one of many calls."""
+"""A candidate that looks hopeless has had its one call: a second one would cost the job more than a hiccup costs the
+search. A shape may come in one of many calls."""
+N_PLAIN = 4
+"""Plain calls before anything else is done; a quarter of a cycle at least."""
+_CYCLE_S = 0.25
+"""Least length of a cycle: its plain quarter must be longer than a thread takes to see that it has begun."""
+_N_RECENT = 32
+"""Plain calls by which others are judged: the last ones."""
+_USUAL = 1.25
+"""Times their median from which a call is no usual one. What is beyond is counted over all plain calls: a checkpoint
+every hundred calls makes no call near it cheap or dear."""
 _MAX_BLIND = 20
-"""Times that these are asked for again where no call meets a site."""
+"""Times that the config in use is timed again where no call meets a site."""
 _EVERY = 2
 """Trials between two calls of what is in use."""
 _MOST = 48
 """Trials of one batch, so that what they tell counts soon."""
 _GUESS = 1.0
 """What a first trial is taken to spend, in times of what is in use, until three candidates have told more."""
+_PLANNED = 0.9
+"""Part of the budget that trials are planned for: some take more than foreseen."""
+_SCALES = 0.1, 3.0
+"""Bounds of a trial's cost by the calls' clock over that by the device's: a step that waits for its host hides most."""
 
 
 class Pace:
-    """The budget of one job. Fed with the same calls on every rank, it answers the same on every rank. Milliseconds; calls by number."""
+    """The budget of one job. Each rank adds its calls; what depends on ``agreed`` is the same on all ranks."""
 
     def __init__(self, max_slowdown: float) -> None:
         self.max_slowdown = max_slowdown
-        self.step_ms = 0.0
-        """A call of the job with what is in use; 0 before it is known."""
-        self.spent_ms = 0.0
-        self._began: int | None = None
-        self._now = 0
+        self.n_cycle = 4 * N_PLAIN
+        """Calls of a cycle, of which the first quarter is plain. The same on all ranks."""
+        self.agreed = Account()
+        """The most of any rank, as of the latest report."""
+        self.before_s: list[float] = []
+        """Plain calls before the first trial."""
+        self.has_worked = False
+        """True once a call was not plain by our doing."""
+        self._has_tried = self._is_based = False
         self._n_blind = 0
+        self._job_s = 0.0
+        self._recent: deque[float] = deque(maxlen=_N_RECENT)
+        self._usual_s = 0.0
+        self._n_plain, self._unusual_s = 0, 0.0
+        self._open: dict[bool, tuple[int, float]] = {False: (0, 0.0), True: (0, 0.0)}
+        """Whether they have trials -> our calls since the last plain ones: how many, and their seconds."""
+        self._n_settled: dict[bool, int] = {False: 0, True: 0}
+        self._settled_s: dict[bool, float] = {False: 0.0, True: 0.0}
+        self._foreseen_ms = 0.0
+        """What trials were to take by the device's clock."""
         self._n_measured: dict[tuple[str, int], int] = {}
         """(Site, candidate) -> calls that have timed it, as of the latest report."""
         self._warmed_up: set[tuple[str, int]] = set()
         self._met = 1.0
         """Share of the trials of the latest calls that were met there: where shapes take turns each call has some of the sites."""
 
+    # -- the calls' clock, on this rank ----------------------------------------------------------------------------
+
+    def is_quiet(self, call: int) -> bool:
+        """True of a call that is to be plain."""
+        return call % self.n_cycle < self.n_cycle // 4
+
+    def add(self, call: int, seconds: float, *, is_trial: bool = False, is_ours: bool = False) -> None:
+        """Take in a call that is over. ``is_ours``: something of the tuning was at work beside it."""
+        self._job_s += seconds
+        if is_trial or is_ours:
+            n, sum_s = self._open[is_trial]
+            self._open[is_trial] = n + 1, sum_s + seconds
+            self.has_worked, self._has_tried = True, self._has_tried or is_trial
+        elif not self.has_worked or (self.is_quiet(call) and self.is_quiet(call - 1)):  # other ranks see its start later
+            self._recent.append(seconds)
+            middle_s = statistics.median(self._recent)
+            self._usual_s = statistics.fmean([min(each, _USUAL * middle_s) for each in self._recent])
+            self._n_plain += 1
+            if self._n_plain > 4 * N_PLAIN:  # the first calls of a job are slow by themselves
+                self._unusual_s += max(0.0, seconds - _USUAL * middle_s)
+            if not self._has_tried:
+                self.before_s = [*self.before_s[1 - _N_RECENT :], seconds]
+            self._settle()
+
+    def _settle(self) -> None:
+        """After plain calls: what those before them took more."""
+        for is_trial, (n, sum_s) in self._open.items():
+            self._n_settled[is_trial] += n
+            self._settled_s[is_trial] += sum_s - n * self._usual_s
+            self._open[is_trial] = 0, 0.0
+
+    def _spent_s(self, is_trial: bool) -> float:
+        n, sum_s = self._open[is_trial]
+        unusual_s = self._unusual_s / max(1, self._n_plain - 4 * N_PLAIN)
+        return self._settled_s[is_trial] + sum_s - n * self._usual_s - (self._n_settled[is_trial] + n) * unusual_s
+
+    @property
+    def account(self) -> Account:
+        """Of this rank."""
+        trials_s = self._spent_s(is_trial=True)
+        return Account(self._job_s, trials_s + self._spent_s(is_trial=False), trials_s, self._usual_s)
+
+    @property
+    def slowdown(self) -> float:
+        """Share of the job's time that the tuning has taken, on the slowest rank."""
+        most = [each.spent_s / each.job_s for each in (self.account, self.agreed) if each.job_s]
+        return max([0.0, *most])
+
+    def may_work(self, call: int) -> bool:
+        """True if something of the tuning may be at work beside this call."""
+        spent_s = self.account.spent_s
+        return bool(self._recent) and not self.is_quiet(call) and spent_s <= self.max_slowdown * self._job_s
+
+    @property
+    def wanted_cycle(self) -> int:
+        """Calls of a cycle, by what a call takes here."""
+        n_calls = _CYCLE_S / self._usual_s if self._usual_s else 1.0
+        return max(4 * N_PLAIN, 1 << ceil(log2(max(1.0, n_calls))))
+
+    # -- trials: the same on all ranks -----------------------------------------------------------------------------
+
     def plan(self, race: Race, batch: Sequence[Replay]) -> tuple[list[Replay], int]:
         """The next calls, and how many replays of a batch are among them."""
-        if not self.step_ms and self._n_blind < _MAX_BLIND:
+        if not self._is_based and self._n_blind < _MAX_BLIND:
             self._n_blind += 1
             return [_in_use(race, batch)] * N_FIRST, 0
-        left_ms, runs = max(self._earned_ms(self._now) - self.spent_ms, 0.0), list[Replay]()
+        left_ms, runs = self._left_ms, list[Replay]()
         n_taken = 0
         for replay in batch[:_MOST]:
             left_ms -= self._expected_ms(race, replay)
@@ -63,30 +154,32 @@ class Pace:
             n_taken += 1
         return runs, n_taken
 
-    def due(self, race: Race, runs: Iterable[Replay]) -> int:
-        """The first call at which the budget has room for these."""
-        if self._began is None or not self.step_ms:
-            return 0
-        cost_ms = self.spent_ms + sum(self._expected_ms(race, each) for each in runs)
-        return self._began + ceil(cost_ms / (self.max_slowdown * self.step_ms)) if cost_ms > 0 else 0
+    def n_wait(self, race: Race, runs: Sequence[Replay]) -> int:
+        """Calls until the budget has room for these."""
+        lacking_ms = sum(self._expected_ms(race, each) for each in runs) - self._left_ms
+        earned_ms = _PLANNED * self.max_slowdown * self.agreed.call_s * 1e3
+        return ceil(lacking_ms / earned_ms) if lacking_ms > 0 and earned_ms else 0
 
-    def begin(self, call: int) -> None:
-        """These calls begin, at the first of them: the budget counts from the first ever."""
-        self._began = call if self._began is None else self._began
+    def schedule(self, first: int, runs: Sequence[Replay]) -> dict[int, Replay]:
+        """Number of a call -> its trials, from the ``first`` call on and without the plain ones."""
+        calls, call = dict[int, Replay](), first
+        for each in runs:
+            while self.is_quiet(call):
+                call += 1
+            calls[call] = each
+            call += 1
+        return calls
 
-    def end(self, race: Race, runs: Sequence[Replay], last: int) -> None:
-        """They are over, with this call as the last one, and the race knows their times."""
-        self._now = last
+    def end(self, race: Race, runs: Sequence[Replay]) -> None:
+        """They are over, and the race knows their times."""
         sites = [race[label] for label in dict.fromkeys(label for each in runs for label in each)]
-        in_use = [each.times[each.best] for each in sites if each.best in each.times]
-        if in_use:  # the mean: where shapes take turns, a long and rare step earns no more than its calls
-            self.step_ms = sum(each.closure_ms * each.n_replays for each in in_use) / sum(each.n_replays for each in in_use)
+        self._is_based |= any(each.best in each.times for each in sites)
         for label in {label for each in runs for label in each}:  # a function's configs run once before they race
             own_ms = next((each.launches_ms for i, each in race[label].warm_ups.items() if i == race[label].best), 0.0)
             for i, each in race[label].warm_ups.items():
                 if (label, i) not in self._warmed_up:
                     self._warmed_up.add((label, i))
-                    self.spent_ms += max(0.0, each.launches_ms - own_ms)
+                    self._foreseen_ms += max(0.0, each.launches_ms - own_ms)
         n_asked = Counter((label, trial.candidate) for each in runs for label, trial in each.items() if trial.is_timed)
         n_met = 0
         for (label, i), n in n_asked.items():
@@ -94,22 +187,20 @@ class Pace:
             known = self._n_measured.get((label, i), 0)
             n_new = min(n, total if total < known else total - known)  # fewer: under other conditions it is counted anew
             self._n_measured[label, i] = total
-            self.spent_ms += n_new * self._cost_ms(race, label, i)
+            self._foreseen_ms += n_new * self._cost_ms(race, label, i)
             n_met += n_new
         self._met = max(n_met / n_asked.total(), 0.1) if n_asked else 1.0
 
     @property
-    def slowdown(self) -> float:
-        """Share of the job's time since the first trial that the trials have taken."""
-        earned_ms = self._earned_ms(self._now)
-        return self.max_slowdown * self.spent_ms / earned_ms if earned_ms else 0.0
-
-    def _earned_ms(self, call: int) -> float:
-        return self.max_slowdown * self.step_ms * (call - self._began) if self._began is not None else 0.0
+    def _left_ms(self) -> float:
+        return max(0.0, _PLANNED * self.max_slowdown * self.agreed.job_s - self.agreed.spent_s) * 1e3
 
     def _expected_ms(self, race: Race, replay: Replay) -> float:
         """What a call is expected to take beyond what is in use."""
-        return self._met * sum(self._cost_ms(race, label, trial.candidate) for label, trial in replay.items())
+        by_device_ms = self._met * sum(self._cost_ms(race, label, trial.candidate) for label, trial in replay.items())
+        least, most = _SCALES
+        scale = self.agreed.trials_s * 1e3 / self._foreseen_ms if self._foreseen_ms else 1.0
+        return by_device_ms * min(max(scale, least), most)
 
     def _cost_ms(self, race: Race, label: str, candidate: int) -> float:
         """What a trial takes beyond what is in use: as far as it is known, or as candidates of the site took so far."""

@@ -96,6 +96,22 @@ class Times(NamedTuple):
         return self.kernel_ms * self.n_launches
 
 
+class Account(NamedTuple):
+    """What calls have taken, on one rank, or on the rank with the most; seconds."""
+
+    job_s: float = 0.0
+    """All calls since the tuning began."""
+    spent_s: float = 0.0
+    """Of it, beyond what plain calls would have taken."""
+    trials_s: float = 0.0
+    """Of that, in calls with trials."""
+    call_s: float = 0.0
+    """A plain call; 0 before there was one."""
+
+
+NOTHING = Account()
+
+
 @dataclass(frozen=True, slots=True)
 class PriorTimes:
     """Results of a site's earlier tunings with other candidate lists in the same environment. Equal on all ranks."""

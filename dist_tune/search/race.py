@@ -178,6 +178,7 @@ class Race:
         n_spare = int(self.spare_s * self.n_replays / self._replays_s) if self._replays_s > 0 else 0
         for name, site in self._sites.items():
             site.n_spare = n_spare
+            site.is_unclear |= name in report.unclear
             site.tell(n_replays if name in self._running else 0, report.times.get(name, {}))
             site.drop(reasons(report.failures.get(name, {})))
 

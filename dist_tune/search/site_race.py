@@ -55,6 +55,8 @@ class SiteRace:
         """Candidates that race from the beginning; 0 if there is nothing to choose."""
         self.n_spare = 0
         """Replays beyond a plain race that there is time for, if the clock cannot tell candidates apart."""
+        self.is_unclear = False
+        """True if launches of some candidate were timed in vain."""
         self._label, (self._plan, self._options) = label, rules
         self._guide = guide  # None once enough were tried
         self._has_run = False
@@ -144,6 +146,8 @@ class SiteRace:
             return "fastest in the race" if len(measured) > 1 else "only one that was measured"
         if winner in self.prior_times:
             return "fastest by earlier times"
+        if self.is_unclear:
+            return "nothing was measured: the device waited for the host in each of its launches"
         return next((self.left[i] for i in runnable if i in self.left), "nothing was measured: no replay met this site")
 
     # -- what is told --------------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from statistics import fmean
 
 from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.measure import median, spread, without_outliers
-from dist_tune.search.plan import Replay, Times
+from dist_tune.search.plan import NOTHING, Account, Replay, Times
 
 MAX_RANKS_LISTED = 16
 """Larger groups list only the slowest and the fastest rank of a candidate, so that messages do not grow with the group."""
@@ -47,6 +48,10 @@ class Report:
     """Site -> compiled candidate -> the one of lower index with the same kernel. A rank without the site leaves it out."""
     n_variants: dict[str, int] = field(default_factory=dict)
     """Site -> variants of its kernel, where there are several; on the rank with the most."""
+    unclear: list[str] = field(default_factory=list)
+    """Sites with a candidate whose launches all hold gaps in which the device waited for the host, on some rank."""
+    job: Account = NOTHING
+    """Of a tuning online, what the job's calls have taken; on the rank with the most."""
     endless: str = ""
     """Why variants of a kernel have no end, of the first rank that has found so."""
 
@@ -88,6 +93,8 @@ def reduce_reports(reports: Mapping[int, Report]) -> Report:
         nesting=nesting,
         equal={label: equal_on_all([each.equal[label] for each in everyone if label in each.equal]) for label in compiled},
         n_variants={label: max(each.n_variants.get(label, 1) for each in everyone) for one in everyone for label in one.n_variants},
+        unclear=sorted({site for each in everyone for site in each.unclear}),
+        job=Account(*map(max, zip(*(each.job for each in everyone), strict=True))),
         endless=next((each.endless for each in everyone if each.endless), ""),
     )
 
@@ -124,7 +131,7 @@ class Samples:
     def __init__(self) -> None:
         self._runs: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         """Site -> candidate -> replays that time it."""
-        self._launches: dict[str, dict[int, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+        self._launches: dict[str, dict[int, dict[int, list[float | None]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
         """Site -> candidate -> replay -> launches."""
         self._warm_ups: dict[str, dict[int, float]] = {}
         """Function -> candidate -> its shortest untimed run."""
@@ -151,8 +158,8 @@ class Samples:
         runs = self._warm_ups.setdefault(site, {})
         runs[candidate] = min(ms, runs.get(candidate, ms))
 
-    def add_launch(self, site: str, candidate: int, replay: int, ms: float) -> None:
-        """Add one timed launch; a site may be launched several times in a replay."""
+    def add_launch(self, site: str, candidate: int, replay: int, ms: float | None) -> None:
+        """Add one timed launch; a site may be launched several times in a replay. None: its time is not the kernel's."""
         self._launches[site][candidate][replay].append(ms)
 
     def why_discarded(self, replay: int) -> str:
@@ -202,18 +209,24 @@ class Samples:
         """
         times: dict[str, dict[int, Times]] = {}
         all_failures = {site: dict(each) for site, each in failures.items()}
+        unclear = set[str]()
         for site in self._launches:  # also those not met recently: this rank still owns them
             times[site] = {}
             for candidate in sorted({each[site].candidate for each in batch if site in each and each[site].is_timed}):
                 replays = sorted(self._runs[site][candidate] & self._closures.keys())  # others are under way
-                launches = [ms for each in self._launches[site][candidate].values() for ms in each]
+                launches = [ms for each in self._launches[site][candidate].values() for ms in each if ms is not None]
                 absurd = [ms for ms in (*launches, *(self._closures[k][0] for k in replays)) if not (isfinite(ms) and ms > 0)]
                 if replays and absurd:  # JSON has no such numbers, and no median or maximum should hide one
                     failure = CandidateFailure(FailureKind.CLOCK, f"the clock gave {absurd[0]} ms")
                     all_failures.setdefault(site, {}).setdefault(candidate, failure)
                 elif replays and launches:
                     times[site][candidate] = self._measured(site, candidate, replays, reduced_ms)
-        return Report(times, all_failures, sorted(self._disturbed), has_new_sites, lost=sorted(self._lost), nesting=self._nesting)
+                elif replays and any(self._launches[site][candidate].values()):
+                    unclear.add(site)
+        return Report(
+            times, all_failures, sorted(self._disturbed), has_new_sites,
+            lost=sorted(self._lost), nesting=self._nesting, unclear=sorted(unclear),
+        )  # fmt: skip
 
     def report_warm_ups(self, failures: Failures) -> Report:
         """Report the shortest untimed run of each candidate so far: a first run compiles and allocates, a hiccup only adds."""
@@ -223,10 +236,10 @@ class Samples:
     def _measured(self, site: str, candidate: int, replays: Sequence[int], reduced_ms: Known) -> Times:
         # A function's launches hold those inside, which run their winners meanwhile: turns see to that.
         by_replay = {replay: each for replay, each in self._launches[site][candidate].items() if each}
-        launches = without_outliers([ms for each in by_replay.values() for ms in each])
+        launches = without_outliers([ms for each in by_replay.values() for ms in each if ms is not None])
         closures = [self._closures[replay][0] - self._others_ms(site, replay, reduced_ms) for replay in replays]
         # Less its own launches, if they were timed in the same replay: their noise is not that of the rest.
-        rests = [ms - sum(by_replay.get(replay, ())) for replay, ms in zip(replays, closures, strict=True)]
+        rests = [ms - _sum_ms(by_replay.get(replay, ())) for replay, ms in zip(replays, closures, strict=True)]
         return Times(
             kernel_ms=_to_ns(median(launches)),
             closure_ms=_to_ns(median(without_outliers(closures))),
@@ -234,7 +247,7 @@ class Samples:
             rest_spread_ms=_to_ns(spread(without_outliers(rests))),
             n_replays=len(replays),
             n_launches=round(median([len(each) for each in by_replay.values()])),
-            n_timed=len(by_replay),
+            n_timed=sum(any(ms is not None for ms in each) for each in by_replay.values()),
         )
 
     def _others_ms(self, site: str, replay: int, known_ms: Known) -> float:
@@ -245,6 +258,12 @@ class Samples:
             if other != site and trial.candidate in times_ms:
                 added_ms += times_ms[trial.candidate] - min(times_ms.values())
         return added_ms
+
+
+def _sum_ms(launches: Sequence[float | None]) -> float:
+    """Milliseconds of launches, of which those without a time are like the others."""
+    known = [ms for ms in launches if ms is not None]
+    return fmean(known) * len(launches) if known else 0.0
 
 
 def _to_ns(ms: float) -> float:

@@ -104,9 +104,16 @@ class Site:
     is_given_up: bool = False
     """True if a launch found no candidate that runs here, and raised. If the step lives on, it does without the kernel."""
     last_error: Exception | None = None
+    has_gaps: bool = False
+    """True once the device has waited for the host inside a timed launch: it spins before later ones."""
     winner: Any = None
     timings: Timings = field(default_factory=Timings)
     """Of the tuning that chose the winner."""
+
+    def fill(self) -> None:
+        """Bring the winner into use."""
+        for slot in self.slots.values():
+            slot.fill(self.winner, self.timings)
 
     @property
     def first_guess(self) -> int:

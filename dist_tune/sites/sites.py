@@ -195,8 +195,7 @@ class Sites:
             return
         self._settle(site)
         if self.fills_at_once:
-            for slot in site.slots.values():
-                slot.fill(site.winner, site.timings)
+            site.fill()
 
     def tell(self, labels: Iterable[str]) -> None:
         """Tell of the configs that were tuned here, as vanilla Triton does, each once.

@@ -88,10 +88,11 @@ def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
     tables = [row for each in settled for row in table_rows(each)]
     spent = " ".join(f"{phase_told(name)}={value:.3f}" for name, value in seconds)
     again = f", {context.replays.n_run_again} of them run again" * bool(context.replays.n_run_again)
-    told = outcome(context.name, records, seconds.total)
+    steps = context.replays.step_times()
+    told = outcome(context.name, records, seconds.total, steps)
     context.story.info(told, shown=True)
     for line in [*site_lines(settled, has_numbers=True), *tables, f"{amount(n_replays, 'replay')}{again}; seconds: {spent}"]:
         context.story.info(line)
-    first_ms, best_ms = account.step_times(records)
+    first_ms, best_ms = account.step_times(records) if steps is None else steps[:2]
     context.story.emit(events.TuningEnded, seconds=seconds.model_dump(), n_replays=n_replays, first_ms=first_ms, best_ms=best_ms)
     context.story.terminal.show(page(settled, has_log=os.access(context.story.path, os.W_OK)))  # without one a warning has said so

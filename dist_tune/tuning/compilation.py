@@ -155,6 +155,7 @@ def _compile(context: TuningContext, units: Sequence[_Unit]) -> None:
             context.story.compiled(compiler.ended)
             context.story.terminal.step(n_all - sum(len(compiler.pending(v.label) & each) for _, v, each in units), n_all)
             _load_ready(context, units)
+            context.replays.breathe(compiler)
         for index, failure in compiler.failures(variant.label).items():
             context.sites.reject(site, index, failure)
     context.story.compiled(compiler.ended)

@@ -147,7 +147,9 @@ class TuningContext:
         """
         elapsed_s, variants = round(time.monotonic() - self.expenses.search_began, 4), self.replays.trials.variants
         batch_s = round(self.replays.batch_s, 4)
-        reduced = self.reduce(topic, replace(report, elapsed_s=elapsed_s, batch_s=batch_s, endless=variants.endless), REPORTS)
+        report = replace(report, elapsed_s=elapsed_s, batch_s=batch_s, job=self.replays.account(), endless=variants.endless)
+        reduced = self.reduce(topic, report, REPORTS)
+        self.replays.agree_on(reduced.job)
         variants.endless = reduced.endless
         self.story.dropped(reduced.failures)
         for label, failures in reduced.failures.items():

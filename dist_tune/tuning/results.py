@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dist_tune.cache import CandidateRecord, Environment, TuningRecord, account
 from dist_tune.configs import config_fields
 from dist_tune.output import milliseconds, site_name, site_names, table
+from dist_tune.replays import StepTimes
 from dist_tune.search import CandidateResult
 from dist_tune.sites import Site
 from dist_tune.tuning.context import TuningContext
@@ -88,13 +89,13 @@ def table_rows(site: Settled) -> list[str]:
     return ["; ".join(filter(None, title)), *(f"  {line}" for line in table(account.candidate_rows(site.record, has_ranks=True)))]
 
 
-def outcome(name: str, records: Sequence[TuningRecord], seconds: float) -> str:
-    """The step before and after, what the tuning took, and its slowest rank: one line."""
-    first_ms, best_ms = account.step_times(records)
+def outcome(name: str, records: Sequence[TuningRecord], seconds: float, steps: StepTimes | None = None) -> str:
+    """The step before and after, what the tuning took, and its slowest rank: one line. ``steps``: of calls, in place of replays."""
+    first_ms, best_ms = account.step_times(records) if steps is None else steps[:2]
     after = f"{milliseconds(best_ms)} ms" if best_ms is not None else "not timed"
     if best_ms and first_ms is not None:
         after = f"{milliseconds(first_ms)} -> {after} ({account.faster(first_ms / best_ms)})"
-    slowest = account.slowest_rank(records)
+    slowest = account.slowest_rank(records) if steps is None else account.slowest_of(steps.ranks_ms)
     return f"{name} {after}, tuned in {seconds:.1f} s" + f"; slowest {slowest}" * bool(slowest)
 
 

@@ -1,0 +1,77 @@
+"""Trial launches of calls that count: each costs the host little more than a steady launch.
+
+While a call tries a candidate, the kernel's cache holds a copy of its config, by which the patched launch finds the
+``Turn``. What is out of the ordinary (a kernel that is not loaded for these arguments, an error, a capture) takes the
+long way through ``Trials``. Knows nothing of other ranks.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from dist_tune.compiler import NotLoaded
+from dist_tune.measure import Clock, Span, is_capturing
+from dist_tune.runtime import interception
+from dist_tune.sites import Site
+
+if TYPE_CHECKING:
+    from dist_tune.replays.trials import Trials
+
+_MOST = 16
+"""Launches of a site that are timed in one call: layers of a model are alike, and each time is read by a thread beside the job."""
+
+
+class Turn:
+    """A candidate at a site, in the calls that try it."""
+
+    def __init__(self, trials: Trials, clock: Clock, site: Site, index: int) -> None:
+        own = site.configs[index]
+        self.site, self.index = site, index
+        self.config = copy(own)
+        """An object of its own: several sites may share theirs."""
+        self.is_timed = False
+        self.n_launches = 0
+        """In the call under way."""
+        self.spans: list[Span | None] = []
+        """Of these launches; None of one whose time is not the kernel's."""
+        self._trials, self._clock = trials, clock
+        self._own, self._kwargs = own, own.all_kwargs()
+
+    def begin(self, *, is_timed: bool) -> None:
+        """A call begins."""
+        self.is_timed, self.n_launches, self.spans = is_timed, 0, []
+
+    def __call__(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """In place of a launch with the config."""
+        trials, clock, site = self._trials, self._clock, self.site
+        is_elsewhere = interception.listener_here() is not trials or kwargs.get("warmup")
+        if is_elsewhere or (clock.is_cuda and is_capturing()):
+            return trials.launch_in_use(kernel, args, kwargs)
+        kernel.best_config = self._own
+        trials.refuses_in = thread = get_ident()
+        span = clock.span() if self.is_timed and self.n_launches < _MOST else None
+        try:
+            if span is None:
+                value = kernel.fn.run(*args, **kwargs, **self._kwargs)
+            else:
+                is_covered = site.has_gaps
+                if is_covered:
+                    clock.cover()
+                span.begin()
+                value = kernel.fn.run(*args, **kwargs, **self._kwargs)
+                span.end()
+                if clock.has_gap(span, is_covered=is_covered):
+                    site.has_gaps, span = True, None
+        except (Exception, NotLoaded) as error:  # noqa: BLE001  # any error of a launch becomes a vote
+            return trials.launch_otherwise(site, self.index, (kernel, args, kwargs), error)
+        if trials.refuses_in != thread:  # a wrapper around the kernel has caught the refusal to compile
+            return trials.launch_otherwise(site, self.index, (kernel, args, kwargs), NotLoaded())
+        trials.refuses_in = 0
+        self.n_launches += 1
+        if self.is_timed and len(self.spans) < _MOST:
+            self.spans.append(span)
+        if trials.functions:
+            trials.nest(site.label)
+        return value
