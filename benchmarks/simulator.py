@@ -158,6 +158,7 @@ def play(
         n_taken, in_use = len(batch), {site: search[site].best or 0 for site in world.sites}
         if max_slowdown is not None:
             plain_ms = world.closure_ms(in_use)
+            pace.renew()
             while not pace.may_work(n_calls + 1):
                 n_calls += 1
                 pace.add(n_calls, plain_ms / 1e3)

@@ -124,6 +124,11 @@ class Compiler:
         self._sites[label] = {i: found[i] for i in configs}
         self.queue(label, first)
 
+    def adopt(self, first: Compiler) -> None:
+        """Go on with what an earlier tuning has asked Triton for, and has compiled so far."""
+        self._sites, self._by_key = first._sites, first._by_key
+        self._tools.shared_limit_bytes = first._tools.shared_limit_bytes
+
     def keys(self, label: str) -> str:
         """The site's candidates with their keys in Triton's disk cache, in a row."""
         return " ".join(f"{i}={each.compilation.key}" for i, each in self._sites[label].items())

@@ -340,6 +340,7 @@ class OnlineRuns(Replayer):
             site = self._sites.met.get(label)
             if site is not None and site.winner is None and index not in site.failures and index != site.stand_in:
                 site.stand_in = index
+                self.pace.renew()
                 self.use(site, index)
                 for owner in site.slots:
                     self._known[owner, site.key].fill()
@@ -400,9 +401,8 @@ class OnlineRuns(Replayer):
         self._sites.story.end_batch(self.trials.samples.why_discarded)
 
     def again(self, closure: Callable[[], Any]) -> None:
-        """One call in which all launches are heard, with what is in use; after some plain ones."""
+        """Some plain calls: what follows is compared with them."""
         self._wait_for(lambda: self._calls.n_calls >= self.began_at + N_PLAIN, "plain calls")
-        self.run_batch(closure, [{}], WARM_UP)
 
     def last_run(self, closure: Callable[[], Any]) -> None:
         """Bring the winners into use with one call on all ranks."""

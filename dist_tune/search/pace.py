@@ -58,7 +58,7 @@ class Pace:
         """Plain calls before the first trial."""
         self.has_worked = False
         """True once a call was not plain by our doing."""
-        self._has_tried = self._is_based = False
+        self._has_tried = self._is_based = self._is_stale = False
         self._n_blind = 0
         self._job_s = 0.0
         self._recent: deque[float] = deque(maxlen=_N_RECENT)
@@ -90,6 +90,9 @@ class Pace:
             self._open[is_trial] = n + 1, sum_s + seconds
             self.has_worked, self._has_tried = True, self._has_tried or is_trial
         elif not self.has_worked or (self.is_quiet(call) and self.is_quiet(call - 1)):  # other ranks see its start later
+            if self._is_stale:
+                self._recent.clear()
+                self._is_stale = False
             self._recent.append(seconds)
             middle_s = statistics.median(self._recent)
             self._usual_s = statistics.fmean([min(each, _USUAL * middle_s) for each in self._recent])
@@ -99,6 +102,10 @@ class Pace:
             if not self._has_tried:
                 self.before_s = [*self.before_s[1 - _N_RECENT :], seconds]
             self._settle()
+
+    def renew(self) -> None:
+        """Other configs are in use from here on: plain calls of before are no measure of later ones."""
+        self._is_stale = True
 
     def _settle(self) -> None:
         """After plain calls: what those before them took more."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import takewhile
 from math import inf
 from typing import Any
@@ -229,18 +230,15 @@ class Sites:
         if label in self._outcomes and self._outcomes[label][0] in texts:  # others have tuned it; it is met in the final run
             self._settle(site)
             return site
-        record = self.lookup.look_up(label, (launch.name, launch.key_text), lambda: launch.code().digest, texts)
         site.checker = launch.checker()
         # On all ranks alike, whether they have a record or not: a reference may be collective.
         site.is_unchecked = site.checker is not None and not launch.is_whole
+        has_record = self._look_up(site, lambda: launch.code().digest)
         site.source = self.lookup.source(label)
         site.not_followed = launch.code().not_followed if site.source else []
-        if record is not None and label not in self._uncached:
-            site.record, site.stand_in = record, record.winner
+        if has_record:
             await_digest()  # for the launch that follows
             return site
-        cache_key = self.journal.enter(site)
-        self.story.site(label, (site.kernel, site.key), texts, n_pruned=site.n_removed, cache_key=cache_key)
         if self.lookup.may_tune:
             near = launch.slot.nearest()
             site.near = next((i for i, config in enumerate(configs) if config is near), None)
@@ -256,6 +254,27 @@ class Sites:
             site.variants.append(Variant(label, specialisation(launch)))
             self._compiler.begin(label, launch, dict(enumerate(configs)), first, site.first_guess)
         return site
+
+    def _look_up(self, site: Site, source: Callable[[], str]) -> bool:
+        """True if there is a record of a new site; else what earlier attempts have left of it is noted."""
+        record = self.lookup.look_up(site.label, (site.kernel, site.key), source, site.texts)
+        if record is not None and site.label not in self._uncached:
+            site.record, site.stand_in = record, record.winner
+            return True
+        cache_key = self.journal.enter(site)
+        self.story.site(site.label, (site.kernel, site.key), site.texts, n_pruned=site.n_removed, cache_key=cache_key)
+        return False
+
+    def adopt(self, first: Sites) -> None:
+        """Enter the sites that another tuning has met and left untuned, without another launch of theirs."""
+        self._labels, self._kinds = first._labels, first._kinds
+        self._compiler.adopt(first._compiler)
+        for label, old in first.met.items():
+            if old.record is None and old.winner is not None:
+                new = replace(old, is_new=True, winner=None, timings=Timings(), reported=set())
+                new.stand_in = old.configs.index(old.winner)
+                self._look_up(new, lambda source=old.source: source)  # type: ignore[misc]  # mypy knows no defaults of lambdas
+                self.met[label] = new
 
     def _label_of(self, launch: Tunable) -> str:
         base = launch.name + launch.key_text

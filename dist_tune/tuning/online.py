@@ -25,13 +25,13 @@ class Online:
         self._tuning = Tuning(name, self._ranks, first.options, first.settings, calls)
         runs = self._tuning.replays
         assert isinstance(runs, OnlineRuns)
-        self.runs, self.calls, self._keep, self._pid = runs, calls, keep, os.getpid()
+        self.runs, self.calls, self._first, self._keep, self._pid = runs, calls, first, keep, os.getpid()
         self._device = api.current_device() if api.is_available() and api.is_initialized() else None
         self._thread = Thread(target=self._run, name="dist_tune online", daemon=True)
         self._thread.start()  # before slots are cleared: where there are no more threads the job goes on as it is
         atexit.register(self._close)
         for site in first.sites:
-            if site.winner is not None:
+            if site.winner is not None and site.record is None:
                 for slot in site.slots.values() if site.is_whole else ():
                     slot.clear()
                 runs.use(site, site.configs.index(site.winner))
@@ -40,7 +40,7 @@ class Online:
         try:
             if self._device is not None:
                 api.set_device(self._device)  # each thread has its own
-            self._tuning.tune_beside()
+            self._tuning.tune_beside(self._first)
         except BaseException:  # noqa: BLE001  # told; the job has nothing to do with it, and goes on
             self.runs.give_up()
         else:

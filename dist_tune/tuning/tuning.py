@@ -144,12 +144,16 @@ class Tuning:
                 return self._finish(closure)
             return self._counted()
 
-    def tune_beside(self) -> None:
-        """Tune the sites of the calls to come, on a thread of its own beside them. Collective; an error ends it on all ranks."""
+    def tune_beside(self, first: Tuning) -> None:
+        """Tune the sites of the ``first`` tuning in the calls to come, on a thread of its own beside them.
+
+        Collective; an error ends it on all ranks.
+        """
         with self._exit:
             try:
                 self._begin()
                 self.replays.begin(FirstRun(), is_made=True)
+                self._context.sites.adopt(first._context.sites)
                 self.replays.again(_no_run)
                 if self._discovered(_no_run, is_watched=True):
                     self._finish(_no_run)
