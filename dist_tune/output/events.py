@@ -213,6 +213,10 @@ class TuningEnded(Event):
     """The step with the winners; null if it was not timed."""
     error: str = ""
     """Error that ended the tuning; empty if it came to its end."""
+    is_cut_off: bool = False
+    """True if the program ended first: ``error`` says how far the tuning had come."""
+    goes_online: bool = False
+    """True if its kernels are tuned in the calls to come, by another tuning of the same function."""
 
 
 class Told(Event):
@@ -277,6 +281,8 @@ def log_line(event: Mapping[str, Any]) -> tuple[int, str]:
             return logging.DEBUG, f"site {event['site']} = {event['label']}: {amount(len(event['configs']), 'config')}{pruned}"
         case {"kind": "meeting"}:
             return logging.DEBUG, f"meeting={event['topic']!r} seconds={event['seconds']:.4f}"
+        case {"kind": "done", "is_cut_off": True}:  # a line says so
+            return logging.NOTSET, ""
         case {"kind": "done", "error": str(error)}:  # one that has come to its end has a summary
             return logging.ERROR, f"{event['tuning']} ended by {error}"
     return logging.NOTSET, ""

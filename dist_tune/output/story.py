@@ -255,10 +255,10 @@ class Story:
         if not self._is_quiet:
             self.terminal.late(text)
 
-    def broken(self, error: str, seconds: Mapping[str, float], n_replays: int) -> None:
-        """An error has ended the tuning."""
+    def broken(self, error: str, seconds: Mapping[str, float], n_replays: int, *, is_cut_off: bool = False) -> None:
+        """An error, or the program's end, has ended the tuning."""
         self._is_begun = True
-        self.emit(events.TuningEnded, error=error, seconds=dict(seconds), n_replays=n_replays)
+        self.emit(events.TuningEnded, error=error, seconds=dict(seconds), n_replays=n_replays, is_cut_off=is_cut_off)
 
     # -- sites and candidates ------------------------------------------------------------------------------------
 

@@ -355,6 +355,11 @@ class OnlineRuns(Replayer):
         self._n_wait, self._latest_runs = self.pace.n_wait(race, runs), runs
         return runs, n_taken
 
+    @property
+    def n_calls(self) -> int:
+        """Calls so far."""
+        return self._calls.n_calls + 1 - self.began_at
+
     def account(self) -> Account:
         """What the job's calls have taken here."""
         self._take_durations()

@@ -174,6 +174,11 @@ class Replayer:
         """The runs to make next, and how many replays of the ``batch`` are among them: all."""
         return batch, len(batch)
 
+    @property
+    def n_calls(self) -> int:
+        """Calls of the job since it is tuned online; 0 where replays are the tuner's."""
+        return 0
+
     def account(self) -> Account:
         """What calls of a job have taken here: nothing, where replays are the tuner's."""
         return Account()

@@ -133,5 +133,8 @@ def _gaps(story: Story) -> Iterator[str]:
             yield f"{tuning.title}: no events of {len(absent)} of {n_ranks} ranks ({numbers(absent)}), which may log to other folders"
         if n_open := sum(each.done is None for each in ranks.values()):
             yield f"{tuning.title}: the tuning had not ended on {n_open} of {len(ranks)} ranks"
-        failed = [(rank, each.done.error) for rank, each in sorted(ranks.items()) if each.done and each.done.error]
+        yield from [each.done.error for _, each in sorted(ranks.items()) if each.done and each.done.is_cut_off][:1]
+        failed = [
+            (rank, each.done.error) for rank, each in sorted(ranks.items()) if each.done and each.done.error and not each.done.is_cut_off
+        ]
         yield from (f"{tuning.title}: rank {rank} ended with {error[:300]}" for rank, error in failed)

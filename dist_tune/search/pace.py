@@ -19,7 +19,7 @@ from dist_tune.search.selection import RacingOptions
 
 N_FIRST = 3
 """Calls that time what is in use, before anything else is tried."""
-ONLINE = RacingOptions(insured_ms=1.0, max_asked=50, has_even_steps=False)
+ONLINE = RacingOptions(insured_ms=1.0, max_asked=50, has_even_steps=False, goes_on=True)
 """A candidate that looks hopeless has had its one call: a second one would cost the job more than a hiccup costs the
 search. A shape may come in one of many calls."""
 N_PLAIN = 4

@@ -124,6 +124,8 @@ class PriorTimes:
     """The candidate that the first rank uses for the nearest other key."""
     suspects: list[int] = field(default_factory=list)
     """Candidates under way on some rank when its process died: they run last, and alone."""
+    attempt: dict[int, Times] = field(default_factory=dict)
+    """Those of them that an attempt at this very tuning has measured, which its program has ended."""
 
 
 @dataclass(frozen=True, slots=True)

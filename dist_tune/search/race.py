@@ -91,6 +91,12 @@ class Race:
         return sum(bounds) if self._nesting else max(bounds, default=0)
 
     @property
+    def n_left(self) -> int:
+        """Replays that are still to come at most, if every site is met in every replay."""
+        left = [site.n_left for site in self._sites.values()]
+        return sum(left) if self._nesting else max(left, default=0)
+
+    @property
     def n_queued(self) -> int:
         """Replays that are asked for; what follows depends on their times."""
         return max((len(self._sites[name].queue) for name in self._turn), default=0)

@@ -47,6 +47,8 @@ class RacingOptions:
 
     max_asked: int = 5
     """Times that trials are asked for again in which the site was not met."""
+    goes_on: bool = False
+    """True if times of an attempt before count as this race's own: a job in short pieces would begin anew in each."""
     has_even_steps: bool = True
     """True if one long replay tells of its candidate; a job's steps wait for loaders, checkpoints and late ranks as well."""
 

@@ -19,6 +19,17 @@ NOT_MET = "was not met in time to be measured"
 _BESIDE_ANOTHER = "slower beside another config of the function around it"
 
 
+def _joined(earlier: Times, now: Times) -> Times:
+    """Kernel times of two attempts at one race; the step's are those of now."""
+    n_earlier, n_now = earlier.n_replays, now.n_replays
+    kernel_ms, spread_ms = (
+        (n_earlier * one + n_now * other) / (n_earlier + n_now)
+        for one, other in ((earlier.kernel_ms, now.kernel_ms), (earlier.spread_ms, now.spread_ms))
+    )
+    n_timed = earlier.n_timed + now.n_timed
+    return now._replace(kernel_ms=kernel_ms, spread_ms=spread_ms, n_replays=n_earlier + n_now, n_timed=n_timed)
+
+
 class SiteRace:
     """Candidates by index. Changed through ``Race``, with numbers that are equal on all ranks; times are totals since the beginning."""
 
@@ -69,6 +80,10 @@ class SiteRace:
         self.drop(failures)
         times = {self.equal.get(i, i): each for i, each in prior.times.items()} | prior.times
         self.prior_times = {i: each for i, each in times.items() if i in self._runnable()}
+        attempt = prior.attempt if self._options.goes_on else {}
+        self._attempt = {i: each for i, each in attempt.items() if i in self._runnable()}
+        """Times of the attempt before, which count as this race's own."""
+        self.times.update(self._attempt)
         winner = self.equal.get(prior.winner, prior.winner) if prior.winner is not None else None
         self.prior_winner = winner if winner in self.prior_times and winner not in self.suspects else None
         self._leave_by_prior_times()
@@ -129,6 +144,18 @@ class SiteRace:
         n_rungs = sum(1 + options.quota(n, rung) for rung in range(plan.n_repeat - 1))
         return plan.n_warmup + n + n_rungs + options.n_final_rounds * options.max_finalists * plan.n_repeat
 
+    @property
+    def n_left(self) -> int:
+        """Replays that are still to come at most, if the site is met in each."""
+        plan, options = self._plan, self._options
+        if self.stage in ("done", "exhaustive"):
+            return len(self.queue)
+        n_of_round = options.max_finalists * plan.n_repeat
+        n_finals = (options.n_final_rounds - self._n_rounds) * n_of_round
+        n_runnable = len(self._runnable())
+        n_rungs = sum(options.quota(n_runnable, rung) for rung in range(self._rung, plan.n_repeat - 1))
+        return len(self.queue) + n_finals + (n_rungs if self.stage == "race" else 0)
+
     def _runnable(self) -> list[int]:
         return [i for i in range(self.n_candidates) if i not in self.failures and i not in self.equal and i not in self.untried]
 
@@ -166,10 +193,15 @@ class SiteRace:
         """Take in the reduced times after some replays of the queue; they replace older ones."""
         self._has_run |= n_replays > 0 and bool(self.queue)
         self.queue = self.queue[n_replays:]
-        self.times.update(times)
+        if times:
+            n_launches = max(each.n_launches for each in times.values())
+            for i, each in self._attempt.items():  # which has not kept how many launches a call makes
+                earlier = each._replace(n_launches=n_launches)
+                self.times[i] = _joined(earlier, times[i]) if i in times else self.times[i]._replace(n_launches=n_launches)
+        self.times.update({i: each for i, each in times.items() if i not in self._attempt})
         # A rank that met the site late may be the slowest, so times without it do not count.
-        n_owners = max((each.n_owners for each in self.times.values()), default=0)
-        self.times = {i: each for i, each in self.times.items() if each.n_owners == n_owners}
+        n_owners = max((each.n_owners for i, each in self.times.items() if i not in self._attempt), default=0)
+        self.times = {i: each for i, each in self.times.items() if i in self._attempt or each.n_owners == n_owners}
         self.suspects -= self.times.keys()
         if self.stage == "finals":
             self._timed_in_finals |= times.keys()
@@ -225,6 +257,7 @@ class SiteRace:
         self.prior_winner = winner if winner in self.times else self.prior_winner
         self.prior_times |= self.times
         self.times, self.selection, self._has_run = {}, None, False
+        self._attempt.clear()
         self._rung = self._n_rounds = self._n_repeats = 0
         self._timed_in_finals.clear()
         self._begin()
@@ -313,7 +346,7 @@ class SiteRace:
             self._want(alive, 1)
             # The device and its allocator warm up once, not with every candidate.
             first = next((i for i in (known, self.best, *alive) if i in alive), None)
-            self.queue = self._warm_up(first) + self._shuffled(alive)
+            self.queue = self._warm_up(first) + self._shuffled(self._lacking(alive))
         if known is not None:  # in front: where the budget runs out it has had its turn
             self.queue.sort(key=lambda trial: trial.candidate != known)
 
@@ -345,7 +378,10 @@ class SiteRace:
             self._n_repeats += n_more * len(staying) - n_plain * goes_on
             self._rung += n_more
             self._want(staying, self._rung + 1)
-            self.queue = [trial for k in range(n_more) for trial in self._shuffled(staying, f"{k}" if k else "")]
+            turns = [(self._lacking(staying, n_more - 1 - k), f"{k}" if k else "") for k in range(n_more)]
+            self.queue = [trial for lacking, salt in turns for trial in self._shuffled(lacking, salt)]
+            if not self.queue:  # the attempt before has come further
+                self.advance()
             return
         if len(staying) > n_finalists:
             best = kept(self._measured(staying), n_finalists, margin, plan.objective) or staying[:n_finalists]
@@ -382,6 +418,11 @@ class SiteRace:
         if len(contenders) < 2:
             self.selection = replace(self.selection, reason=self._why_alone(self.selection.winner))
         return self.selection
+
+    def _lacking(self, candidates: Iterable[int], n_later: int = 0) -> list[int]:
+        """Those that need another trial, beside some later ones: all, but for what an attempt before has timed."""
+        known = {i: self.times[i].n_replays if i in self._attempt and i in self.times else 0 for i in candidates}
+        return [i for i in candidates if i not in self._attempt or known[i] + n_later < self._wanted.get(i, 1)]
 
     def _want(self, candidates: Iterable[int], n_timed: int) -> None:
         self._wanted, self._n_asked = dict.fromkeys(candidates, n_timed), 0

@@ -129,7 +129,7 @@ class TuningJournal:
     def prior(self, label: str, otherwise: PriorTimes) -> PriorTimes:
         """Times of earlier attempts, with those of other tunings (``otherwise``): all that are near the best race."""
         times = self.attempts_at(label).times
-        return PriorTimes({**otherwise.times, **times}) if times else otherwise
+        return PriorTimes({**otherwise.times, **times}, attempt=times) if times else otherwise
 
     def note(self, label: str, deaths: Mapping[int, int]) -> None:
         """Before a site is tuned: note the deaths of all ranks, as the next one may be another's. A config in quarantine begins anew."""

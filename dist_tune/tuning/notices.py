@@ -99,6 +99,27 @@ def tell_of_untuned(context: TuningContext, why_not: str) -> None:
     context.options.notices.tell(context.story, {"not tuned": f"{closure_name(context.name)} {why_not}"})
 
 
+def cut_off(context: TuningContext) -> str:
+    """How far a tuning has come that its program has ended."""
+    race, n_calls = context.race, context.replays.n_calls
+    n_all = sum(len(site.configs) for site in context.sites.met.values())
+    n_timed = sum(len(race[label].times) for label in context.entries if label in race)
+    after = f" after {amount(n_calls, 'call')}" if n_calls else ""
+    name = closure_name(context.name)
+    kept = f"the times of {n_timed} of {n_all} configs are kept"
+    if not context.lookup.folder:
+        kept = "nothing is kept without a cache"
+    if n_timed:
+        n_left = max(1, race.n_left)
+        per_trial = n_calls / max(1, context.replays.n_replays) if n_calls else 1.0
+        phase = "the finals" if race.is_final else "the race"
+        far = f"in {phase}: {kept}, and about {amount(round(n_left * max(1.0, per_trial)), 'call')} more are needed"
+    else:
+        n_loaded = sum(len(each.loaded) for site in context.sites.met.values() for each in site.variants[:1])
+        far = f"before a config was timed: {n_loaded} of {n_all} are compiled"
+    return f"{name} is not tuned any further: the program ended first{after}, {far}; the next start goes on from there"
+
+
 def tell_of_repeated(context: TuningContext, names: Sequence[str]) -> None:
     """What plain objects hold and each replay changes, which is the step's own business."""
     if names:

@@ -54,3 +54,5 @@ class Online:
         if self._pid == os.getpid() and self._thread.is_alive():
             self.runs.give_up()
             self._thread.join(_EXIT_S)
+            if self.runs.ended_at is None:
+                self._tuning.tell_cut_off()

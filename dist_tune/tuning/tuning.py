@@ -29,7 +29,7 @@ from dist_tune.tuning.applying import apply_winners
 from dist_tune.tuning.context import Closure, TuningContext, TuningOptions
 from dist_tune.tuning.discover import discover
 from dist_tune.tuning.entering import enter_sites
-from dist_tune.tuning.notices import tell_of_first_run, tell_of_repeated
+from dist_tune.tuning.notices import cut_off, tell_of_first_run, tell_of_repeated
 from dist_tune.tuning.racing import run_race
 from dist_tune.watch import Kind, Watchdog, prepare_release
 
@@ -44,7 +44,7 @@ class Tuning:
         self.goes_online = False
         """True if calls may not be repeated, and are to be tuned while they are made: the same on all ranks."""
         self.options, self.settings = options, settings
-        self._is_beside, self._has_started = calls is not None, False
+        self._is_beside, self._has_started, self._is_cut_off = calls is not None, False, False
         if options.plan.search == "online" or self._is_beside:  # no candidate warms up in a call of its own
             plan = options.plan
             options = replace(options, plan=replace(plan, search=None if plan.search == "online" else plan.search, n_warmup=0))
@@ -160,13 +160,9 @@ class Tuning:
                 else:
                     self.replays.last_run(_no_run)
             except BaseException as error:
-                why = f"{type(error).__name__}: {error}"
-                is_peers_end = isinstance(error, PeerFailedError) and error.error.startswith(JobEndedError.__name__)
-                if is_peers_end or isinstance(error, JobEndedError | StoreGoneError):
-                    n_missing = max(1, self._context.race.bound - self._context.race.n_replays)
-                    why = f"the program ended first, at most {n_missing} timed calls too early; the next start goes on from there"
-                told = f"{closure_name(self._context.name)} is not tuned any further: {why}"
-                self._context.story.warning(told, shown=True)
+                if not _is_programs_end(error):
+                    told = f"{closure_name(self._context.name)} is not tuned any further: {type(error).__name__}: {error}"
+                    self._context.story.warning(told, shown=True)
                 self._end(error)
                 raise
 
@@ -183,6 +179,16 @@ class Tuning:
         with self._exit, one_at_a_time(self._context.name, self.settings.deadline_s):
             self._begin(has_raised=True)
             self._end(error)
+
+    def tell_cut_off(self) -> None:
+        """The program ends before the tuning does: tell once how far it has come. For any thread."""
+        context = self._context
+        if not self._is_cut_off and not context.records:
+            self._is_cut_off = True
+            told = cut_off(context)
+            context.story.info(told, shown=True)
+            context.story.broken(told, context.expenses.total().model_dump(), context.replays.n_replays, is_cut_off=True)
+            context.story.flush()
 
     # -- phases --------------------------------------------------------------------------------------------------
 
@@ -221,6 +227,8 @@ class Tuning:
         context = self._context
         context.sites.journal.close(delete=not self.goes_online)
         context.sites.leave_given_up()
+        if self.goes_online:
+            context.story.emit(events.TuningEnded, goes_online=True)
         context.story.debug(f"{context.name}: nothing to tune in {len(context.sites.hits)} autotuned launches with known configs")
         return context.replays.refuse_first()
 
@@ -249,12 +257,21 @@ class Tuning:
         context.sites.journal.end_with(error)
         for each in self.trials.suspects:
             error.add_note(f"rank {context.ranks.rank} left {each}, after a collective; if there were more after it, ranks are out of step")
-        context.story.broken(f"{type(error).__name__}: {error}", context.expenses.total().model_dump(), context.replays.n_replays)
+        if _is_programs_end(error):
+            self.tell_cut_off()
+        else:
+            context.story.broken(f"{type(error).__name__}: {error}", context.expenses.total().model_dump(), context.replays.n_replays)
         try:
             context.ranks.abort(error)
         finally:
             with suppress(RuntimeError):  # of a device that is lost
                 context.replays.give_up()
+
+
+def _is_programs_end(error: BaseException) -> bool:
+    """True if a tuning ends because the program does, here or on another rank."""
+    is_peers = isinstance(error, PeerFailedError) and error.error.startswith(JobEndedError.__name__)
+    return is_peers or isinstance(error, JobEndedError | StoreGoneError | SystemExit | KeyboardInterrupt)
 
 
 def _no_run() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dist_tune.errors import CandidateFailure, FailureKind
-from dist_tune.search import Plan, PriorTimes, Race, Report, Times, Trial
+from dist_tune.search import ONLINE, Plan, PriorTimes, Race, Report, Times, Trial
 from dist_tune.search.selection import RacingOptions
 from tests.search.playing import Take, World, entered, searching
 
@@ -277,3 +281,43 @@ def test_a_budget_spent_in_the_warm_up_ends_it():
     search.end_warm_up({"s": 1})
     assert (n_run, search.batch(), search["s"].best) == (3, [], 2)
     assert [each.left for each in search["s"].results()][3:] == ["not raced: the budget of 5 s was spent"] * 7
+
+
+def in_pieces(n_per_piece: int, dice: random.Random) -> tuple[int, int, int]:
+    """Replays of an online race of 48 candidates cut off every so many, the starts, and the winner; each goes on from the times agreed on."""
+    ms = [1.0 + 0.05 * i for i in range(48)]
+    dice.shuffle(ms)
+    kept: dict[int, Times] = {}
+    n_replays = n_starts = 0
+    while n_starts < 50:
+        n_starts += 1
+        race, n_left = Race(Plan(n_warmup=0), ONLINE), n_per_piece
+        race.add("s", len(ms), {}, PriorTimes(dict(kept), attempt=dict(kept)))
+        n_timed: Counter[int] = Counter()
+        while batch := race.batch():
+            taken = batch[:n_left]
+            for replay in taken:
+                n_timed[replay["s"].candidate] += 1
+            found = {i: Times(ms[i] * dice.uniform(0.99, 1.01), 10.0 + ms[i], 0.005, 0.1, n_replays=n) for i, n in n_timed.items()}
+            race.tell(len(taken), Report({"s": found}))
+            kept.update(race["s"].times)
+            n_replays += len(taken)
+            n_left -= len(taken)
+            if not n_left:
+                break
+        else:
+            best = race["s"].best
+            assert best is not None
+            return n_replays, n_starts, sorted(ms).index(ms[best])
+    raise AssertionError(f"no end in {n_starts} starts")
+
+
+@given(st.integers(0, 50))
+def test_a_job_in_short_pieces_ends_with_hardly_more_trials(seed: int):
+    """In pieces of 40 trials: losers are not tried again, and rungs that were run are not run again."""
+    whole, n_starts, rank = in_pieces(10_000, random.Random(seed))
+    assert (n_starts, rank) == (1, 0)
+    n_replays, n_starts, rank = in_pieces(40, random.Random(seed))
+    assert n_starts > 1
+    assert n_replays <= 1.3 * whole
+    assert rank <= 1
