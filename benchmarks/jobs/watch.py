@@ -66,7 +66,7 @@ JOBS = {
         HERE / "hf_trainer/train.py",
         "transformers.trainer:Trainer.training_step",
         {
-            "small": "--dim 64 --heads 1 --layers 2 --vocab 64 --batch 1 --tokens 128",
+            "small": "--dim 64 --heads 2 --layers 2 --vocab 64 --batch 1 --tokens 128",
             "host": "--dim 1024 --heads 4 --layers 4 --batch 4 --tokens 2048",
             "device": "--dim 2048 --heads 8 --layers 4 --batch 4 --tokens 4096",
         },
@@ -238,7 +238,8 @@ class Watch:
         text = [f"`python -m benchmarks.jobs.watch {' '.join(sys.argv[1:])}`\n"]
         for name, ways in self.found.items():
             arguments = JOBS[name].sizes[self.options.size]
-            text += [f"## {name}\n", f"`{JOBS[name].script.relative_to(ROOT)} {arguments}`\n"]
+            script = "/".join(JOBS[name].script.parts[-2:])
+            text += [f"## {name}\n", f"`{script} {arguments}`\n"]
             text += [markdown([each.row() for each in ways.values()])]
             text += [markdown(told_beside_seen(ways))]
             if name == "fla" and self.regrets:

@@ -1,4 +1,4 @@
-"""Train a small Gated DeltaNet language model with transformers' Trainer, on random tokens.
+"""Train a small language model of gated linear attention with transformers' Trainer, on random tokens.
 
     torchrun --nproc-per-node 2 train.py --dim 1024 --batch 4 --tokens 2048
 """
@@ -10,7 +10,7 @@ import time
 from typing import Any, TextIO
 
 import torch
-from fla.models import GatedDeltaNetConfig, GatedDeltaNetForCausalLM
+from fla.models import GLAConfig, GLAForCausalLM
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -83,16 +83,17 @@ def main() -> None:
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
     )
-    config = GatedDeltaNetConfig(
+    config = GLAConfig(
         hidden_size=options.dim,
         num_heads=options.heads,
-        head_dim=options.dim // options.heads // 2,
         num_hidden_layers=options.layers,
+        use_short_conv=True,
         vocab_size=options.vocab,
         use_cache=False,
+        fuse_cross_entropy=torch.cuda.is_available(),  # its loss takes no tensors of the CPU
     )
     torch.manual_seed(0)
-    model = GatedDeltaNetForCausalLM(config)
+    model = GLAForCausalLM(config)
     n_sequences = options.steps * options.batch * args.world_size
     data = RandomTokens(n_sequences, options.tokens, options.vocab)
     with open(f"{options.times}.{args.process_index}", "w", buffering=1) as times:

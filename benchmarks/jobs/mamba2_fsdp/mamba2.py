@@ -23,7 +23,7 @@ if importlib.util.find_spec("selective_scan_cuda") is None:
     sys.modules["mamba_ssm"] = package
 
 from mamba_ssm.modules.block import Block
-from mamba_ssm.modules.mamba2_simple import Mamba2Simple
+from mamba_ssm.modules.mamba2 import Mamba2
 from mamba_ssm.ops.triton.layer_norm import RMSNorm, layer_norm_fn
 
 
@@ -33,7 +33,7 @@ class Mamba2LM(nn.Module):
     def __init__(self, vocab: int, dim: int, n_layers: int, *, state: int, head_dim: int) -> None:
         super().__init__()
         mixer = partial(
-            Mamba2Simple,
+            Mamba2,
             d_state=state,
             headdim=head_dim,
             chunk_size=256,
