@@ -12,6 +12,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 _STEP = re.compile(r"^dist_tune: .*?([\d.,]+)(?: ms)? -> ([\d.,]+) ms")
@@ -100,11 +101,10 @@ class Times:
     @property
     def windows(self) -> list[Window]:
         """In the order of the steps; the first step, which is read by itself, is in none."""
-        reads = sorted(self.reads_s.items())
-        return [
-            Window(a + 1, b, 1e3 * (b_s - a_s) / (b - a))
-            for (a, a_s), (b, b_s) in zip(reads, reads[1:], strict=False)
-        ]
+        windows = []
+        for (a, a_s), (b, b_s) in pairwise(sorted(self.reads_s.items())):
+            windows.append(Window(a + 1, b, 1e3 * (b_s - a_s) / (b - a)))
+        return windows
 
     @property
     def n_steps(self) -> int:
@@ -141,11 +141,9 @@ class StepTime:
 
 def step_time(times: Times, after: int = _SKIPPED_STEPS, until: int | None = None) -> StepTime | None:
     """Of the windows that begin after one step and end with another at the latest; None of none."""
-    windows = [
-        each
-        for each in times.windows
-        if each.first > after and (until is None or each.last <= until)
-    ]
+    windows = [each for each in times.windows if each.first > after]
+    if until is not None:
+        windows = [each for each in windows if each.last <= until]
     if not windows:
         return None
     sizes = [each.last - each.first + 1 for each in windows]
@@ -234,15 +232,17 @@ class Way:
             return None
         return step_time(self.ranks[0], max(self.tuned_at or 0, _SKIPPED_STEPS))
 
-    def row(self) -> dict[str, str]:
-        """For the table of a job's ways."""
-        steady, last = self.steady(), "-"
+    def row(self, n_steps: int = 100) -> dict[str, str]:
+        """For the table of a job's ways. ``n_steps``: to be timed from the start of the processes."""
+        steady, last, end_s = self.steady(), "-", None
         if self.ranks and self.ranks[0].losses:
             losses = self.ranks[0].losses
-            last = f"{losses[max(losses)]:.4f}"
+            last = f"{losses[max(losses)]:.4f} at {max(losses)}"
+            end_s = self.ranks[0].reads_s.get(n_steps)
         return {
             "way": self.name,
             "first loss, s": _shown(self.first_loss_s, 1),
+            f"{n_steps} steps, s": _shown(end_s and end_s - self.began_s, 1),
             "job, s": _shown(self.wall_s, 1),
             "steps": str(self.ranks[0].n_steps) if self.ranks else "-",
             "step, ms: median": _shown(steady.median_ms if steady else None, 2),

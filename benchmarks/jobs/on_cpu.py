@@ -3,6 +3,8 @@
     torchrun --nproc-per-node 2 benchmarks/jobs/on_cpu.py SCRIPT [its arguments]
 
 What kernels compute is left out: their results are NaN. The rest of the script runs on the CPU.
+JOBS_CONFIGS=4 in the environment leaves each kernel four of its configs, because two cores compile for
+many minutes otherwise.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
+from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
 
 from benchmarks.library_steps import pretend_a_gpu
@@ -44,6 +47,17 @@ def bench(run: Callable[[], object], *args: object, quantiles: Any = None, **opt
         ms.append((time.perf_counter() - began) * 1e3)
     middle = statistics.median(ms)
     return [middle] * len(quantiles) if quantiles else middle
+
+
+def take_few_configs(n: int) -> None:
+    """Leave kernels that are decorated from now on at most ``n`` configs, from all over their lists."""
+    plain = Autotuner.__init__
+
+    def init(self: Any, fn: Any, arg_names: Any, configs: list[Any], *args: Any, **kwargs: Any) -> None:
+        configs = configs[:: max(1, len(configs) // n)][:n] if configs else configs
+        plain(self, fn, arg_names, configs, *args, **kwargs)
+
+    Autotuner.__init__ = init
 
 
 def autocast_here() -> None:
@@ -78,6 +92,8 @@ def main() -> None:
     FakeH200.launch_ms = staticmethod(launch_ms)
     driver.set_active(Gpu())
     autocast_here()
+    if n := int(os.environ.get("JOBS_CONFIGS", "0")):
+        take_few_configs(n)
     torch.set_num_threads(1)
     del sys.argv[0]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)

@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def graph_ms(launch: Callable[[], object]) -> float:
         end.record()
         spans.append((begin, end))
     torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in spans) / N_LAUNCHES
+    spans_ms: list[float] = [begin.elapsed_time(end) for begin, end in spans]
+    return statistics.median(spans_ms) / N_LAUNCHES
 
 
 def kept_launches(script: Sequence[str]) -> dict[tuple[str, str], Launch]:
@@ -89,8 +91,8 @@ def timed(launch: Launch, record: TuningRecord) -> dict[str, Any] | None:
     failed: dict[str, str] = {}
     for config, text in zip(configs, texts, strict=True):
         try:
-            found_ms[text] = graph_ms(lambda: launch.run(config, None, is_trial=False))
-        except Exception as error:  # noqa: BLE001, PERF203  # of whatever kind: this config is left out
+            found_ms[text] = graph_ms(partial(launch.run, config, None, is_trial=False))
+        except Exception as error:  # noqa: BLE001  # of whatever kind: the config is left out
             failed[text] = f"{type(error).__name__}: {error}"[:200]
     winner = record.best.config
     if winner not in found_ms:
@@ -114,9 +116,8 @@ def timed(launch: Launch, record: TuningRecord) -> dict[str, Any] | None:
 
 def main() -> None:
     """Time up to ten kernels, those that were told to take longest first."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    as_it_is = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_it_is)
     parser.add_argument("--records", required=True, help="DIST_TUNE_CACHE_DIR of the tuning")
     parser.add_argument("--out", required=True, help="file of JSON")
     parser.add_argument("--limit-s", type=float, default=120, help="no kernel is begun after it")

@@ -1,6 +1,6 @@
 """Start jobs that know nothing of dist_tune, with it and without it, and time them from outside: told beside seen.
 
-    python -m benchmarks.jobs.watch --cpu --out FOLDER
+    python -m benchmarks.jobs.watch --cpu --steps 3000 --after 100 --out FOLDER
     python -m benchmarks.jobs.watch --gpu --size device --budget-s 480 --regret --out FOLDER
 
 All times come from the jobs' own clocks and from this process's, which are one: steps and losses from
@@ -101,7 +101,7 @@ class Watch:
         self.out.mkdir(parents=True, exist_ok=True)
         self.scratch = Path(tempfile.mkdtemp(prefix="jobs-"))
         self.console = Console(width=160, soft_wrap=False)
-        self.ends_s = time.monotonic() + options.budget_s
+        self.ends_s: float = time.monotonic() + options.budget_s
         self.found: dict[str, dict[str, Way]] = {}
         self.regrets: list[dict[str, Any]] = []
 
@@ -123,7 +123,7 @@ class Watch:
                 ways[way] = Way(way, ended="not run: no time was left")
             else:
                 ways[way] = self.run_way(name, way, left_s)
-            row = ways[way].row()
+            row = ways[way].row(self.options.plain_steps)
             self.console.print(f"{name}: " + ", ".join(f"{k} {v}" for k, v in row.items()))
             self.write()
             sys.stdout.flush()
@@ -138,8 +138,9 @@ class Watch:
         folder = self.scratch / name / way.replace(" ", "-")
         folder.mkdir(parents=True)
         command = self.command(name, way, folder)
-        is_enough = self.enough(folder) if way == "tuned" and self.options.after else None
-        ran = run_watched(command, self.environment(name, way, folder), folder, timeout_s, is_enough)
+        is_enough = self.enough(folder, is_tuned=way == "tuned")
+        environment = self.environment(name, way, folder)
+        ran = run_watched(command, environment, folder, timeout_s, is_enough)
         texts = [each.read_text() for each in sorted(folder.glob("times.*"))]
         events = [each.read_text() for each in sorted(folder.glob("logs/rank-*.jsonl"))]
         self.keep_log(name, way, command, folder)
@@ -189,18 +190,23 @@ class Watch:
         if self.options.cpu:
             own["DIST_TUNE_DEADLINE_S"] = "120"  # ranks share two cores with compilers
             own["CUDA_VISIBLE_DEVICES"] = ""
+            own["JOBS_CONFIGS"] = str(self.options.configs)
         return {**os.environ, **own}
 
-    def enough(self, folder: Path) -> Callable[[Sequence[Line]], bool]:
-        """Whether a tuned job has run long enough behind the end of its tuning."""
+    def enough(self, folder: Path, *, is_tuned: bool) -> Callable[[Sequence[Line]], bool]:
+        """Whether a job has run long enough: a tuned one behind the end of its tuning."""
+        n_after: int = self.options.after
+        n_plain: int = self.options.plain_steps
 
         def is_enough(lines: Sequence[Line]) -> bool:
             way = Way("", lines=list(lines))
             path = folder / "times.0"
-            if way.told.calls_at_s is None or not path.exists():
+            if not path.exists() or not (n_after if is_tuned else n_plain):
                 return False
-            times = read_times(path.read_text())
-            return times.n_steps >= times.step_at(way.told.calls_at_s) + self.options.after
+            times, at_s = read_times(path.read_text()), way.told.calls_at_s
+            if not is_tuned:
+                return times.n_steps > n_plain
+            return at_s is not None and times.n_steps > times.step_at(at_s) + n_after
 
         return is_enough
 
@@ -226,7 +232,7 @@ class Watch:
         """Of a job, as they stand on a terminal."""
         ways = self.found[name]
         rows = {
-            f"{name}: each way": [each.row() for each in ways.values()],
+            f"{name}: each way": [each.row(self.options.plain_steps) for each in ways.values()],
             f"{name}: told beside seen": told_beside_seen(ways),
         }
         if name == "fla" and self.regrets:
@@ -240,15 +246,14 @@ class Watch:
             arguments = JOBS[name].sizes[self.options.size]
             script = "/".join(JOBS[name].script.parts[-2:])
             text += [f"## {name}\n", f"`{script} {arguments}`\n"]
-            text += [markdown([each.row() for each in ways.values()])]
+            text += [markdown([each.row(self.options.plain_steps) for each in ways.values()])]
             text += [markdown(told_beside_seen(ways))]
             if name == "fla" and self.regrets:
                 text += [markdown([shown_regret(each) for each in self.regrets])]
         (self.out / "results.md").write_text("\n".join(text))
-        found = {
-            name: {way: each.facts() for way, each in ways.items()}
-            for name, ways in self.found.items()
-        }
+        found: dict[str, Any] = {}
+        for name, ways in self.found.items():
+            found[name] = {way: each.facts() for way, each in ways.items()}
         content = {"jobs": found, "regret": self.regrets}
         (self.out / "results.json").write_text(json.dumps(content, indent=1))
 
@@ -396,9 +401,10 @@ def _table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
 
 def main() -> None:
     """Run what is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    # A killed watcher would leave its jobs behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    as_it_is = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_it_is)
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=[*JOBS])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS], help="in this order")
     where = parser.add_mutually_exclusive_group(required=True)
@@ -412,6 +418,18 @@ def main() -> None:
         type=int,
         default=0,
         help="end the tuned job so many steps after its tuning; 0: let it run to its end",
+    )
+    parser.add_argument(
+        "--plain-steps",
+        type=int,
+        default=100,
+        help="end each other job after so many; 0: let it run to its end",
+    )
+    parser.add_argument(
+        "--configs",
+        type=int,
+        default=4,
+        help="with --cpu, of each kernel; 0: all that it has",
     )
     parser.add_argument("--way-s", type=float, default=240, help="most seconds of one way")
     parser.add_argument("--budget-s", type=float, default=1800, help="most seconds of all jobs")

@@ -31,8 +31,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, tokens, dim] to the same."""
         x = x + self.mixer(self.norm1(x))[0]
-        x = x + self.mlp(self.norm2(x))
-        return x
+        return x + self.mlp(self.norm2(x))
 
 
 class HybridLM(nn.Module):
@@ -41,9 +40,8 @@ class HybridLM(nn.Module):
     def __init__(self, vocab: int, dim: int, n_layers: int, n_heads: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab, dim)
-        self.blocks = nn.ModuleList(
-            Block(dim, n_heads, is_delta=i % 2 == 1) for i in range(n_layers)
-        )
+        blocks = [Block(dim, n_heads, is_delta=i % 2 == 1) for i in range(n_layers)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = RMSNorm(dim)
         self.head = nn.Linear(dim, vocab, bias=False)
 
@@ -74,7 +72,7 @@ class Trainer:
         """One step of training. Returns the loss, which is still on the device."""
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
-            loss = self.model(tokens, targets)
+            loss: torch.Tensor = self.model(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()

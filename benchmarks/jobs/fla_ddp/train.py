@@ -1,6 +1,6 @@
 """Train a hybrid of gated linear attention and DeltaNet with DDP, on random tokens.
 
-    torchrun --nproc-per-node 2 train.py --dim 1024 --batch 4 --tokens 2048
+As: torchrun --nproc-per-node 2 train.py --dim 1024 --batch 4 --tokens 2048
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from hybrid import HybridLM, Trainer
+from hybrid import HybridLM, Trainer  # beside this script
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Train a small language model of gated linear attention with transformers' Trainer, on random tokens.
 
-    torchrun --nproc-per-node 2 train.py --dim 1024 --batch 4 --tokens 2048
+As: torchrun --nproc-per-node 2 train.py --dim 1024 --batch 4 --tokens 2048
 """
 
 from __future__ import annotations

@@ -40,10 +40,9 @@ class Mamba2LM(nn.Module):
             use_mem_eff_path=False,  # the other one needs causal_conv1d
         )
         self.embedding = nn.Embedding(vocab, dim)
-        self.blocks = nn.ModuleList(
-            Block(dim, mixer, nn.Identity, RMSNorm, fused_add_norm=True, residual_in_fp32=True)
-            for _ in range(n_layers)
-        )
+        block = partial(Block, fused_add_norm=True, residual_in_fp32=True)
+        blocks = [block(dim, mixer, nn.Identity, RMSNorm) for _ in range(n_layers)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = RMSNorm(dim)
         self.head = nn.Linear(dim, vocab, bias=False)
 
@@ -53,7 +52,12 @@ class Mamba2LM(nn.Module):
         for block in self.blocks:
             x, residual = block(x, residual)
         x = layer_norm_fn(
-            x, self.norm.weight, None, residual=residual, eps=self.norm.eps, is_rms_norm=True
+            x,
+            self.norm.weight,
+            None,
+            residual=residual,
+            eps=self.norm.eps,
+            is_rms_norm=True,
         )
         return F.cross_entropy(self.head(x).flatten(0, 1).float(), targets.flatten())
 
@@ -72,7 +76,7 @@ class Trainer:
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """One step of training. Returns the loss, which is still on the device."""
-        loss = self.model(tokens, targets)
+        loss: torch.Tensor = self.model(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()

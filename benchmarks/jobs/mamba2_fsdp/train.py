@@ -1,6 +1,6 @@
 """Train a Mamba-2 language model with FSDP2, on random tokens.
 
-    torchrun --nproc-per-node 2 train.py --dim 1024 --batch 4 --tokens 2048
+As: torchrun --nproc-per-node 2 train.py --dim 1024 --batch 4 --tokens 2048
 """
 
 from __future__ import annotations
