@@ -1,8 +1,8 @@
-"""What a tuning told of itself, what the job's own times say of the same, and the two beside each other.
+"""What a tuning told of itself beside what the job's own times say of the same.
 
-Knows lines of text and numbers; starts nothing, and imports nothing of dist_tune: it looks from outside.
-A times file of a rank has a line for each step: number, begin in seconds, and where the loss was read
-the loss and the second at which it was there.
+Knows lines of text and numbers. Starts nothing, and imports nothing of dist_tune: it looks from
+outside. A times file of a rank has a line for each step: its number, the second of its begin, and
+where the loss was read the loss and the second at which it was there.
 """
 
 from __future__ import annotations
@@ -139,7 +139,11 @@ class StepTime:
     n_steps: int
 
 
-def step_time(times: Times, after: int = _SKIPPED_STEPS, until: int | None = None) -> StepTime | None:
+def step_time(
+    times: Times,
+    after: int = _SKIPPED_STEPS,
+    until: int | None = None,
+) -> StepTime | None:
     """Of the windows that begin after one step and end with another at the latest; None of none."""
     windows = [each for each in times.windows if each.first > after]
     if until is not None:
@@ -167,7 +171,7 @@ def slowdown(times: Times, tuned_at: int, plain_ms: float) -> float | None:
 
 
 def winners_in(events: str) -> dict[str, str]:
-    """Kernel and key -> config, of a rank's ``.jsonl``; the latest where there are several tunings."""
+    """Kernel and key -> config, of a rank's ``.jsonl``; of several tunings the latest."""
     winners: dict[str, str] = {}
     for line in events.splitlines():
         if '"winner"' not in line:
@@ -184,7 +188,7 @@ def winners_in(events: str) -> dict[str, str]:
 
 
 def agreement(ranks: Sequence[Mapping[str, str]]) -> str:
-    """Whether ranks have the same configs: "yes, 12 sites", or how many of the shared sites differ."""
+    """Whether ranks have the same configs: "yes, 12 sites", or how many sites differ."""
     if not ranks or not any(ranks):
         return "-"
     shared = set.intersection(*(set(each) for each in ranks))
@@ -233,7 +237,7 @@ class Way:
         return step_time(self.ranks[0], max(self.tuned_at or 0, _SKIPPED_STEPS))
 
     def row(self, n_steps: int = 100) -> dict[str, str]:
-        """For the table of a job's ways. ``n_steps``: to be timed from the start of the processes."""
+        """For the table of a job's ways. ``n_steps``: timed from the start of the processes."""
         steady, last, end_s = self.steady(), "-", None
         if self.ranks and self.ranks[0].losses:
             losses = self.ranks[0].losses

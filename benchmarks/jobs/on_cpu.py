@@ -1,10 +1,10 @@
-"""Run a GPU's script where there is none: kernels are compiled for an H200, and launches take a time that follows from their names.
+"""Run a GPU's script where there is none: compile its kernels for an H200, and launch nothing.
 
     torchrun --nproc-per-node 2 benchmarks/jobs/on_cpu.py SCRIPT [its arguments]
 
-What kernels compute is left out: their results are NaN. The rest of the script runs on the CPU.
-JOBS_CONFIGS=4 in the environment leaves each kernel four of its configs, because two cores compile for
-many minutes otherwise.
+A launch takes a time that follows from the kernel's name and config, and its results are NaN. The
+rest of the script runs on the CPU. JOBS_CONFIGS=4 in the environment leaves each kernel four of its
+configs, because two cores compile all of them for many minutes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ LEAST_MS, MOST_MS = 0.05, 0.3
 
 
 def launch_ms(source: Any, metadata: Any) -> float:
-    """From 0.05 to 0.3 ms by the kernel's name, its constants and its warps and stages: the same in all processes."""
-    launched = metadata.name, *map(str, sorted(source.constants.items())), metadata.num_warps, metadata.num_stages
+    """From 0.05 to 0.3 ms by name, constants, warps and stages: the same in all processes."""
+    constants = map(str, sorted(source.constants.items()))
+    launched = metadata.name, *constants, metadata.num_warps, metadata.num_stages
     return LEAST_MS + (MOST_MS - LEAST_MS) * (zlib.crc32(repr(launched).encode()) % 10007) / 10006
 
 
-def bench(run: Callable[[], object], *args: object, quantiles: Any = None, **options: object) -> Any:
-    """Three runs after a first one: milliseconds by the wall clock, as often as quantiles are asked for."""
+def bench(run: Callable[[], object], *args: object, quantiles: Any = None, **more: object) -> Any:
+    """Milliseconds of the median of three runs, as often as quantiles are asked for."""
     run()
     ms = []
     for _ in range(3):
@@ -50,12 +51,13 @@ def bench(run: Callable[[], object], *args: object, quantiles: Any = None, **opt
 
 
 def take_few_configs(n: int) -> None:
-    """Leave kernels that are decorated from now on at most ``n`` configs, from all over their lists."""
+    """Leave kernels that are decorated from now on ``n`` configs, from all over their lists."""
     plain = Autotuner.__init__
 
-    def init(self: Any, fn: Any, arg_names: Any, configs: list[Any], *args: Any, **kwargs: Any) -> None:
-        configs = configs[:: max(1, len(configs) // n)][:n] if configs else configs
-        plain(self, fn, arg_names, configs, *args, **kwargs)
+    def init(self: Any, fn: Any, names: Any, configs: Any, *args: Any, **kwargs: Any) -> None:
+        if configs:
+            configs = configs[:: max(1, len(configs) // n)][:n]
+        plain(self, fn, names, configs, *args, **kwargs)
 
     Autotuner.__init__ = init
 
@@ -65,8 +67,8 @@ def autocast_here() -> None:
     for name in ("custom_fwd", "custom_bwd"):
         plain = getattr(torch.amp, name)
 
-        def here(function: Any = None, *, device_type: str, plain: Any = plain, **options: Any) -> Any:
-            return plain(function, device_type="cpu", **options)
+        def here(function: Any = None, *, plain: Any = plain, **options: Any) -> Any:
+            return plain(function, **{**options, "device_type": "cpu"})
 
         setattr(torch.amp, name, here)
 

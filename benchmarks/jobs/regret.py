@@ -1,11 +1,11 @@
-"""Whether the winners of a job's tuning are the fastest configs: all of them timed alone, by CUDA graphs.
+"""Whether the winners of a job's tuning are the fastest configs, all timed alone by CUDA graphs.
 
     python -m benchmarks.jobs.regret --records FOLDER --out FILE SCRIPT [its arguments]
 
-Runs the script in this one process, as a group of one rank, with the first config of each kernel, and
-keeps the launches of the last step. Then each config of a launch is captured in a graph of ten launches
-and replayed: its time is the median of 20 replays, by ten. It is compared with what the records of the
-tuning hold, which are found by kernel and key. Outputs of the kept launches are written over again.
+Runs the script in this one process, as a group of one rank, with the first config of each kernel,
+and keeps the latest launch of each kernel at each key. Then each config of a launch is captured in
+a graph of ten launches and replayed: its time is the median of 20 replays, by ten. It is compared
+with what the records of the tuning hold, found by kernel and key.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def kept_launches(script: Sequence[str]) -> dict[tuple[str, str], Launch]:
 
 
 def timed(launch: Launch, record: TuningRecord) -> dict[str, Any] | None:
-    """All configs of a launch beside the one that the record holds; None if that one cannot be timed."""
+    """All configs of a launch beside the record's, or None if that one cannot be timed."""
     configs, texts, _ = launch.candidates()
     found_ms: dict[str, float] = {}
     failed: dict[str, str] = {}

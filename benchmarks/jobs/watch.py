@@ -1,12 +1,12 @@
-"""Start jobs that know nothing of dist_tune, with it and without it, and time them from outside: told beside seen.
+"""Start jobs that know nothing of dist_tune, with it and without it, and time them from outside.
 
     python -m benchmarks.jobs.watch --cpu --steps 3000 --after 100 --out FOLDER
     python -m benchmarks.jobs.watch --gpu --size device --budget-s 480 --regret --out FOLDER
 
-All times come from the jobs' own clocks and from this process's, which are one: steps and losses from
-the files that the jobs write, the end of a tuning from the line on its terminal. Each way of a job has
-fresh processes; those that are cold have fresh folders too. FOLDER gets results.md, results.json and
-a log for each job, all of them written again after each way.
+All times come from the jobs' own clocks and from this process's, which are one on Linux: steps and
+losses from the files that the jobs write, the end of a tuning from the line on its terminal. What
+was told stands beside what was seen. Each way of a job has fresh processes; those that are cold
+have fresh folders too. FOLDER gets results.md, results.json and a log for each job, as they come.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ JOBS = {
         HERE / "mamba2_fsdp/train.py",
         "mamba2:Trainer.step",
         {
-            "small": "--dim 64 --state 32 --head-dim 32 --layers 2 --vocab 64 --batch 1 --tokens 256",
+            "small": "--dim 64 --state 32 --layers 2 --vocab 64 --batch 1 --tokens 256",
             "host": "--dim 1024 --layers 4 --batch 4 --tokens 2048",
             "device": "--dim 2048 --layers 8 --batch 4 --tokens 4096",
         },
@@ -88,8 +88,7 @@ WAYS = {
     "vanilla cold": "vanilla",
     "vanilla compiled": "vanilla",
 }
-"""Way -> the folder of its caches. The later ones of a folder find what the earlier ones have compiled; all but
-``records`` and ``vanilla compiled`` find nothing that they could choose by."""
+"""Way -> the folder of its caches, in which later ways find what earlier ones compiled."""
 
 
 class Watch:
@@ -236,7 +235,8 @@ class Watch:
             f"{name}: told beside seen": told_beside_seen(ways),
         }
         if name == "fla" and self.regrets:
-            rows[f"{name}: winners beside all configs"] = [shown_regret(each) for each in self.regrets]
+            regrets = [shown_regret(each) for each in self.regrets]
+            rows[f"{name}: winners beside all configs"] = regrets
         return [_table(title, each) for title, each in rows.items()]
 
     def write(self) -> None:
@@ -347,7 +347,7 @@ def _wait(
 
 
 def _stat(pid: int) -> tuple[int, str]:
-    """The parent of a process, and when it was started, which tells it from a later one of its number."""
+    """Parent and start of a process; the start tells it from a later one of its number."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[1]), fields[19]
 

@@ -1,4 +1,4 @@
-"""The watcher of jobs: what it reads out of lines and times, and one small job that it starts for real."""
+"""The watcher of jobs: what it reads out of lines and times, and a small job that it starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from benchmarks.jobs.beside import (
 TOLD = """\
 W1128 torch/distributed/run.py: something -> else
 dist_tune: tuning Trainer.step on 2 ranks while it runs: 3 kernels, 20 configs
-dist_tune: tuned in 210 calls, 150 of them with other configs or timed, which took 3.1% of the job's time (at most 5%)
+dist_tune: tuned in 210 calls, 150 of them timed, which took 3.1% of the job's time (at most 5%)
 dist_tune: Trainer.step 1,012.5 -> 9.05 ms (1.12x faster), tuned in 40.0 s; slowest rank 1 (+14 %)
   scale_kernel [65536]  298 -> 26.1 ms  BLOCK=4096 num_warps=4
 """
@@ -39,19 +39,19 @@ def lines(text: str = TOLD) -> list[Line]:
     return [Line(float(i), each) for i, each in enumerate(text.splitlines())]
 
 
-def times_text(n: int, ms: float, every: int = 10, slow_until: int = 0, slow_ms: float = 0.0) -> str:
+def times_text(n: int, ms: float, *, slow_until: int = 0, slow_ms: float = 0.0) -> str:
     """Of steps that take ``ms`` each, or ``slow_ms`` up to one of them."""
     at, rows = 0.0, []
     for step in range(1, n + 1):
         begin = at
         at += (slow_ms if step <= slow_until else ms) / 1e3
-        is_read = step == 1 or step % every == 0
+        is_read = step == 1 or step % 10 == 0
         rows.append(f"{step} {begin}" + f" {1 / step} {at}" * is_read)
     return "\n".join(rows) + "\n"
 
 
 def test_what_is_told_is_read_out_of_the_lines():
-    """Of the step and not of its kernels; thousands have commas; the time is that of the line with the calls."""
+    """Of the step and not of its kernels; thousands have commas; the calls' line has its time."""
     assert told_in(lines()) == Told(1012.5, 9.05, 210, 2.0, 3.1, 1, 14.0, 1)
 
 
@@ -185,7 +185,7 @@ dist.destroy_process_group()
 
 @pytest.mark.processes
 def test_a_job_is_tuned_and_timed_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Two ranks on the fake driver, compiled for real; the second way finds the first one's records."""
+    """Two ranks on the fake driver, compiled for real; the second way finds the records."""
     (tmp_path / "looped.py").write_text(STEP)
     (tmp_path / "script.py").write_text(SCRIPT)
     job = watch.Job(tmp_path / "script.py", "looped:Loop.step", {"small": ""})

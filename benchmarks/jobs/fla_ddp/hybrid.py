@@ -1,4 +1,4 @@
-"""A language model of gated linear attention and DeltaNet blocks, and the trainer of its data-parallel job.
+"""A language model of gated linear attention and DeltaNet blocks, and its trainer with DDP.
 
 Layers, norms and the MLP are those of flash-linear-attention, used as they are.
 """

@@ -1,4 +1,4 @@
-"""Train a small language model of gated linear attention with transformers' Trainer, on random tokens.
+"""Train a model of gated linear attention with transformers' Trainer, on random tokens.
 
 As: torchrun --nproc-per-node 2 train.py --dim 1024 --batch 4 --tokens 2048
 """
