@@ -31,7 +31,8 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, tokens, dim] to the same."""
         x = x + self.mixer(self.norm1(x))[0]
-        return x + self.mlp(self.norm2(x))
+        change: torch.Tensor = self.mlp(self.norm2(x))
+        return x + change
 
 
 class HybridLM(nn.Module):

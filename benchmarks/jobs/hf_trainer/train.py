@@ -30,7 +30,7 @@ class RandomTokens(Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": tokens, "labels": tokens}
 
 
-class WriteTimes(TrainerCallback):
+class WriteTimes(TrainerCallback):  # type: ignore[misc]  # transformers is not followed
     """Writes when each step begins, and each loss that is logged."""
 
     def __init__(self, times: TextIO) -> None:
