@@ -84,8 +84,8 @@ def kept_launches(script: Sequence[str]) -> dict[tuple[str, str], Launch]:
     return kept
 
 
-def timed(launch: Launch, record: TuningRecord) -> dict[str, Any] | None:
-    """All configs of a launch beside the record's, or None if that one cannot be timed."""
+def timed(launch: Launch) -> tuple[dict[str, float], dict[str, str]]:
+    """Config -> its milliseconds by a graph, and of those that cannot be timed -> the error."""
     configs, texts, _ = launch.candidates()
     found_ms: dict[str, float] = {}
     failed: dict[str, str] = {}
@@ -94,7 +94,12 @@ def timed(launch: Launch, record: TuningRecord) -> dict[str, Any] | None:
             found_ms[text] = graph_ms(partial(launch.run, config, None, is_trial=False))
         except Exception as error:  # noqa: BLE001  # of whatever kind: the config is left out
             failed[text] = f"{type(error).__name__}: {error}"[:200]
-    winner = record.best.config
+    return found_ms, failed
+
+
+def beside(record: TuningRecord, found_ms: dict[str, float]) -> dict[str, Any] | None:
+    """The winner of a record beside all configs; None if the winner has no time."""
+    winner, told_ms = record.best.config, record.best.latency_ms
     if winner not in found_ms:
         return None
     best = min(found_ms, key=found_ms.__getitem__)
@@ -102,15 +107,14 @@ def timed(launch: Launch, record: TuningRecord) -> dict[str, Any] | None:
         "kernel": record.kernel,
         "key": record.key,
         "n_timed": len(found_ms),
-        "failed": failed,
         "winner": winner,
         "winner_ms": found_ms[winner],
         "best": best,
         "best_ms": found_ms[best],
         "regret": found_ms[winner] / found_ms[best] - 1,
-        "told_ms": record.best.latency_ms,
+        "told_ms": told_ms,
         "told_reason": record.reason,
-        "is_near": is_near(record.best.latency_ms, found_ms[winner]),
+        "is_near": is_near(told_ms, found_ms[winner]),
     }
 
 
@@ -134,8 +138,9 @@ def main() -> None:
     for record in met:
         if len(rows) == N_SITES or time.monotonic() > ends_s:
             break
-        row = timed(launches[record.kernel, record.key], record)
-        print(json.dumps(row), flush=True)
+        found_ms, failed = timed(launches[record.kernel, record.key])
+        row = beside(record, found_ms)
+        print(json.dumps({"row": row, "failed": failed}), flush=True)
         if row is not None:
             rows.append(row)
             Path(options.out).write_text(json.dumps(rows))

@@ -7,10 +7,11 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.jobs import watch
+from benchmarks.jobs import regret, watch
 from benchmarks.jobs.beside import (
     Line,
     Times,
@@ -128,6 +129,30 @@ def test_told_stands_beside_seen():
     assert all("-" in each["seen"] for each in told_beside_seen({}))
 
 
+def test_a_winner_is_compared_with_all_configs_that_can_be_timed(monkeypatch: pytest.MonkeyPatch):
+    """Regret is that of the graphs' times; a told time is near within 3 us or 5 %."""
+
+    def run(config: float, undo: None, *, is_trial: bool) -> float:
+        return 1 / config
+
+    best = Namespace(config="B=0.5", latency_ms=2.09)
+    record: Any = Namespace(kernel="k", key="[1]", best=best, reason="fastest step")
+    candidates = [0.5, 0.0, 0.8], ["B=0.5", "B=0", "B=0.8"], 0
+    launch: Any = Namespace(candidates=lambda: candidates, run=run)
+    monkeypatch.setattr(regret, "graph_ms", lambda launched: launched())
+    found_ms, failed = regret.timed(launch)
+    assert list(failed) == ["B=0"]
+    row = regret.beside(record, found_ms)
+    assert row is not None
+    assert (row["n_timed"], row["best"], row["is_near"]) == (2, "B=0.8", True)
+    assert row["regret"] == pytest.approx(0.6)
+    assert watch.shown_regret(row)["regret"] == "60.0 %"
+    assert regret.beside(record, {"B=0.8": 1.0}) is None
+    assert regret.is_near(0.012, 0.01)
+    assert not regret.is_near(0.014, 0.01)
+    assert not regret.is_near(None, 1.0)
+
+
 @pytest.mark.processes
 def test_a_job_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path):
     """A child in a session of its own, as torchrun's ranks are, too."""
@@ -203,14 +228,14 @@ def test_a_job_is_tuned_and_timed_from_outside(tmp_path: Path, monkeypatch: pyte
         budget_s=100.0,
         regret=False,
         configs=0,
-        plain_steps=0,
+        plain_steps=20,
         out=str(tmp_path / "out"),
     )
     watch.Watch(options).run()
     found = json.loads((tmp_path / "out/results.json").read_text())["jobs"]["loop"]
     log = (tmp_path / "out/loop.log").read_text()
     assert found["tuned"]["told"]["n_tunings"] == 1, log
-    assert found["records"]["ended"] == "ended", log
+    assert found["records"]["ended"] == "enough seen", log
     assert found["tuned"]["winners"][0] == found["tuned"]["winners"][1] != {}
     assert found["tuned"]["tuned_at_step"] >= found["tuned"]["told"]["calls"]
     assert found["records"]["told"]["n_tunings"] == 0
