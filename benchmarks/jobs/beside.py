@@ -238,14 +238,17 @@ class Way:
 
     def row(self, n_steps: int = 100) -> dict[str, str]:
         """For the table of a job's ways. ``n_steps``: timed from the start of the processes."""
-        steady, last, end_s = self.steady(), "-", None
+        steady, last, end_s, step_s = self.steady(), "-", None, None
         if self.ranks and self.ranks[0].losses:
             losses = self.ranks[0].losses
             last = f"{losses[max(losses)]:.4f} at {max(losses)}"
             end_s = self.ranks[0].reads_s.get(n_steps)
+        if self.ranks and 1 in self.ranks[0].reads_s:
+            step_s = self.ranks[0].reads_s[1] - self.ranks[0].begins_s[1]
         return {
             "way": self.name,
             "first loss, s": _shown(self.first_loss_s, 1),
+            "of it step 1": _shown(step_s, 1),
             f"{n_steps} steps, s": _shown(end_s and end_s - self.began_s, 1),
             "job, s": _shown(self.wall_s, 1),
             "steps": str(self.ranks[0].n_steps) if self.ranks else "-",

@@ -1,7 +1,8 @@
-"""Start jobs that know nothing of dist_tune, with it and without it, and time them from outside.
+r"""Start jobs that know nothing of dist_tune, with it and without it, and time them from outside.
 
     python -m benchmarks.jobs.watch --cpu --steps 3000 --after 100 --out FOLDER
-    python -m benchmarks.jobs.watch --gpu --size device --budget-s 480 --regret --out FOLDER
+    python -m benchmarks.jobs.watch --gpu --size device --vanilla fla --steps 5000 --after 100 \
+        --budget-s 480 --regret --out FOLDER
 
 All times come from the jobs' own clocks and from this process's, which are one on Linux: steps and
 losses from the files that the jobs write, the end of a tuning from the line on its terminal. What
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,24 +112,31 @@ class Watch:
 
     def run(self) -> None:
         """All jobs, each with its share of the time that is left."""
-        for n_more, name in reversed(list(enumerate(reversed(self.options.jobs)))):
-            self.run_job(name, time.monotonic() + self.left_s() / (n_more + 1))
+        try:
+            for i, name in enumerate(self.options.jobs):
+                n_left = len(self.options.jobs) - i
+                self.run_job(name, time.monotonic() + self.left_s() / n_left)
+        finally:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
     def run_job(self, name: str, ends_s: float) -> None:
         """One job in all ways."""
         ways = self.found[name] = {}
+        has_vanilla = name in self.options.vanilla
         for way in self.options.ways:
+            if way.startswith("vanilla") and not has_vanilla:
+                continue
             left_s = min(self.options.way_s, ends_s - time.monotonic())
             if left_s < _MIN_S:
                 ways[way] = Way(way, ended="not run: no time was left")
             else:
                 ways[way] = self.run_way(name, way, left_s)
             row = ways[way].row(self.options.plain_steps)
-            self.console.print(f"{name}: " + ", ".join(f"{k} {v}" for k, v in row.items()))
+            print(f"{name}: " + ", ".join(f"{k} {v}" for k, v in row.items()), flush=True)
             self.write()
             sys.stdout.flush()
-        if name == "fla" and self.options.regret and "tuned" in ways:
-            self.run_regret(name, ends_s)
+            if way == "tuned" and name == "fla" and self.options.regret:
+                self.run_regret(name, ends_s)
         for table in self.tables(name):
             self.console.print(table)
         sys.stdout.flush()
@@ -216,7 +225,7 @@ class Watch:
         result = folder / "regret.json"
         environment = self.environment(name, "tuned", folder)
         records = environment["DIST_TUNE_CACHE_DIR"]
-        limit_s = max(_MIN_S, min(self.options.way_s, ends_s - time.monotonic()))
+        limit_s = max(_MIN_S, min(self.options.regret_s, ends_s - time.monotonic()))
         arguments = ["--records", records, "--out", str(result), "--limit-s", f"{limit_s - 5:.0f}"]
         program = [str(JOBS[name].script), *JOBS[name].sizes[self.options.size].split()]
         program += ["--steps", "2", "--times", str(folder / "times")]
@@ -434,6 +443,14 @@ def main() -> None:
     parser.add_argument("--way-s", type=float, default=240, help="most seconds of one way")
     parser.add_argument("--budget-s", type=float, default=1800, help="most seconds of all jobs")
     parser.add_argument("--regret", action="store_true", help="on GPUs: all configs of job fla")
+    parser.add_argument("--regret-s", type=float, default=90, help="most seconds of it")
+    parser.add_argument(
+        "--vanilla",
+        nargs="*",
+        choices=JOBS,
+        default=[*JOBS],
+        help="jobs that run without dist_tune too",
+    )
     parser.add_argument("--out", default="jobs-results", help="folder of the results")
     options = parser.parse_args()
     options.size = options.size or ("small" if options.cpu else "device")
