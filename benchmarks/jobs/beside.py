@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-_STEP = re.compile(r"^dist_tune: .*?([\d.,]+)(?: ms)? -> ([\d.,]+) ms")
+_STEP = re.compile(r"dist_tune: .*?([\d.,]+)(?: ms)? -> ([\d.,]+) ms")
 _CALLS = re.compile(r"tuned in ([\d,]+) calls")
 _SHARE = re.compile(r"took (-?[\d.]+) ?% of the job's time")
 _SLOWEST = re.compile(r"slowest (?:rank )?(\d+) \(\+?([\d.]+) ?%\)")
