@@ -1,0 +1,1 @@
+"""Training scripts as people write them, and a watcher that times them from outside."""
