@@ -292,7 +292,10 @@ class _ClosureTuner(Tuner, Generic[P, R]):
                 return function(*args, **kwargs)
             try:
                 signature = call_signature(args, kwargs) if args or kwargs else ()
-                is_new = signature not in seen and (signature := lasting_signature(signature, args, kwargs)) not in seen
+                is_new = signature not in seen
+                if is_new:
+                    signature = lasting_signature(args, kwargs)
+                    is_new = signature not in seen
             except TypeError:  # a shape that cannot be hashed
                 signature, is_new = type(args), type(args) not in seen
             if is_new and (not self.is_waived or self.online is not None) and not is_capturing():

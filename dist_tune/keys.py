@@ -9,7 +9,8 @@ import dataclasses
 import inspect
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from itertools import pairwise
+from contextlib import suppress
+from itertools import chain, pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -19,6 +20,8 @@ from dist_tune.configs import stable_repr
 from dist_tune.validation import spelled
 
 _shape_and_dtype = attrgetter("shape", "dtype")
+_MAX_TYPES = 1024
+"""Types that are remembered at once."""
 _SCALARS = frozenset({int, float, bool, str, bytes, type(None), torch.dtype})
 
 
@@ -75,25 +78,57 @@ def signature_of(value: Any) -> Any:
 
 
 def call_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """Identity of a kind of call: shapes and dtypes of tensors, types of all else."""
+    """Identity of a kind of call: names of keywords, shapes and dtypes of tensors, other types.
+
+    Each steady call makes one. ``lasting_signature`` differs where types alone do not tell.
+    """
+    signature: list[object] = []
+    values: Iterable[Any] = args
+    if kwargs:
+        signature += kwargs
+        values = (*args, *kwargs.values()) if args else kwargs.values()
     try:
-        signature: object = tuple(map(_shape_and_dtype, args))
-    except (AttributeError, RuntimeError):  # not all of them are tensors, or a nested one has no shape
-        signature = tuple([_kind(arg) for arg in args])
-    return (signature, tuple([(name, _kind(arg)) for name, arg in kwargs.items()])) if kwargs else signature
+        for value in values:
+            kind = type(value)
+            if _is_tensor[kind]:
+                signature.append(value.shape)
+                signature.append(value.dtype)
+            else:
+                signature.append(kind)
+    except (AttributeError, RuntimeError):  # a nested tensor may have no shape
+        return lasting_signature(args, kwargs)
+    return tuple(signature)
 
 
-def lasting_signature(signature: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """The signature without symbols that stand for the ragged sizes of one nested tensor alone."""
-    if not any(isinstance(arg, torch.Tensor) and arg.is_nested for arg in (*args, *kwargs.values())):
-        return signature
-    return tuple([_kind(arg) for arg in args]), tuple([(name, _kind(arg)) for name, arg in kwargs.items()])
+def lasting_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """The signature without symbols that stand for the ragged sizes of one nested tensor alone.
+
+    Objects with a shape and a dtype count as tensors if all positional arguments have both.
+    """
+    positional = list(map(_kind, args))
+    values = (*args, *kwargs.values())
+    if not any(isinstance(value, torch.Tensor) and value.is_nested for value in values):
+        with suppress(AttributeError, RuntimeError):
+            positional = list(map(_shape_and_dtype, args))
+    return (*kwargs, *chain(*positional, *map(_kind, kwargs.values())))
 
 
-def _kind(value: object) -> object:
+def _kind(value: object) -> tuple[object, ...]:
     if not isinstance(value, torch.Tensor):
-        return type(value)
-    return to_hashable(value) if value.is_nested else (value.shape, value.dtype)
+        return (type(value),)
+    return (to_hashable(value),) if value.is_nested else (value.shape, value.dtype)
+
+
+class _IsTensor(dict[type, bool]):
+    """Type -> whether its objects are tensors: a module asked for its shape searches for 1 us."""
+
+    def __missing__(self, kind: type) -> bool:
+        if len(self) >= _MAX_TYPES:  # some programs make a class in each call
+            self.clear()
+        return self.setdefault(kind, issubclass(kind, torch.Tensor))
+
+
+_is_tensor = _IsTensor()
 
 
 def key_text(key: Any) -> str:

@@ -6,16 +6,18 @@ import os
 import subprocess
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune import contextual
+from dist_tune import contextual, keys
 from dist_tune.keys import bucketed, key_text, power_of_two, size_classes, to_hashable
 from dist_tune.measure.compare import difference
 
@@ -142,6 +144,107 @@ def test_every_int_is_bucketed_and_nothing_else():
     assert bucketed(100, size_classes(64, 1024)) == "<=1024"
     assert bucketed([torch.empty(3, 5)], power_of_two) == (((4, 8), (8, 1), torch.float32),)
     assert bucketed(True, power_of_two) is True
+
+
+# -- kinds of calls: the first call of each ends in a meeting of all ranks -------------------------
+
+
+class Shaped:
+    """What counts as a tensor does, beside nothing but such objects and tensors."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape, self.dtype = shape, "fp4"
+
+
+def of(*args: Any, **kwargs: Any) -> Any:
+    return args, kwargs
+
+
+def kind_of(call: Any) -> Any:
+    """The signature of a call; that by a closer look is equal, now and when the types are known."""
+    first, lasting = keys.call_signature(*call), keys.lasting_signature(*call)
+    assert keys.call_signature(*call) == first
+    if not any(hasattr(arg, "shape") and not isinstance(arg, torch.Tensor) for arg in call[0]):
+        assert first == lasting
+    return lasting
+
+
+X = torch.zeros(4, 8)
+ONE_KIND = [
+    (of(X), of(torch.ones(8, 4).T)),
+    (of(torch.nn.Parameter(X), x=X), of(X, x=torch.nn.Parameter(X))),
+    (of(X, 0.5, 3, True, "a", None), of(X, 1.5, 4, False, "b", None)),
+    (of([X], (X,), {"x": X}), of([X, X], (1, 2), {})),
+    (of(torch.nn.Linear(2, 2), X), of(torch.nn.Linear(4, 4), X)),
+    (of(X, scale=0.5), of(X, scale=1.5)),
+    (of(np.zeros(2), 3), of(np.zeros(5, int), 3)),
+    (of(Shaped(4), scale=np.zeros(2)), of(Shaped(4), scale=np.zeros(3))),
+    (of(Shaped(4), None), of(Shaped(5), None)),
+]
+TWO_KINDS = [
+    (of(X), of(X[:2])),
+    (of(X), of(X.half())),
+    (of(X, X[:2]), of(X[:2], X)),
+    (of(X), of(X, X)),
+    (of(X), of(x=X)),
+    (of(x=X), of(y=X)),
+    (of(x=X, y=3), of(y=3, x=X)),
+    (of(X, x=X[:2]), of(X[:2], x=X)),
+    (of(True), of(1)),
+    (of(1), of(1.0)),
+    (of(None), of()),
+    (of("x", 3), of(x=3)),
+    (of(X, 1), of(X, "1")),
+    (of(X, x=1), of(X, x=None)),
+    (of(torch.nn.Linear(2, 2)), of(torch.nn.Bilinear(2, 2, 2))),
+    (of(np.zeros(2)), of(np.zeros(3))),
+    (of(X, Shaped(4)), of(X, Shaped(5))),
+    (of(X, np.zeros(2)), of(X, np.zeros(2, int))),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), ONE_KIND)
+def test_calls_are_of_one_kind(one: Any, other: Any):
+    """Tensors of one shape and dtype, also parameters, and objects of one type."""
+    assert kind_of(one) == kind_of(other)
+
+
+@pytest.mark.parametrize(("one", "other"), TWO_KINDS)
+def test_calls_are_of_two_kinds(one: Any, other: Any):
+    """By a shape, a dtype, a type, the number and order of arguments, and their names."""
+    assert kind_of(one) != kind_of(other)
+    assert hash(kind_of(one)) == hash(kind_of(one))
+
+
+def test_types_made_in_each_call_are_not_kept_for_ever():
+    """Nor any object."""
+    gone = []
+    for _ in range(keys._MAX_TYPES + 5):
+        thing = type("Made", (), {})()
+        keys.call_signature((thing, X), {"y": thing})
+        gone.append(weakref.ref(thing))
+        del thing
+    assert len(keys._is_tensor) <= keys._MAX_TYPES
+    assert [each for each in gone if each() is not None] == []
+    assert keys.call_signature((X,), {}) == (X.shape, X.dtype)
+
+
+@pytest.mark.usefixtures("_quiet")
+def test_a_steady_call_reads_nothing_of_an_object():
+    """A module searches in Python for what it lacks, and isinstance asks for its class."""
+    read: list[str] = []
+
+    class Owner(torch.nn.Module):
+        def __getattribute__(self, name: str) -> Any:
+            read.append(name)
+            return super().__getattribute__(name)
+
+    owner, step = Owner(), contextual.contextual_autotune()(lambda owner, x, y=None: x)
+    for call in (lambda: step(owner, X), lambda: step(X, X, y=owner)):
+        call()
+        read.clear()
+        call()
+        assert read == []
 
 
 # -- nested tensors: a call with them is as one with any other ones ---------------------------------------------------------

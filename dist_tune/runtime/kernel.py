@@ -212,13 +212,17 @@ def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], bucke
 def key_of(kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any], buckets: Bucketing = NO_BUCKETS) -> tuple[Any, ...]:
     """The key of a kernel with several configs. ``nargs``: the positional arguments by name. ``buckets``: of what stands for a size."""
     names, named = kernel.arg_names, nargs
-    for name, value in kwargs.items():
-        if name in names:
-            named = {**named, name: value}
+    if len(kwargs) > 2:  # beside grid and warmup, which each launch has
+        for name, value in kwargs.items():
+            if name in names:
+                named = {**named, name: value}
     values = [named[name] for name in kernel.keys if name in named]
     if buckets:
         values = [buckets[name](named[name]) if name in buckets else named[name] for name in kernel.keys if name in named]
-    return tuple(values + [_dtype_texts[value.dtype] for value in named.values() if hasattr(value, "dtype")])
+    for value in named.values():
+        if type(value) is not int and hasattr(value, "dtype"):
+            values.append(_dtype_texts[value.dtype])
+    return tuple(values)
 
 
 @lru_cache(maxsize=1024)
