@@ -201,6 +201,7 @@ class Tuner:
         try:
             self.online = Online(self.name, tuning, calls, self.keep)
         except (DistTuneError, RuntimeError, OSError) as error:  # a store that is gone, no thread, no descriptor: the job goes on as it is
+            tuning.end_compiler()
             warn_once(f"{self.name} is not tuned in the calls to come: {error}")
         return self.online is not None
 

@@ -126,8 +126,9 @@ class Compiler:
 
     def adopt(self, first: Compiler) -> None:
         """Go on with what an earlier tuning has asked Triton for, and has compiled so far."""
-        self._sites, self._by_key = first._sites, first._by_key
-        self._tools.shared_limit_bytes = first._tools.shared_limit_bytes
+        self._sites, self._by_key, self._tools = first._sites, first._by_key, first._tools
+        self._tools.on_wait = self._start_threads
+        self._folder.callback(first.end)  # not before: some of them may be under way
 
     def keys(self, label: str) -> str:
         """The site's candidates with their keys in Triton's disk cache, in a row."""

@@ -82,10 +82,14 @@ class InUse(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """The beginning of a call."""
+    """The beginning of a call, which lasts until the next one's by the device's clock.
+
+    The host may be calls ahead of its device, and pay for them where it reads a loss: by its clock the one call that does would pay.
+    """
 
     number: int
-    at_s: float
+    at: Any
+    """Event."""
     is_trial: bool
     n_work: int
 
@@ -138,10 +142,8 @@ class OnlineRuns(Replayer):
         self._is_trying = self._is_over = False
         self._changed = Condition()
         """Of the fields above, between the two threads."""
-        self._begun: _Begun | None = None
-        """The latest call."""
-        self._durations = deque[tuple[_Begun, float, bool]]()
-        """Calls that are over, their seconds, and whether the other thread was at work beside them; it takes them out."""
+        self._begun = deque[_Begun]()
+        """The latest calls, until the device has come to the next one; the other thread takes them out."""
         self._after_s: list[float] = []
         self._n_work = 1
         """Beginnings and ends of its work so far: odd while it is at work."""
@@ -252,7 +254,8 @@ class OnlineRuns(Replayer):
             schedule = batch.calls.get(number) if batch is not None and batch.is_in_force else None
             is_trial = schedule is not None and not self._is_trying
             self._is_trying |= is_trial
-            self._note(_Begun(number, Clock.now(), is_trial, self._n_work))
+            self._begun.append(begun := _Begun(number, self._clock.event(), is_trial, self._n_work))
+            begun.at.record()
         try:
             if is_trial:
                 assert batch is not None
@@ -270,13 +273,6 @@ class OnlineRuns(Replayer):
                 if number >= self._awaited:
                     self._awaited = inf
                     self._changed.notify_all()
-
-    def _note(self, begun: _Begun) -> None:
-        """A call begins, and the one before it is over: a call lasts from its start to the next one's."""
-        before, self._begun = self._begun, begun
-        if before is not None:
-            is_ours = before.n_work != begun.n_work or begun.n_work % 2 == 1
-            self._durations.append((before, begun.at_s - before.at_s, is_ours))
 
     def _trial(self, function: Callable[[], R], batch: Batch, schedule: Replay) -> R:
         trials, number = self.trials, batch.n_before + [*batch.calls].index(self._calls.n_calls + 1)
@@ -481,8 +477,10 @@ class OnlineRuns(Replayer):
         return min(100_000, max(2, ceil(_MARGIN * exchange_s / call_s), 2 * self._margin if is_late else 0))
 
     def _take_durations(self) -> None:
-        while self._durations:
-            begun, seconds, is_ours = self._durations.popleft()
+        while len(self._begun) > 1 and self._begun[1].at.query():
+            begun, after = self._begun.popleft(), self._begun[0]
+            seconds = begun.at.elapsed_time(after.at) / 1e3
+            is_ours = begun.n_work != after.n_work or after.n_work % 2 == 1
             if self.ended_at is None or begun.number < self.ended_at:
                 self.pace.add(begun.number, seconds, is_trial=begun.is_trial, is_ours=is_ours)
             elif len(self._after_s) < _N_AFTER:

@@ -129,7 +129,7 @@ class Trials:
         """Move the times of replays to the samples, up to the ``last``. The device must have gone past them."""
         while self._spans and (last is None or self._spans[0][2] <= last):
             label, candidate, replay, span = self._spans.popleft()
-            ms = None if span is None else span.ms()
+            ms = None if span is None else self._clock.launch_ms(span)
             self.samples.add_launch(label, candidate, replay, ms)
             if self._log.is_tracing:
                 took = "waited for the host" if ms is None else f"kernel_ms={ms:.4f}"

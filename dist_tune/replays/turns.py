@@ -19,7 +19,7 @@ from dist_tune.sites import Site
 if TYPE_CHECKING:
     from dist_tune.replays.trials import Trials
 
-_MOST = 16
+_MOST = 4
 """Launches of a site that are timed in one call: layers of a model are alike, and each time is read by a thread beside the job."""
 
 
@@ -51,7 +51,7 @@ class Turn:
             return trials.launch_in_use(kernel, args, kwargs)
         kernel.best_config = self._own
         trials.refuses_in = thread = get_ident()
-        span = clock.span() if self.is_timed and self.n_launches < _MOST else None
+        span = clock.span() if self.is_timed and len(self.spans) < _MOST else None
         try:
             if span is None:
                 value = kernel.fn.run(*args, **kwargs, **self._kwargs)

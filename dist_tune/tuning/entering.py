@@ -15,7 +15,7 @@ from dist_tune.replays import WARM_UP
 from dist_tune.runtime import LaunchRecorder, around_launches
 from dist_tune.search import PriorTimes, Replay, Report, guide_of
 from dist_tune.settings import NEAREST
-from dist_tune.sites import Site, SiteManifest
+from dist_tune.sites import Site, SiteManifest, Variant
 from dist_tune.tuning.compilation import Waves, compile_ahead, precompile, tell_of_work
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
@@ -99,6 +99,7 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
     if not manifest.mode:
         tell_of_untuned(context, manifest.why_not)
     chosen: dict[str, int] = {}
+    needed: list[tuple[Site, Variant]] = []
     for label in manifest.to_tune:
         prior, site = manifest.prior.get(label, PriorTimes()), context.sites.met.get(label)
         fastest = min(prior.times, key=lambda i: (prior.times[i].kernel_ms, i), default=None)
@@ -106,8 +107,13 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
         chosen[label] = 0 if is_first_config else next(i for i in (prior.winner, fastest, prior.near, 0) if i is not None)
         if manifest.mode:
             note_use(manifest.mode, context.settings, "first" if is_first_config or prior == PriorTimes() else "nearest")
-        if site is not None and site.variants and site.is_new:  # none with a record that not all ranks can use
-            context.sites.load(site, chosen[label])
+        if site is not None and site.is_new:
+            needed += [(site, variant) for variant in site.variants]  # none with a record that not all ranks can use
+    context.compiler.close()  # all but these wait: the job's next call launches them, for all arguments that it has met
+    for site, variant in needed:
+        context.compiler.queue(variant.label, [chosen[site.label]])
+    for site, variant in needed:
+        context.sites.load(site, chosen[site.label], variant)
     failed = context.reduce_reports("not tuned", Report(failures=context.sites.take_failures())).failures
     by_mode = " (autotune=False)" if manifest.mode == NEAREST else f" (DIST_TUNE_MODE={manifest.mode})" * bool(manifest.mode)
     for label, index in chosen.items():

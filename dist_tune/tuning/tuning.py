@@ -63,7 +63,7 @@ class Tuning:
         n_threads = n_compile_threads(max(n_ranks, ranks.n_local))
         # Beside a job that goes on half of them.
         compiler = Compiler(max(1, n_threads // 2) if self._is_beside else n_threads, settings.deadline_s, position, n_ranks)
-        self._exit.callback(compiler.end)
+        self._exit.callback(lambda: None if self.goes_online else compiler.end())  # else another tuning goes on with it
         world = {"world_size": len(ranks.members), "ranks_per_host": n_ranks}
         lookup = CacheLookup(settings, story, is_used=options.uses_cache, **world)
         clock = device_clock()
@@ -169,6 +169,10 @@ class Tuning:
     def beside(self) -> Ranks:
         """The ranks, for a tuning on another thread. All ask in the same call."""
         return self._context.ranks.beside()
+
+    def end_compiler(self) -> None:
+        """It was to go on with another tuning, which cannot begin."""
+        self._context.compiler.end()
 
     def leave(self, error: BaseException) -> None:
         """The first run of the closure raised: post that to the others, or learn that another rank raised first.
