@@ -37,11 +37,11 @@ n_gpus=$("$python" -c 'import torch; print(torch.accelerator.device_count())') |
 
 nproc_per_node=$((n_gpus > 0 ? n_gpus : 2)) nnodes=${NNODES:-${SLURM_NNODES:-1}} node_rank=${NODE_RANK:-${SLURM_NODEID:-}}
 master_addr=${MASTER_ADDR:-} master_port=${MASTER_PORT:-$((20000 + ${SLURM_JOB_ID:-9500} % 10000))}
-passed=() steps=() is_dist=() own_rendezvous=no supervises=no
+max_restarts='' passed=() steps=() is_dist=() own_rendezvous=no supervises=no
 while (($#)) && [[ $1 != *.py && $1 != -m && $1 != --module && $1 != --no?python ]]; do
     option=${1%%=*} option=${option//_/-}
     case $option in
-        --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port | --step)
+        --nproc-per-node | --nnodes | --node-rank | --master-addr | --master-port | --max-restarts | --step)
             variable=${option#--}
             if [[ $1 != *=* ]]; then (($# > 1)) || die "$1 needs a value"; set -- "$1=$2" "${@:3}"; fi
             if [[ $option != --step ]]; then printf -v "${variable//-/_}" %s "${1#*=}"
@@ -62,7 +62,7 @@ if ((${#steps[@]})); then
     set -- -m dist_tune.install "${steps[@]}" "${is_dist[@]}" "$@"
 fi
 if [[ $supervises == yes ]]; then
-    passed=(--max-restarts=3 "${passed[@]}")
+    max_restarts=${max_restarts:-3}
     if [[ $1 == --no?python ]]; then shift; else set -- "$python" -u "$@"; fi
     # Each rank waits by itself, because torchrun starts dead ranks again at once: ports, devices and file servers need a moment.
     delayed='n=${TORCHELASTIC_RESTART_COUNT:-0}; if ((n > 0)); then sleep "$((n < 6 ? 1 << (n - 1) : 30))"; fi; exec "$@"'
@@ -73,6 +73,7 @@ elif [[ $1 == *.py ]]; then
 elif ((${#steps[@]})); then
     set -- -m -- "${@:2}"
 fi
+if [[ -n $max_restarts ]]; then passed=("--max-restarts=$max_restarts" "${passed[@]}"); fi
 
 if [[ $own_rendezvous == yes ]]; then
     rendezvous=(--rdzv-backend=c10d --node-rank="${node_rank:-0}")
@@ -89,9 +90,41 @@ fi
 if [[ -n $root ]]; then export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"; fi
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 if ((n_gpus == 0)); then export TRITON_INTERPRET="${TRITON_INTERPRET-1}"; fi
-# A restarted attempt must not meet the addresses of dead ranks in the agent's store (pytorch issue 135712).
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE="${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}"
-if [[ $supervises == yes ]]; then export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; fi
+# Ranks share the store of torchrun's agent, which has its port from the start. Where ranks may start again, supervised or not, each
+# attempt needs a new store, or it meets the addresses of dead ranks and fails as well (pytorch issue 135712). Rank 0 has it then, at a
+# port that the agent beside it chose, and told all machines, up to 20 s before: torchrun takes one that any connection may get by then.
+# Here it is one that connections are not given, that is free, and that no attempt had before. If a program takes it in those seconds,
+# the attempt ends and the next has another. 30000 to 32767 are left out: Kubernetes forwards them.
+torchrun=(-m torch.distributed.run)
+if [[ ${max_restarts:-0} != 0 || $nnodes == *:* ]]; then
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE="${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}"
+    if [[ $supervises == yes ]]; then export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; fi
+    torchrun=(-c '
+import random, socket, sys
+from pathlib import Path
+from torch.distributed import run
+from torch.distributed.elastic.rendezvous import api
+
+low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+ports = [p for p in (*range(20000, 30000), *range(61000, 65536)) if not low <= p <= high]
+random.shuffle(ports)
+any_free_port = api.get_free_port
+
+def get_free_port():
+    while ports:
+        port = ports.pop()
+        try:
+            with socket.create_server(("", port)):
+                return port
+        except OSError:
+            continue
+    return any_free_port()
+
+api.get_free_port = get_free_port
+sys.argv[0] = "torchrun"
+run.main()
+')
+fi
 # NVLink multicast stays off unless asked for: nothing here uses it, and a crash in the middle of it can cost the host its GPUs.
 export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}" TORCH_SYMM_MEM_DISABLE_MULTICAST="${TORCH_SYMM_MEM_DISABLE_MULTICAST:-1}"
-exec "$python" -m torch.distributed.run --nnodes="$nnodes" --nproc-per-node="$nproc_per_node" "${rendezvous[@]}" "${passed[@]}" "$@"
+exec "$python" "${torchrun[@]}" --nnodes="$nnodes" --nproc-per-node="$nproc_per_node" "${rendezvous[@]}" "${passed[@]}" "$@"

@@ -2,12 +2,14 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import torch.distributed as dist
 
 from dist_tune.cli.main import main
 
@@ -18,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 # Stands in for the python of .venv: tells the number of GPUs, and instead of starting torchrun shows how it was called.
 STUB = f"""#!{sys.executable}
 import json, os, sys
-if sys.argv[1] == "-c":
+if sys.argv[1] == "-c" and "device_count" in sys.argv[2]:
     print(os.environ["N_GPUS"])
 else:
     print(json.dumps([sys.argv[1:], dict(os.environ)]))
@@ -75,14 +77,13 @@ def start(checkout: Path, *arguments: str, **environment: str) -> Started:
 
 
 def test_without_gpus_two_ranks_interpret(checkout: Path):
-    """Two CPU ranks with one thread each, the checkout importable, the agent's store not shared, multicast off."""
+    """Two CPU ranks with one thread each, the checkout importable, multicast off."""
     started = start(checkout, "job.py")
     assert started.options == ["--nnodes=1", "--nproc-per-node=2", "--standalone"]
     expected = {
         "TRITON_INTERPRET": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(checkout),
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "NCCL_NVLS_ENABLE": "0",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     }
@@ -99,7 +100,7 @@ TWO = "--nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
         ("", "N_GPUS=4", "--nnodes=1 --nproc-per-node=4 --standalone"),
         # Each spelling of an option overrides, and other options of torchrun pass through.
         *(
-            (f"{option} --max_restarts 2", "N_GPUS=8", "--nnodes=1 --nproc-per-node=3 --standalone --max_restarts 2")
+            (f"{option} --monitor_interval 2", "N_GPUS=8", "--nnodes=1 --nproc-per-node=3 --standalone --monitor_interval 2")
             for option in ("--nproc_per_node=3", "--nproc_per_node 3", "--nproc-per-node=3", "--nproc-per-node 3")
         ),
         (
@@ -178,6 +179,105 @@ def test_steps_stand_before_the_program(checkout: Path):
     assert supervised[-8:] == ["-u", *INSTALL[:1], *INSTALL[2:], "job.py", "x"]
 
 
+@pytest.mark.parametrize("words", ["--max-restarts=1", "--max_restarts 1", "--nnodes=1:2 --master-addr=alpha"])
+def test_ranks_that_may_start_again_do_not_share_the_agent_s_store(checkout: Path, words: str):
+    """After a death, or when a machine joins; unless the user says so."""
+    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    assert start(checkout, *words.split(), "job.py").environment[name] == "1"
+    assert start(checkout, *words.split(), "job.py", **{name: "0"}).environment[name] == "0"
+
+
+@pytest.mark.parametrize("words", ["", "--max-restarts=0", "--supervise --max-restarts=0"])
+def test_ranks_that_start_once_share_the_agent_s_store(checkout: Path, words: str):
+    """The variable is left to the user."""
+    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    started = start(checkout, *words.split(), "job.py")
+    assert name not in started.environment
+    assert started.arguments[:2] == ["-m", "torch.distributed.run"]
+    assert start(checkout, *words.split(), "job.py", **{name: "1"}).environment[name] == "1"
+
+
+JOB = """
+import json, os, signal, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+died = Path("died")
+loses_a_rank = "restart" in sys.argv and not died.exists()
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+names = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+seen = {name: os.environ.get(name) for name in names}
+with Path(f"rank-{dist.get_rank()}").open("a") as attempts:
+    print(json.dumps(seen | {"total": total.item()}), file=attempts)
+if loses_a_rank:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+dist.destroy_process_group()
+"""
+# In each Python of the job: the agent asks for this port first.
+FIRST_PORT = """
+import random
+shuffle = random.shuffle
+def last(ports):
+    shuffle(ports)
+    ports.append({port})
+random.shuffle = last
+"""
+
+
+def run(folder: Path, *words: str, n_machines: int = 1) -> list[tuple[dict[str, Any], ...]]:
+    """Run the job on two ranks; what each rank saw in each attempt."""
+    (folder / "job.py").write_text(JOB)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH")}
+    environment |= {"PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": "", "NNODES": str(n_machines)}
+    # The rendezvous of several machines is here, at a port that is bound from the start, and so on none of them.
+    rendezvous = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(rendezvous.port), "NODE_RANK": "1"}
+    command = [str(ROOT / "launch/launch.sh"), f"--nproc-per-node={2 // n_machines}", *words]
+    machines = [subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(n_machines)]
+    try:
+        for machine in machines:
+            errors = machine.communicate(timeout=100)[1]
+            assert machine.returncode == 0, errors[-5000:]
+    finally:
+        for machine in machines:
+            machine.terminate()
+            machine.communicate()
+    first, second = ((folder / f"rank-{rank}").read_text().splitlines() for rank in (0, 1))
+    return [(json.loads(each), json.loads(other)) for each, other in zip(first, second, strict=True)]
+
+
+def is_given_to_connections(port: int) -> bool:
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    return low <= port <= high
+
+
+def test_two_ranks_meet_in_the_agent_s_store(tmp_path: Path):
+    (ranks,) = run(tmp_path, "job.py")
+    for seen in ranks:
+        assert (seen["total"], seen["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]) == (2, None)
+
+
+@pytest.mark.parametrize(("option", "n_machines"), [("--supervise", 1), ("--max-restarts=1", 2)])
+def test_each_attempt_has_a_free_port_that_connections_are_not_given(tmp_path: Path, option: str, n_machines: int):
+    """The port asked for first is another program's, which costs no attempt. Rank 1 dies in the first one."""
+    with socket.create_server(("", 0)) as taken:
+        (tmp_path / "sitecustomize.py").write_text(FIRST_PORT.format(port=taken.getsockname()[1]))
+        attempts = run(tmp_path, option, "job.py", "restart", n_machines=n_machines)
+    assert [seen["total"] for ranks in attempts for seen in ranks] == [2] * 4
+    assert [seen["TORCHELASTIC_RESTART_COUNT"] for seen in attempts[0]] == ["0", "0"]
+    ports = [{int(seen["MASTER_PORT"]) for seen in ranks} for ranks in attempts]
+    assert [len(of_attempt) for of_attempt in ports] == [1, 1]
+    assert ports[0] != ports[1]
+    assert not any(map(is_given_to_connections, set.union(*ports)))
+
+
 def test_a_supervised_job_is_restarted_with_a_back_off(checkout: Path):
     """Three times, by c10d, without the agent's store; each rank waits before it starts again."""
     started = start(checkout, "--supervise", "--nnodes=1", "job.py", "--supervise", "-x", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="0")
@@ -188,7 +288,7 @@ def test_a_supervised_job_is_restarted_with_a_back_off(checkout: Path):
     assert words[words.index("job.py") - 1 :] == ["-u", "job.py", "--supervise", "-x"]
     assert started.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     for n, expected_s in ((0, 0), (1, 1), (2, 2), (3, 4), (9, 30)):
-        script = words[words.index("-c") + 1].replace("sleep", "echo")
+        script = words[words.index("bash") + 2].replace("sleep", "echo")
         shown = subprocess.run(
             ["bash", "-c", script, "launch.sh", "true"],
             env={**os.environ, "TORCHELASTIC_RESTART_COUNT": str(n)}, capture_output=True, text=True, check=True,
@@ -197,10 +297,9 @@ def test_a_supervised_job_is_restarted_with_a_back_off(checkout: Path):
 
 
 def test_a_supervised_job_takes_the_number_of_restarts_and_modules_and_programs(checkout: Path):
-    """The last --max-restarts counts."""
     started = start(checkout, "--max-restarts=7", "--supervise", "-m", "job.py")
     options = [each for each in started.arguments if each.startswith("--max-restarts")]
-    assert options == ["--max-restarts=3", "--max-restarts=7"]
+    assert options == ["--max-restarts=7"]
     assert started.arguments[-3:] == ["-u", "-m", "job.py"]
     assert start(checkout, "--supervise", "--no-python", "program", "job.py").arguments[-3:] == ["launch.sh", "program", "job.py"]
 
