@@ -93,7 +93,7 @@ def test_leads_are_as_long_as_asked(monkeypatch: pytest.MonkeyPatch):
             assert (gpu.slept, gpu.n_bytes) == (slept, [n_bytes])
             clock.prepare(2.0, is_cold=False)
             assert gpu.slept == [*slept, *slept[-1:]]
-            assert isinstance(clock.span()._begin, Event)
+            assert isinstance(clock.event()._event, Event)
 
 
 def test_free_memory_that_a_driver_does_not_tell_is_all_that_is_not_held(monkeypatch: pytest.MonkeyPatch):

@@ -87,6 +87,9 @@ class Gpu(FakeH200):
 
 def main() -> None:
     """Pretend a GPU, and run the script as Python would."""
+    if sys.argv[1:2] in (["-h"], ["--help"]):
+        print(__doc__)
+        return
     # It leaves its kernels one config each if torch is deterministic, as it is here.
     os.environ.setdefault("MAMBA_DETERMINISTIC", "0")
     pretend_a_gpu()

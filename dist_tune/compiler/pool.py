@@ -124,11 +124,10 @@ class Compiler:
         self._sites[label] = {i: found[i] for i in configs}
         self.queue(label, first)
 
-    def adopt(self, first: Compiler) -> None:
-        """Go on with what an earlier tuning has asked Triton for, and has compiled so far."""
-        self._sites, self._by_key, self._tools = first._sites, first._by_key, first._tools
-        self._tools.on_wait = self._start_threads
-        self._folder.callback(first.end)  # not before: some of them may be under way
+    def postpone(self) -> None:
+        """Begin nothing that is not asked for again."""
+        with self._lock:
+            self._queue.clear()
 
     def keys(self, label: str) -> str:
         """The site's candidates with their keys in Triton's disk cache, in a row."""

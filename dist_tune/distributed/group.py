@@ -35,6 +35,8 @@ _generations: Counter[str] = Counter()
 """Objects made for each group so far: the store may outlive it, as torchrun's does, and a new one leaves older keys alone."""
 
 _GROUPS = "dist_tune/groups"
+_REST_S = 0.02
+"""Longest pause between two looks for a verdict beside a step: 1000 looks a second cost a host-bound one a tenth of its time."""
 
 _calls: dict[tuple[int, ...], dict[str, Calls]] = {}
 """By the members that decide, none for a process alone: closures may be decorated anew, and groups made anew."""
@@ -115,6 +117,7 @@ class Ranks(Meetings):
     def beside(self) -> Ranks:
         """The same ranks for meetings of another thread, which may last as long as the job. All ranks ask in the same call."""
         ranks = Ranks(self._group, self.deadline_s, counts_collectives=False)
+        ranks.rest_s = _REST_S
         ranks.gather_s = self.gather_s
         return ranks
 

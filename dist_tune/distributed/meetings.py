@@ -43,6 +43,8 @@ class Meetings:
         self.deadline_s = deadline_s
         self.gather_s = deadline_s
         """Seconds that a rank with something to tune waits in a call's first meeting for those that live."""
+        self.rest_s = 0.0
+        """Pause between two looks for a verdict, once it has not come at once; 0: by the number of ranks."""
         self.activity = Activity(rank, members, lambda: self.n_issued, lambda: self.n_of_process)
         self._root = store
         self._store: Any = WatchedStore(store)
@@ -341,7 +343,7 @@ class Meetings:
         # Not store.wait(): torch writes two lines of warning to stderr whenever that ends without the key.
         n, began = len(self.members), time.monotonic()
         looked, every_s = began, max(_ASK_S, n / _ANSWERS_PER_S)
-        shortest_s, longest_s = max(_POLL_S, n / _POLLS_PER_S), n / _LATER_PER_S
+        shortest_s, longest_s = max(_POLL_S, n / _POLLS_PER_S), max(n / _LATER_PER_S, self.rest_s)
         while not self._store.check([f"{key}/verdict"]):
             now = time.monotonic()
             if now - looked >= every_s:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import ceil, inf
 from statistics import median
@@ -444,7 +444,8 @@ class OnlineRuns(Replayer):
         while True:
             began = time.monotonic()
             part = self._calls.n_calls + 1, self._margin, self.pace.wanted_cycle
-            latest, n_apart, margin, self.pace.n_cycle = self._ranks.reduce("calls", part, _latest)
+            with self.idle():
+                latest, n_apart, margin, self.pace.n_cycle = self._ranks.reduce("calls", part, _latest)
             if n_apart > _MAX_APART:
                 raise DistTuneError(f"ranks are {n_apart} calls apart: nothing in the step holds them together, so they share no trials")
             first = latest + 1 + max(margin, self._n_wait)
@@ -454,7 +455,8 @@ class OnlineRuns(Replayer):
                 self._batch = batch
             is_in_force = False
             try:
-                is_in_force = self._ranks.reduce("in force", is_in_time, _all)
+                with self.idle():
+                    is_in_force = self._ranks.reduce("in force", is_in_time, _all)
             finally:
                 with self._changed:  # a call that has waited too long has gone on without it
                     batch.is_in_force = is_in_force if batch.is_in_force is None else batch.is_in_force
@@ -492,8 +494,7 @@ class OnlineRuns(Replayer):
 
     def _wait_for(self, is_done: Callable[[], bool], what: str, *, always: bool = False) -> None:
         """Wait without work, until something is done and the budget lets this thread work again; ``always``: it does."""
-        self._n_work += 1
-        try:
+        with self.idle():
             while True:
                 with self._changed:
                     is_over = self._is_over
@@ -503,5 +504,12 @@ class OnlineRuns(Replayer):
                         raise JobEndedError("the program ends")
                     self._changed.wait(_LOOK_S)
                 self._ranks.beat(f"waiting for {what}", may_last=True)
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """This thread is not at work meanwhile."""
+        self._n_work += 1
+        try:
+            yield
         finally:
             self._n_work += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -185,6 +186,10 @@ class Replayer:
 
     def agree_on(self, account: Account) -> None:
         """What they have taken on the rank with the most."""
+
+    def idle(self) -> AbstractContextManager[None]:
+        """Around a wait in which nothing is at work beside the calls of a job."""
+        return nullcontext()
 
     def breathe(self, compiler: Compiler) -> None:
         """Between two looks at compilations: they may go on."""

@@ -268,7 +268,6 @@ class Sites:
     def adopt(self, first: Sites) -> None:
         """Enter the sites that another tuning has met and left untuned, without another launch of theirs."""
         self._labels, self._kinds = first._labels, first._kinds
-        self._compiler.adopt(first._compiler)
         for label, old in first.met.items():
             if old.record is None and old.winner is not None:
                 new = replace(old, is_new=True, winner=None, timings=Timings(), reported=set())

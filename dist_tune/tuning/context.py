@@ -133,7 +133,8 @@ class TuningContext:
         """Bring a part to a meeting and take ``fn`` of all parts away, as ``Ranks.reduce`` does; the log has a line of it."""
         began = time.monotonic()
         self.replays.watchdog.note(f"the meeting {topic!r}", Kind.UNLIMITED)
-        reduced = self.ranks.reduce(topic, part, fn, is_gathering=is_gathering, is_optional=is_optional)
+        with self.replays.idle():
+            reduced = self.ranks.reduce(topic, part, fn, is_gathering=is_gathering, is_optional=is_optional)
         self.replays.watchdog.note(f"work after the meeting {topic!r}")
         self.expenses.meetings.append(time.monotonic() - began)
         self.story.emit(events.Met, topic=topic, seconds=self.expenses.meetings[-1])

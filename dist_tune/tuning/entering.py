@@ -109,7 +109,7 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
             note_use(manifest.mode, context.settings, "first" if is_first_config or prior == PriorTimes() else "nearest")
         if site is not None and site.is_new:
             needed += [(site, variant) for variant in site.variants]  # none with a record that not all ranks can use
-    context.compiler.close()  # all but these wait: the job's next call launches them, for all arguments that it has met
+    context.compiler.postpone()  # all but these: the job's next call launches them, for all arguments that it has met
     for site, variant in needed:
         context.compiler.queue(variant.label, [chosen[site.label]])
     for site, variant in needed:

@@ -110,10 +110,8 @@ def cut_off(context: TuningContext) -> str:
     if not context.lookup.folder:
         kept = "nothing is kept without a cache"
     if n_timed:
-        n_left = max(1, race.n_left)
-        per_trial = n_calls / max(1, context.replays.n_replays) if n_calls else 1.0
-        phase = "the finals" if race.is_final else "the race"
-        far = f"in {phase}: {kept}, and about {amount(round(n_left * max(1.0, per_trial)), 'call')} more are needed"
+        n_missing = max(1, 3 * race.n_left // 2)  # with those of what is in use
+        far = f"in the {'finals' if race.is_final else 'race'}: {kept}, and at most {amount(n_missing, 'timed call')} are missing"
     else:
         n_loaded = sum(len(each.loaded) for site in context.sites.met.values() for each in site.variants[:1])
         far = f"before a config was timed: {n_loaded} of {n_all} are compiled"

@@ -22,7 +22,7 @@ class Online:
     def __init__(self, name: str, first: Tuning, calls: Calls, keep: Callable[[Tuning], None]) -> None:
         """``first``: that tuning, whose sites have a config each. ``calls``: of the function. ``keep``: called at the end, before it is."""
         self._ranks = first.beside()
-        self._tuning = Tuning(name, self._ranks, first.options, first.settings, calls)
+        self._tuning = Tuning(name, self._ranks, first.options, first.settings, calls, first)
         runs = self._tuning.replays
         assert isinstance(runs, OnlineRuns)
         self.runs, self.calls, self._first, self._keep, self._pid = runs, calls, first, keep, os.getpid()

@@ -37,14 +37,27 @@ from dist_tune.watch import Kind, Watchdog, prepare_release
 class Tuning:
     """The tuning of one call of a closure, made between replays or at the first miss."""
 
-    def __init__(self, name: str, ranks: Ranks, options: TuningOptions, settings: Settings, calls: Calls | None = None) -> None:
-        """``calls``: of a tuning beside them, on a thread of its own (``tune_beside``), whose runs they are."""
+    def __init__(
+        self,
+        name: str,
+        ranks: Ranks,
+        options: TuningOptions,
+        settings: Settings,
+        calls: Calls | None = None,
+        first: Tuning | None = None,
+    ) -> None:
+        """``calls``: of a tuning beside them, on a thread of its own (``tune_beside``), whose runs they are.
+
+        ``first``: the tuning whose sites it goes on with, and what that has compiled.
+        """
         self.is_alone = False
         """True if other ranks have passed this call without a meeting: their arguments differ from this rank's."""
         self.goes_online = False
         """True if calls may not be repeated, and are to be tuned while they are made: the same on all ranks."""
         self.options, self.settings = options, settings
-        self._is_beside, self._has_started, self._is_cut_off = calls is not None, False, False
+        self._is_beside, self._has_started = calls is not None, False
+        self._is_cut_off = False
+        """True once it was told that the tuning does not come to its end."""
         if options.plan.search == "online" or self._is_beside:  # no candidate warms up in a call of its own
             plan = options.plan
             options = replace(options, plan=replace(plan, search=None if plan.search == "online" else plan.search, n_warmup=0))
@@ -61,8 +74,11 @@ class Tuning:
         position, n_ranks = ranks.neighbours
         # Ranks of the job that take no part in the tuning compile beside this one.
         n_threads = n_compile_threads(max(n_ranks, ranks.n_local))
-        # Beside a job that goes on half of them.
-        compiler = Compiler(max(1, n_threads // 2) if self._is_beside else n_threads, settings.deadline_s, position, n_ranks)
+        if first is None:
+            compiler = Compiler(n_threads, settings.deadline_s, position, n_ranks)
+        else:
+            compiler = first._context.compiler
+            compiler.n_threads = max(1, n_threads // 2)  # beside a job that goes on
         self._exit.callback(lambda: None if self.goes_online else compiler.end())  # else another tuning goes on with it
         world = {"world_size": len(ranks.members), "ranks_per_host": n_ranks}
         lookup = CacheLookup(settings, story, is_used=options.uses_cache, **world)
@@ -84,7 +100,7 @@ class Tuning:
             self.replays = OnlineRuns(ranks, trials, clock, settings.deadline_s, sites, race, Pace(options.max_slowdown), calls)
         self.trials = trials
         """The ``Listener`` of its runs, the first one among them."""
-        self._context = TuningContext(
+        self._context: TuningContext = TuningContext(
             name, ranks, options, story,
             race=race, sites=sites, compiler=compiler, lookup=lookup, replays=self.replays, settings=settings,
         )  # fmt: skip
@@ -145,10 +161,7 @@ class Tuning:
             return self._counted()
 
     def tune_beside(self, first: Tuning) -> None:
-        """Tune the sites of the ``first`` tuning in the calls to come, on a thread of its own beside them.
-
-        Collective; an error ends it on all ranks.
-        """
+        """Tune the sites of the ``first`` tuning in the calls to come. Collective; an error ends it on all ranks."""
         with self._exit:
             try:
                 self._begin()
@@ -161,6 +174,7 @@ class Tuning:
                     self.replays.last_run(_no_run)
             except BaseException as error:
                 if not _is_programs_end(error):
+                    self._is_cut_off = True
                     told = f"{closure_name(self._context.name)} is not tuned any further: {type(error).__name__}: {error}"
                     self._context.story.warning(told, shown=True)
                 self._end(error)

@@ -1,4 +1,4 @@
-"""The budget of online tuning: what calls with trials, or beside compilation, take beyond plain ones stays below a share of the job's time."""
+"""The budget of online tuning: what calls take for it beyond plain ones stays below a share of the job's time."""
 
 from __future__ import annotations
 

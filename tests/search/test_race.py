@@ -284,7 +284,7 @@ def test_a_budget_spent_in_the_warm_up_ends_it():
 
 
 def in_pieces(n_per_piece: int, dice: random.Random) -> tuple[int, int, int]:
-    """Replays of an online race of 48 candidates cut off every so many, the starts, and the winner; each goes on from the times agreed on."""
+    """Replays, starts and winner of an online race of 48 candidates; each start goes on from the times agreed on."""
     ms = [1.0 + 0.05 * i for i in range(48)]
     dice.shuffle(ms)
     kept: dict[int, Times] = {}

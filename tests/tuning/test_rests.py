@@ -42,6 +42,12 @@ class Device:
         self.is_whole = False
         return span
 
+    def has_gap(self, span: DeviceSpan, *, is_covered: bool) -> bool:
+        return False
+
+    def launch_ms(self, span: DeviceSpan) -> float:
+        return span.ms()
+
 
 class DeviceSpan:
     """A stretch of the device's work, by the host's clock: a launch, or the replay around it, which ends with it."""
