@@ -9,6 +9,7 @@ configs, because two cores compile all of them for many minutes.
 
 from __future__ import annotations
 
+import argparse
 import os
 import runpy
 import statistics
@@ -87,9 +88,10 @@ class Gpu(FakeH200):
 
 def main() -> None:
     """Pretend a GPU, and run the script as Python would."""
-    if sys.argv[1:2] in (["-h"], ["--help"]):
-        print(__doc__)
-        return
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    options = parser.parse_args()
     # It leaves its kernels one config each if torch is deterministic, as it is here.
     os.environ.setdefault("MAMBA_DETERMINISTIC", "0")
     pretend_a_gpu()
@@ -100,7 +102,7 @@ def main() -> None:
     if n := int(os.environ.get("JOBS_CONFIGS", "0")):
         take_few_configs(n)
     torch.set_num_threads(1)
-    del sys.argv[0]
+    sys.argv[:] = [options.script, *options.arguments]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
 

@@ -19,9 +19,11 @@ from dist_tune.search.selection import RacingOptions
 
 N_FIRST = 3
 """Calls that time what is in use, before anything else is tried."""
-ONLINE = RacingOptions(insured_ms=1.0, max_asked=50, has_even_steps=False, goes_on=True)
+ONLINE = RacingOptions(
+    insured_ms=1.0, max_asked=50, first_quota=2, step_errors=4.0, goes_on=True, has_even_steps=False
+)  # fmt: skip
 """A candidate that looks hopeless has had its one call: a second one would cost the job more than a hiccup costs the
-search. A shape may come in one of many calls."""
+search. A shape may come in one of many calls. Calls vary for reasons of the job's own: one sample says less."""
 N_PLAIN = 4
 """Plain calls before anything else is done; a quarter of a cycle at least."""
 _CYCLE_S = 0.25

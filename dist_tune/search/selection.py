@@ -47,6 +47,10 @@ class RacingOptions:
 
     max_asked: int = 5
     """Times that trials are asked for again in which the site was not met."""
+    first_quota: int = 3
+    """Halvings of the candidates after the first rung."""
+    step_errors: float = 2.0
+    """Standard errors within which differences of the step are noise: of contenders that are few, these are a rough estimate."""
     goes_on: bool = False
     """True if times of an attempt before count as this race's own: a job in short pieces would begin anew in each."""
     has_even_steps: bool = True
@@ -58,7 +62,7 @@ class RacingOptions:
 
     def quota(self, n_candidates: int, rung: int) -> int:
         """Candidates that may stay after this rung: an eighth, a sixteenth, ..., but all finalists."""
-        return max(self.max_finalists, n_candidates >> (rung + 3))
+        return max(self.max_finalists, n_candidates >> (rung + self.first_quota))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,9 @@ def kept(
     return sorted({*chosen, *near})
 
 
-def select(times: Mapping[int, Times], objective: Objective, tie: float, *, is_alone: bool = False) -> Selection:
+def select(
+    times: Mapping[int, Times], objective: Objective, tie: float, *, is_alone: bool = False, step_errors: float = 2.0
+) -> Selection:
     """Choose among contenders; ties and noise go to the faster kernel, then to the lower index. With more noise than a tie: the best.
 
     A candidate's cost has two estimates: its launches, which are precise but blind to all else, and the closure, which holds the noise
@@ -154,8 +160,7 @@ def select(times: Mapping[int, Times], objective: Objective, tie: float, *, is_a
     if objective != "kernel" and rest_error_ms is None:
         weight = 1.0 if is_alone else 0.0
     elif objective != "kernel" and rest_error_ms is not None and len(times) > 1:
-        # Twice the error: the variance of a handful of contenders is itself a rough estimate.
-        bias = max(0.0, statistics.variance(rest_ms.values()) - (2 * rest_error_ms) ** 2) + launch_error_ms**2
+        bias = max(0.0, statistics.variance(rest_ms.values()) - (step_errors * rest_error_ms) ** 2) + launch_error_ms**2
         weight = bias / (bias + rest_error_ms**2) if bias > 0 else 0.0
     cost_ms = {i: each.launches_ms + weight * (rest_ms[i] - middle_ms) for i, each in times.items()}
     error_ms = sqrt(2) * hypot((1 - weight) * launch_error_ms, weight * (rest_error_ms or 0.0))

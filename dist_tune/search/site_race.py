@@ -412,7 +412,7 @@ class SiteRace:
             # Ties below the clock's error would add up over many short kernels.
             is_long = options.tie * min(each.launches_ms for each in times.values()) > options.clock_ms
             tie, is_alone = options.tie if is_long else 0.0, self.n_open < 2
-            self.selection = select(times, "kernel" if is_mixed else objective, tie, is_alone=is_alone)
+            self.selection = select(times, "kernel" if is_mixed else objective, tie, is_alone=is_alone, step_errors=options.step_errors)
         else:  # never met: the first that runs
             self.selection = Selection(self.best or 0, frozenset(), is_clear=True, closure_weight=0.0)
         if len(contenders) < 2:
