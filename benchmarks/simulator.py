@@ -164,6 +164,7 @@ def play(
                 pace.add(n_calls, plain_ms / 1e3)
                 job_ms += plain_ms
             pace.agreed = pace.account
+            pace.has_begun = True
             batch, n_taken = pace.plan(search, batch)
             trials = pace.schedule(n_calls + 1 + pace.n_wait(search, batch), batch)
             for call in range(n_calls + 1, max(trials) + 1):

@@ -403,7 +403,8 @@ class OnlineRuns(Replayer):
 
     def again(self, closure: Callable[[], Any]) -> None:
         """Some plain calls: what follows is compared with them."""
-        self._wait_for(lambda: self._calls.n_calls >= self.began_at + N_PLAIN, "plain calls")
+        self._wait_for(lambda: len(self.pace.before_s) >= N_PLAIN, "plain calls")
+        self.pace.has_begun = True
 
     def last_run(self, closure: Callable[[], Any]) -> None:
         """Bring the winners into use with one call on all ranks."""
@@ -420,12 +421,8 @@ class OnlineRuns(Replayer):
         """The step of plain calls before the first trial, and of calls with the winners; collective, unless the program ends."""
         after_s = self._after_s
 
-        def is_timed() -> bool:
-            self._take_durations()
-            return len(after_s) >= _N_AFTER
-
         with suppress(JobEndedError):
-            self._wait_for(is_timed, "calls with the winners", always=True)
+            self._wait_for(lambda: len(after_s) >= _N_AFTER, "calls with the winners", always=True)
         mine = _ms(self.pace.before_s), _ms(after_s)
         with suppress(DistTuneError):  # the program ends on some rank
             if not self._is_over:
@@ -498,6 +495,7 @@ class OnlineRuns(Replayer):
             while True:
                 with self._changed:
                     is_over = self._is_over
+                    self._take_durations()
                     if is_done() and (always or is_over or self.ended_at is not None or self._may_work()):
                         return
                     if is_over:

@@ -16,6 +16,7 @@ from math import ceil, log2
 from dist_tune.search.plan import Account, Replay, Trial
 from dist_tune.search.race import Race
 from dist_tune.search.selection import RacingOptions
+from dist_tune.search.site_race import SiteRace
 
 N_FIRST = 3
 """Calls that time what is in use, before anything else is tried."""
@@ -58,8 +59,8 @@ class Pace:
         """The most of any rank, as of the latest report."""
         self.before_s: list[float] = []
         """Plain calls before the first trial."""
-        self.has_worked = False
-        """True once a call was not plain by our doing."""
+        self.has_begun = False
+        """True once something may be at work on any rank; before it each call is plain, unless this rank knows better."""
         self._has_tried = self._is_based = self._is_stale = False
         self._n_blind = 0
         self._job_s = 0.0
@@ -74,6 +75,8 @@ class Pace:
         """What trials were to take by the device's clock."""
         self._n_measured: dict[tuple[str, int], int] = {}
         """(Site, candidate) -> calls that have timed it, as of the latest report."""
+        self._known_ms: dict[str, tuple[float, dict[int, float]]] = {}
+        """What trials of each site cost by the latest times."""
         self._warmed_up: set[tuple[str, int]] = set()
         self._met = 1.0
         """Share of the trials of the latest calls that were met there: where shapes take turns each call has some of the sites."""
@@ -90,8 +93,8 @@ class Pace:
         if is_trial or is_ours:
             n, sum_s = self._open[is_trial]
             self._open[is_trial] = n + 1, sum_s + seconds
-            self.has_worked, self._has_tried = True, self._has_tried or is_trial
-        elif not self.has_worked or (self.is_quiet(call) and self.is_quiet(call - 1)):  # other ranks see its start later
+            self._has_tried |= is_trial
+        elif not self.has_begun or (self.is_quiet(call) and self.is_quiet(call - 1)):  # other ranks see its start later
             if self._is_stale:
                 self._recent.clear()
                 self._is_stale = False
@@ -148,6 +151,7 @@ class Pace:
 
     def plan(self, race: Race, batch: Sequence[Replay]) -> tuple[list[Replay], int]:
         """The next calls, and how many replays of a batch are among them."""
+        self._known_ms.clear()
         if not self._is_based and self._n_blind < _MAX_BLIND:
             self._n_blind += 1
             return [_in_use(race, batch)] * N_FIRST, 0
@@ -181,6 +185,7 @@ class Pace:
 
     def end(self, race: Race, runs: Sequence[Replay]) -> None:
         """They are over, and the race knows their times."""
+        self._known_ms.clear()
         sites = [race[label] for label in dict.fromkeys(label for each in runs for label in each)]
         self._is_based |= any(each.best in each.times for each in sites)
         for label in {label for each in runs for label in each}:  # a function's configs run once before they race
@@ -213,14 +218,22 @@ class Pace:
 
     def _cost_ms(self, race: Race, label: str, candidate: int) -> float:
         """What a trial takes beyond what is in use: as far as it is known, or as candidates of the site took so far."""
-        site = race[label]
-        best, known = site.best, {i: each.launches_ms for i, each in site.times.items()}
-        if best not in known or candidate == best:
-            return 0.0
-        own_ms = known[best]
-        beyond = sorted(max(0.0, ms / own_ms - 1.0) for i, ms in known.items() if i != best)
-        guess = beyond[(3 * len(beyond)) // 4] if len(beyond) >= 3 else _GUESS
-        return max(0.0, known[candidate] - own_ms) if candidate in known else guess * own_ms
+        if label not in self._known_ms:
+            self._known_ms[label] = _costs(race[label])
+        guess_ms, known_ms = self._known_ms[label]
+        return known_ms.get(candidate, guess_ms)
+
+
+def _costs(site: SiteRace) -> tuple[float, dict[int, float]]:
+    """What a trial of a candidate that is not known takes beyond what is in use, and of those that are; milliseconds."""
+    best, known = site.best, {i: each.launches_ms for i, each in site.times.items()}
+    if best is None or best not in known:
+        return 0.0, {}
+    own_ms = known[best]
+    beyond_ms = {i: max(0.0, ms - own_ms) for i, ms in known.items()}
+    others = sorted(ms for i, ms in beyond_ms.items() if i != best)
+    guess_ms = others[(3 * len(others)) // 4] if len(others) >= 3 else _GUESS * own_ms
+    return guess_ms, {**beyond_ms, best: 0.0}
 
 
 def _in_use(race: Race, batch: Sequence[Replay]) -> Replay:

@@ -142,9 +142,7 @@ def kept(
     return sorted({*chosen, *near})
 
 
-def select(
-    times: Mapping[int, Times], objective: Objective, tie: float, *, is_alone: bool = False, step_errors: float = 2.0
-) -> Selection:
+def select(times: Mapping[int, Times], objective: Objective, tie: float, *, is_alone: bool = False, step_errors: float = 2.0) -> Selection:
     """Choose among contenders; ties and noise go to the faster kernel, then to the lower index. With more noise than a tie: the best.
 
     A candidate's cost has two estimates: its launches, which are precise but blind to all else, and the closure, which holds the noise

@@ -210,6 +210,8 @@ class Samples:
         times: dict[str, dict[int, Times]] = {}
         all_failures = {site: dict(each) for site, each in failures.items()}
         unclear = set[str]()
+        fastest_ms = {site: min(each.values()) for site, each in reduced_ms.items() if each}
+        beyond_ms: dict[int, dict[str, float]] = {}
         for site in self._launches:  # also those not met recently: this rank still owns them
             times[site] = {}
             for candidate in sorted({each[site].candidate for each in batch if site in each and each[site].is_timed}):
@@ -220,7 +222,11 @@ class Samples:
                     failure = CandidateFailure(FailureKind.CLOCK, f"the clock gave {absurd[0]} ms")
                     all_failures.setdefault(site, {}).setdefault(candidate, failure)
                 elif replays and launches:
-                    times[site][candidate] = self._measured(site, candidate, replays, reduced_ms)
+                    for k in replays:
+                        if k not in beyond_ms:
+                            beyond_ms[k] = self._beyond_ms(k, fastest_ms, reduced_ms)
+                    others_ms = {k: sum(beyond_ms[k].values()) - beyond_ms[k].get(site, 0.0) for k in replays}
+                    times[site][candidate] = self._measured(site, candidate, others_ms)
                 elif replays and any(self._launches[site][candidate].values()):
                     unclear.add(site)
         return Report(
@@ -233,31 +239,32 @@ class Samples:
         times = {site: {i: Times(_to_ns(ms), _to_ns(ms)) for i, ms in runs.items()} for site, runs in self._warm_ups.items()}
         return Report(times, failures, nesting=self._nesting)
 
-    def _measured(self, site: str, candidate: int, replays: Sequence[int], reduced_ms: Known) -> Times:
+    def _measured(self, site: str, candidate: int, others_ms: Mapping[int, float]) -> Times:
+        """``others_ms``: replay -> what other sites' candidates added to it."""
         # A function's launches hold those inside, which run their winners meanwhile: turns see to that.
         by_replay = {replay: each for replay, each in self._launches[site][candidate].items() if each}
         launches = without_outliers([ms for each in by_replay.values() for ms in each if ms is not None])
-        closures = [self._closures[replay][0] - self._others_ms(site, replay, reduced_ms) for replay in replays]
+        closures = [self._closures[replay][0] - added_ms for replay, added_ms in others_ms.items()]
         # Less its own launches, if they were timed in the same replay: their noise is not that of the rest.
-        rests = [ms - _sum_ms(by_replay.get(replay, ())) for replay, ms in zip(replays, closures, strict=True)]
+        rests = [ms - _sum_ms(by_replay.get(replay, ())) for replay, ms in zip(others_ms, closures, strict=True)]
         return Times(
             kernel_ms=_to_ns(median(launches)),
             closure_ms=_to_ns(median(without_outliers(closures))),
             spread_ms=_to_ns(spread(launches)),
             rest_spread_ms=_to_ns(spread(without_outliers(rests))),
-            n_replays=len(replays),
+            n_replays=len(others_ms),
             n_launches=round(median([len(each) for each in by_replay.values()])),
             n_timed=sum(any(ms is not None for ms in each) for each in by_replay.values()),
         )
 
-    def _others_ms(self, site: str, replay: int, known_ms: Known) -> float:
-        """Milliseconds that other sites' candidates added to a replay, beyond the fastest known candidate of each site."""
-        added_ms = 0.0
-        for other, trial in self._closures[replay][1].items():
-            times_ms = known_ms.get(other, {})
-            if other != site and trial.candidate in times_ms:
-                added_ms += times_ms[trial.candidate] - min(times_ms.values())
-        return added_ms
+    def _beyond_ms(self, replay: int, fastest_ms: Mapping[str, float], known_ms: Known) -> dict[str, float]:
+        """Milliseconds that each site's candidate added to a replay, beyond the site's fastest known one."""
+        schedule = self._closures[replay][1]
+        return {
+            site: known_ms[site][trial.candidate] - least_ms
+            for site, least_ms in fastest_ms.items()
+            if (trial := schedule.get(site)) is not None and trial.candidate in known_ms[site]
+        }
 
 
 def _sum_ms(launches: Sequence[float | None]) -> float:

@@ -152,9 +152,10 @@ def _compile(context: TuningContext, units: Sequence[_Unit]) -> None:
             note_progress()
             context.replays.watchdog.note(f"compiling {variant.label}")
             context.ranks.beat(f"compiling {variant.label}, {n_pending} candidates to go", may_last=True)
-            context.story.compiled(compiler.ended)
-            context.story.terminal.step(n_all - sum(len(compiler.pending(v.label) & each) for _, v, each in units), n_all)
-            _load_ready(context, units)
+            if compiler.ended:  # else there is nothing to tell of, or to load
+                context.story.compiled(compiler.ended)
+                context.story.terminal.step(n_all - sum(len(compiler.pending(v.label) & each) for _, v, each in units), n_all)
+                _load_ready(context, units)
             context.replays.breathe(compiler)
         for index, failure in compiler.failures(variant.label).items():
             context.sites.reject(site, index, failure)
