@@ -40,7 +40,9 @@ _PATIENCE = 3.0
 _MARGIN = 4.0
 """Exchanges that fit between the agreement on a batch and its first call."""
 _N_AFTER = 4 * N_PLAIN
-"""Calls with the winners by which the step is timed at the end."""
+"""Plain calls with the winners by which the step is timed at the end."""
+_MOST_AFTER = 8 * _N_AFTER
+"""Calls among which these must be."""
 
 
 @dataclass(eq=False)
@@ -232,7 +234,7 @@ class OnlineRuns(Replayer):
                     if not site.is_whole:  # its calls come here as long as its slot is empty
                         site.fill()
             self._changed.notify_all()
-        if number <= self.ended_at + _N_AFTER and not self._is_over:
+        if len(self._after_s) < _N_AFTER and number <= self.ended_at + _MOST_AFTER and not self._is_over:
             return True
         for site in self._sites.met.values():
             if site.is_whole and site.winner is not None:
@@ -422,7 +424,11 @@ class OnlineRuns(Replayer):
         after_s = self._after_s
 
         with suppress(JobEndedError):
-            self._wait_for(lambda: len(after_s) >= _N_AFTER, "calls with the winners", always=True)
+            self._wait_for(
+                lambda: len(after_s) >= _N_AFTER or self._calls.n_calls > (self.ended_at or 0) + _MOST_AFTER,
+                "calls with the winners",
+                always=True,
+            )
         mine = _ms(self.pace.before_s), _ms(after_s)
         with suppress(DistTuneError):  # the program ends on some rank
             if not self._is_over:
@@ -482,7 +488,7 @@ class OnlineRuns(Replayer):
             is_ours = begun.n_work != after.n_work or after.n_work % 2 == 1
             if self.ended_at is None or begun.number < self.ended_at:
                 self.pace.add(begun.number, seconds, is_trial=begun.is_trial, is_ours=is_ours)
-            elif len(self._after_s) < _N_AFTER:
+            elif not is_ours and len(self._after_s) < _N_AFTER:
                 self._after_s.append(seconds)
 
     def _may_work(self) -> bool:

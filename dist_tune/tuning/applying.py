@@ -83,12 +83,12 @@ def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[S
 
 def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
     """The end of a tuning, in the log, as an event and on the terminal."""
-    seconds, n_replays = context.expenses.total(), context.replays.n_replays
+    seconds, n_replays = context.expenses.total().model_copy(), context.replays.n_replays
+    steps = context.replays.step_times()  # first: what follows takes the processor from the calls that it times
     records = [each.record for each in settled]
     tables = [row for each in settled for row in table_rows(each)]
     spent = " ".join(f"{phase_told(name)}={value:.3f}" for name, value in seconds)
     again = f", {context.replays.n_run_again} of them run again" * bool(context.replays.n_run_again)
-    steps = context.replays.step_times()
     told = outcome(context.name, records, seconds.total, steps)
     context.story.info(told, shown=True)
     for line in [*site_lines(settled, has_numbers=True), *tables, f"{amount(n_replays, 'replay')}{again}; seconds: {spent}"]:

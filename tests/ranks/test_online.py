@@ -168,7 +168,7 @@ def test_ranks_that_nothing_holds_together_share_no_trials(rank: int):
         return float(weight)
 
     values = [step()]
-    while online_threads() and len(values) < 20_000:
+    while online_threads() and len(values) < 400_000:
         values.append(step())
         time.sleep(2e-4 + rank * 2e-2)
     assert values == [k + 1.0 for k in range(len(values))]
