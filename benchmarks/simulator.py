@@ -216,7 +216,7 @@ def summary(world: World, plan: Plan | None = None, options: RacingOptions | Non
     n_replays = statistics.mean(run.n_replays for run in runs)
     return (
         f"same={own_share:6.1%} regret worst={max(regrets):7.3%} mean={statistics.mean(regrets):7.3%} "
-        f"replays={n_replays:6.1f} of {exhaustive.bound} rounds={statistics.mean(len(run.meetings) for run in runs):.1f} "
+        f"replays={n_replays:6.1f} of {exhaustive.n_left} rounds={statistics.mean(len(run.meetings) for run in runs):.1f} "
         f"replay_s={statistics.mean(run.replay_ms for run in runs) / 1e3:.3f}"
     )
 

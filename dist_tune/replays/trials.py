@@ -202,16 +202,16 @@ class Trials:
         for slot in site.slots.values():
             slot.clear()
         if isinstance(error, Exception) and not is_machine_failure(error):
-            self._take_error(site, index, error)
+            if self._tells_of_more(error):
+                raise error
+            self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
+            free_frames(error)  # they hold the memory that the next candidate needs
+            site.last_error = error
         return self.missed(launch)
 
-    def _take_error(self, site: Site, index: int, error: Exception) -> None:
-        """A launch of a candidate has failed: it becomes a vote, unless it tells of more than the candidate."""
-        if self.is_captured or is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
-            raise error
-        self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
-        free_frames(error)  # they hold the memory that the next candidate needs
-        site.last_error = error
+    def _tells_of_more(self, error: Exception) -> bool:
+        """True of an error that is not the doing of the config it was launched with."""
+        return self.is_captured or is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error)
 
     # -- a listener's part ---------------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ class Trials:
             if checker is not None:
                 with suppress(RuntimeError):  # of a device that is lost
                     checker.restore()
-            if self.is_captured or is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error):
+            if self._tells_of_more(error):
                 raise
             if launch.is_whole and self.changed is not None and (names := self.changed()):
                 error.add_note(f"{site.label} has changed {names} before, so that no other config can be tried")

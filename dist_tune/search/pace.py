@@ -9,7 +9,7 @@ job that drifts is no cost. What our calls take more must stay below ``max_slowd
 from __future__ import annotations
 
 import statistics
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from math import ceil, log2
 
@@ -73,13 +73,8 @@ class Pace:
         self._settled_s: dict[bool, float] = {False: 0.0, True: 0.0}
         self._foreseen_ms = 0.0
         """What trials were to take by the device's clock."""
-        self._n_measured: dict[tuple[str, int], int] = {}
-        """(Site, candidate) -> calls that have timed it, as of the latest report."""
         self._known_ms: dict[str, tuple[float, dict[int, float]]] = {}
         """What trials of each site cost by the latest times."""
-        self._warmed_up: set[tuple[str, int]] = set()
-        self._met = 1.0
-        """Share of the trials of the latest calls that were met there: where shapes take turns each call has some of the sites."""
 
     # -- the calls' clock, on this rank ----------------------------------------------------------------------------
 
@@ -186,35 +181,22 @@ class Pace:
     def end(self, race: Race, runs: Sequence[Replay]) -> None:
         """They are over, and the race knows their times."""
         self._known_ms.clear()
-        sites = [race[label] for label in dict.fromkeys(label for each in runs for label in each)]
-        self._is_based |= any(each.best in each.times for each in sites)
-        for label in {label for each in runs for label in each}:  # a function's configs run once before they race
-            own_ms = next((each.launches_ms for i, each in race[label].warm_ups.items() if i == race[label].best), 0.0)
-            for i, each in race[label].warm_ups.items():
-                if (label, i) not in self._warmed_up:
-                    self._warmed_up.add((label, i))
-                    self._foreseen_ms += max(0.0, each.launches_ms - own_ms)
-        n_asked = Counter((label, trial.candidate) for each in runs for label, trial in each.items() if trial.is_timed)
-        n_met = 0
-        for (label, i), n in n_asked.items():
-            total = race[label].times[i].n_replays if i in race[label].times else 0
-            known = self._n_measured.get((label, i), 0)
-            n_new = min(n, total if total < known else total - known)  # fewer: under other conditions it is counted anew
-            self._n_measured[label, i] = total
-            self._foreseen_ms += n_new * self._cost_ms(race, label, i)
-            n_met += n_new
-        self._met = max(n_met / n_asked.total(), 0.1) if n_asked else 1.0
+        self._is_based |= any(race[label].best in race[label].times for each in runs for label in each)
+        self._foreseen_ms += sum(self._by_device_ms(race, each) for each in runs)
 
     @property
     def _left_ms(self) -> float:
         return max(0.0, _PLANNED * self.max_slowdown * self.agreed.job_s - self.agreed.spent_s) * 1e3
 
     def _expected_ms(self, race: Race, replay: Replay) -> float:
-        """What a call is expected to take beyond what is in use."""
-        by_device_ms = self._met * sum(self._cost_ms(race, label, trial.candidate) for label, trial in replay.items())
+        """What a call is expected to take beyond what is in use, by the calls' clock."""
         least, most = _SCALES
         scale = self.agreed.trials_s * 1e3 / self._foreseen_ms if self._foreseen_ms else 1.0
-        return by_device_ms * min(max(scale, least), most)
+        return self._by_device_ms(race, replay) * min(max(scale, least), most)
+
+    def _by_device_ms(self, race: Race, replay: Replay) -> float:
+        """The same by the device's clock, if the call meets all sites."""
+        return sum(self._cost_ms(race, label, trial.candidate) for label, trial in replay.items())
 
     def _cost_ms(self, race: Race, label: str, candidate: int) -> float:
         """What a trial takes beyond what is in use: as far as it is known, or as candidates of the site took so far."""

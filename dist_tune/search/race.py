@@ -85,12 +85,6 @@ class Race:
         return all(self._sites[name].stage in ("finals", "done") for name in self._turn)
 
     @property
-    def bound(self) -> int:
-        """Replays at most, if every site is met in every replay."""
-        bounds = [site.bound for site in self._sites.values() if site.stage != "done"]
-        return sum(bounds) if self._nesting else max(bounds, default=0)
-
-    @property
     def n_left(self) -> int:
         """Replays that are still to come at most, if every site is met in every replay."""
         left = [site.n_left for site in self._sites.values()]
@@ -103,7 +97,7 @@ class Race:
 
     @property
     def spare_s(self) -> float:
-        """Seconds of replays beyond ``bound``, for kernels so short that the clock cannot tell them apart."""
+        """Seconds of replays beyond ``n_left``, for kernels so short that the clock cannot tell them apart."""
         return self._options.spare_s if self._plan.n_repeat > 1 else 0.0
 
     @property

@@ -136,25 +136,17 @@ class SiteRace:
         return self._guide is not None and not self.alive()
 
     @property
-    def bound(self) -> int:
-        """Replays at most, if the site is met in each, and the clock tells its candidates apart."""
-        n, plan, options = self.n_racing, self._plan, self._options
-        if n == 0 or plan.search == "exhaustive":
-            return n * (plan.n_warmup + plan.n_repeat)
-        n_rungs = sum(1 + options.quota(n, rung) for rung in range(plan.n_repeat - 1))
-        return plan.n_warmup + n + n_rungs + options.n_final_rounds * options.max_finalists * plan.n_repeat
-
-    @property
     def n_left(self) -> int:
-        """Replays that are still to come at most, if the site is met in each."""
-        plan, options = self._plan, self._options
+        """Replays that are still to come at most, if the site is met in each, and the clock tells its candidates apart."""
+        plan, options, n_queued = self._plan, self._options, len(self.queue)
         if self.stage in ("done", "exhaustive"):
-            return len(self.queue)
-        n_of_round = options.max_finalists * plan.n_repeat
-        n_finals = (options.n_final_rounds - self._n_rounds) * n_of_round
-        n_runnable = len(self._runnable())
-        n_rungs = sum(options.quota(n_runnable, rung) for rung in range(self._rung, plan.n_repeat - 1))
-        return len(self.queue) + n_finals + (n_rungs if self.stage == "race" else 0)
+            return n_queued
+        n_finals = (options.n_final_rounds - self._n_rounds) * options.max_finalists * plan.n_repeat
+        if self.stage == "finals":
+            return n_queued + n_finals
+        n_untried = max(0, self.n_racing - len(self._wanted)) if self._guide is not None else 0
+        n_rungs = sum(1 + options.quota(self.n_racing, rung) for rung in range(self._rung, plan.n_repeat - 1))
+        return n_queued + n_untried + n_rungs + n_finals
 
     def _runnable(self) -> list[int]:
         return [i for i in range(self.n_candidates) if i not in self.failures and i not in self.equal and i not in self.untried]

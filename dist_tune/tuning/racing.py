@@ -29,7 +29,7 @@ def run_race(context: TuningContext, closure: Closure) -> None:
     plan, wants_graphs = context.options.plan, context.options.plan.objective == "graph"
     finals = Conditions("finals", is_cold=plan.is_cold, times_launches=plan.objective == "kernel")
     repeats = f", and {race.spare_s:g} s of repeats where the clock cannot tell kernels apart" if race.spare_s else ""
-    context.story.debug(f"{context.name} searches in at most {race.bound} replays{repeats}")
+    context.story.debug(f"{context.name} searches in at most {race.n_left} replays{repeats}")
     while True:
         try_waves(context, closure)
         batch = race.batch()
@@ -43,7 +43,7 @@ def run_race(context: TuningContext, closure: Closure) -> None:
         before, conditions = conditions, finals if race.is_final else RACE
         if conditions != before:  # also from finals to a race where a site was missed before
             trials.samples.restart()
-        context.story.phase("finals" if race.is_final else "race", race.bound)
+        context.story.phase("finals" if race.is_final else "race", race.n_left)
         context.story.terminal.expect(race.n_queued)
         if wants_graphs and race.is_final and (why_not := _capture(context, closure, batch)):
             told = f'is compared as it is, without objective="graph", because it cannot be captured: {why_not}'

@@ -95,7 +95,7 @@ def test_any_table_ends_with_the_least_agreed_time(game: Game):
 def test_any_race_ends_within_its_bound(game: Game):
     """All that can be timed are, failures are never asked for again, and who wins has failed nowhere."""
     search = game.race()
-    bound, world = search.bound, World(search, game.n_ranks, game.take)
+    bound, world = search.n_left, World(search, game.n_ranks, game.take)
     while world.batch():
         for site in game.sites:
             known = {i for i, each in enumerate(search[site].results()) if each.failure}
@@ -136,7 +136,7 @@ def test_known_times_cost_no_quality(table: list[tuple[float, bool]], drift: flo
     times, known = [ms for ms, _ in table], {i: ms for i, (ms, is_known) in enumerate(table) if is_known}
     winner = min(known, key=lambda i: (known[i], i), default=None)
     search = entered(len(times), plan, prior=PriorTimes({i: Times(ms, ms + 1.0, n_replays=10) for i, ms in known.items()}, winner))
-    bound, world = search.bound, World(search, 2, lambda rank, site, i, replay: times[i] * drift).finish()
+    bound, world = search.n_left, World(search, 2, lambda rank, site, i, replay: times[i] * drift).finish()
     best = search["s"].best
     assert best is not None
     assert times[best] <= min(times) * (1 + 2 * TIE)
