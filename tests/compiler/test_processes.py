@@ -328,6 +328,32 @@ def test_a_process_is_used_again_in_the_same_environment_and_ends_with_the_tunin
 
 
 @pytest.mark.once
+def test_processes_are_stopped_beside_a_job_s_plain_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And go on after it; no front end begins meanwhile, but one that a launch waits for."""
+    tools, began = Toolchain(), list[str]()
+    each = tools.take()
+    assert each is not None
+    try:
+        tools.hold()
+        assert state(each._process.pid) == "T"
+        waiting = threading.Thread(target=lambda: tools.ttir(("a",), object(), lambda read: began.append("later"), is_urgent=False))
+        waiting.start()
+        tools.ttir(("b",), object(), lambda read: began.append("urgent"), is_urgent=True)
+        assert began == ["urgent"]
+        tools.go_on()
+        waiting.join(30)
+        assert began == ["urgent", "later"]
+        assert state(each._process.pid) != "T"
+    finally:
+        each.end()
+
+
+def state(pid: int) -> str:
+    """Of a process, as soon as a signal has reached it: "T" if it is stopped."""
+    time.sleep(0.2)
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def test_a_process_ignores_ctrl_c_and_says_how_it_died() -> None:
     """An interrupt reaches the whole group of processes, and is the rank's to handle."""
     each = Worker()

@@ -7,13 +7,14 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.measure import RngState, no_full_collections
+from dist_tune.measure import RngState, Span, clocks, no_full_collections
 from dist_tune.measure.clocks import (
     LONGEST_MS,
     MAX_LEAD_MS,
@@ -197,3 +198,106 @@ def test_thresholds_that_the_program_sets_meanwhile_stay():
             gc.set_threshold(*before)
     finally:
         gc.set_threshold(*before)
+
+
+# -- launches on a device that waits for its host ----------------------------------------------------------------------
+
+
+class Gpu:
+    """A device with a queue: how long its work takes is set, and the host's clock moves as it is told."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.host_s, self.free_s = 1.0, 0.0
+        self.spins_ms: list[float] = []
+        patch.setattr(clocks.time, "perf_counter", lambda: self.host_s)
+        patch.setattr(clocks, "spin", self.spin)
+        patch.setattr(clocks, "_DeviceEvent", lambda: GpuEvent(self))
+        patch.setattr(clocks, "_events_ms", lambda device: 0.003)
+        patch.setattr(clocks, "api", SimpleNamespace(current_device=lambda: 0))
+
+    def spin(self, ms: float) -> None:
+        self.spins_ms.append(ms)
+        self.work(ms)
+
+    def work(self, ms: float) -> None:
+        self.free_s = max(self.free_s, self.host_s) + ms / 1e3
+
+    def launch(self, clock: Clock, ms: float, host_ms: float = 0.04, *, is_covered: bool = False) -> tuple[Span, bool]:
+        """A kernel of ``ms`` that takes the host ``host_ms`` to launch."""
+        if is_covered:
+            clock.cover()
+        span = clock.span()
+        span.begin()
+        self.host_s += host_ms / 1e3
+        self.work(ms)
+        span.end()
+        return span, clock.has_gap(span, is_covered=is_covered)
+
+
+class GpuEvent:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+
+    def record(self) -> None:
+        self.at_s = max(self.gpu.free_s, self.gpu.host_s)
+
+    def query(self) -> bool:
+        return self.gpu.host_s > self.at_s
+
+    def elapsed_time(self, end: GpuEvent) -> float:
+        return (end.at_s - self.at_s) * 1e3
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(monkeypatch)
+
+
+def test_a_launch_on_an_idle_device_has_a_gap(gpu: Gpu):
+    """40 us of the host are no part of a kernel of 2; with work queued before it, there is none."""
+    clock = Clock(is_cuda=True)
+    assert gpu.launch(clock, 0.002)[1]
+    gpu.work(5.0)
+    span, has_gap = gpu.launch(clock, 0.1)
+    assert not has_gap
+    assert clock.launch_ms(span) == pytest.approx(0.097)  # without what two events take
+
+
+def test_a_device_that_spins_meanwhile_has_none(gpu: Gpu):
+    clock = Clock(is_cuda=True)
+    span, has_gap = gpu.launch(clock, 0.05, is_covered=True)
+    assert not has_gap
+    assert clock.launch_ms(span) == pytest.approx(0.047)
+
+
+def test_one_spin_covers_launches_that_follow_at_once(gpu: Gpu):
+    """And a launch that comes later has its own."""
+    clock = Clock(is_cuda=True)
+    for _ in range(3):
+        gpu.launch(clock, 0.002, host_ms=0.01, is_covered=True)
+    assert len(gpu.spins_ms) == 1
+    gpu.host_s += 1.0
+    gpu.launch(clock, 0.002, is_covered=True)
+    assert len(gpu.spins_ms) == 2
+
+
+def test_the_spin_grows_where_the_host_is_slower(gpu: Gpu):
+    """A host that takes 0.3 ms for a launch: after two that have a gap there is none, and no spin is longer than it may be."""
+    clock = Clock(is_cuda=True)
+    found = []
+    for _ in range(4):
+        found.append(gpu.launch(clock, 0.002, host_ms=0.3, is_covered=True)[1])
+        gpu.host_s += 1.0
+    assert found == [True, True, False, False]
+    for _ in range(5):
+        gpu.launch(clock, 0.002, host_ms=5.0, is_covered=True)
+        gpu.host_s += 1.0
+    assert max(gpu.spins_ms) == clocks.MAX_COVER_MS
+
+
+def test_a_tiny_kernel_keeps_a_time(gpu: Gpu):
+    """Of a span that is no longer than its events a tenth is left: no time is negative."""
+    clock = Clock(is_cuda=True)
+    gpu.work(5.0)
+    span, _ = gpu.launch(clock, 0.002)
+    assert clock.launch_ms(span) == pytest.approx(0.0002)
