@@ -50,8 +50,7 @@ Order = Literal["kernel", "age", "ms", "seconds"]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help=f"{_A_KEY}.")]
 AnyKey = Annotated[str | None, typer.Argument(metavar="KEY", help=f"{_A_KEY}; all records if left out.")]
-# readable=False: a path that may not be read is one line of the command's, and no error of usage.
-Folder = Annotated[Path | None, typer.Argument(metavar="DIR", readable=False, help="Folder of the logs; DIST_TUNE_LOG_DIR if left out.")]
+# readable=False of paths: one that may not be read is a line of the command's, no error of usage.
 Device = Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Made on devices with this in their name.")]
 
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -163,24 +162,6 @@ def report(
 
 
 @app.command()
-def watch(
-    folder: Folder = None,
-    once: Annotated[bool, typer.Option("--once", help="Print the present state and end.")] = False,
-    late_s: Annotated[float, typer.Option("--late", metavar="SECONDS", min=0.0, help="Silence after which a rank is named.")] = 5.0,
-    as_json: Annotated[bool, typer.Option("--json", help="With --once: one JSON document on stdout.")] = False,
-) -> Answer:
-    """Follow a running tuning from another terminal, until all in the folder have finished or Ctrl-C.
-
-    Where there are no events yet it waits for the first one. Exit code 3 if the events of a rank are damaged: the others are followed.
-    """
-    from dist_tune.cli.report import follow, look
-
-    if as_json and not once:
-        raise RefusedError("--json tells the present state: say --once with it")
-    return (look if once else follow)(folder, late_s)
-
-
-@app.command()
 def diff(
     before: Annotated[str, typer.Argument(metavar="A", help="A record's file or id, an export, a cache folder or a log folder.")],
     after: Annotated[str, typer.Argument(metavar="B", help="The same, of later.")],
@@ -204,23 +185,6 @@ def diff(
     counts = f"{before} has {amount(len(first), 'record')}, {after} has {amount(len(second), 'record')}"
     reason = f"nothing to compare: {counts}, with no kernel and key in common"
     return Answer({**found, "error": reason}, lines, 2, [*damage, reason])
-
-
-@app.command()
-def trace(
-    folder: Folder = None,
-    output: Annotated[Path, typer.Option("--output", "-o", readable=False, help="The file.")] = Path("trace.json"),
-    as_json: AsJson = False,
-) -> Answer:
-    """A trace of a tuning for ui.perfetto.dev or chrome://tracing. Exit code 3 if the events of a rank are damaged."""
-    from dist_tune.cli.report import LEFT_OUT, story_of
-    from dist_tune.report import trace_events
-
-    story = story_of([str(folder)] if folder else [])
-    events, notes = list(trace_events(story)), [*story.damage.values(), *story.notes]
-    write_file(output, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")).encode())
-    values = {"path": str(output), "n_events": len(events), "notes": notes}
-    return Answer(values, [f"{output}: {len(events)} events; open it in ui.perfetto.dev"], LEFT_OUT * bool(story.damage), notes)
 
 
 @app.command(epilog="\n\n".join(_CONVERSIONS))

@@ -40,7 +40,6 @@ from dist_tune.cache import explain as explain_miss
 from dist_tune.cli.render import Answer, RefusedError, facts, table, write_file
 from dist_tune.files import read_regular
 from dist_tune.output import amount, phase_told, plain
-from dist_tune.report import lasting
 from dist_tune.settings import Settings
 
 _MAX_EXPORT = 2**30
@@ -164,7 +163,7 @@ def _list(chosen: Mapping[str, Entry]) -> list[str]:
         [
             {
                 "id": number,
-                "age": lasting(time.time() - each.record.tuned_at.timestamp()),
+                "age": _age(each.record.tuned_at.timestamp()),
                 "kernel": plain(each.record.kernel, 60),
                 "key": plain(each.record.key.replace("torch.", ""), 80),
                 "ms": each.record.best.latency_ms,
@@ -193,14 +192,14 @@ def show(key: str) -> Answer:
     if len(chosen) > 1:
         return Answer(values, [*_list(chosen), f"{amount(len(chosen), 'record')} of {plain(key)}: name one by its id"])
     ((number, (path, record)),) = chosen.items()
-    where = record.environment
+    where, tuned_at = record.environment, record.tuned_at.astimezone(UTC)
     spent = ", ".join(
         f"{phase_told(name)} {seconds:.1f}" for name, seconds in record.spent.model_dump(exclude={"total"}).items() if seconds >= 0.05
     )
     runtime = where.cuda if " " in (where.cuda or "") else f"CUDA {where.cuda or 'none'}"  # of other GPUs it has its name
     versions = f"Python {where.python}, torch {where.torch}, triton {where.triton}, {runtime}"
     pairs = account.facts(record) | {
-        "tuned": f"{record.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {lasting(time.time() - record.tuned_at.timestamp())} ago",
+        "tuned": f"{tuned_at:%Y-%m-%d %H:%M:%S} UTC, {_age(tuned_at.timestamp())} ago",
         "took": f"{record.seconds:.1f} s ({spent}), {amount(record.n_replays, 'replay')} of {record.closure}",
         "on": f"{_made_on(where)}, {versions}",
         "file": str(path.absolute()),
@@ -345,7 +344,8 @@ def ls_quarantine() -> Answer:
     rows = [{"id": path.stem, **each.model_dump()} for path, each in _in_quarantine(cache)]
     total = f"{amount(len(rows), 'config')} in quarantine: the process ended twice while it ran" if rows else "no config is in quarantine"
     values = {"path": str(cache.folder.absolute()), "quarantine": rows}
-    return Answer(values, [*table([{**row, "since": f"{lasting(time.time() - row['since'])} ago"} for row in rows]), total])
+    told = [{**row, "since": f"{_age(row['since'])} ago"} for row in rows]
+    return Answer(values, [*table(told), total])
 
 
 def clear_quarantine(key: str | None) -> Answer:
@@ -362,3 +362,11 @@ def clear_quarantine(key: str | None) -> Answer:
 def _in_quarantine(cache: Cache) -> list[tuple[Path, QuarantinedConfig]]:
     paths = sorted((cache.folder / QUARANTINE).glob(f"*{LINES_SUFFIX}"))
     return [(path, each) for path in paths for each in read_quarantine(path)]
+
+
+def _age(since: float) -> str:
+    """The time since a moment, in the largest unit of which there are five: "43 s", "266 d"."""
+    seconds = time.time() - since
+    units = ("d", 86400), ("h", 3600), ("min", 60)
+    unit, length_s = next((each for each in units if seconds >= 5 * each[1]), ("s", 1))
+    return f"{max(0.0, seconds) / length_s:.0f} {unit}"

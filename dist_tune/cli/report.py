@@ -1,30 +1,19 @@
-"""Files behind ``dist-tune report``, ``watch``, ``diff`` and ``trace``: stories and records that words stand for, and the running view."""
+"""Files behind ``dist-tune report`` and ``diff``: stories and records that words stand for."""
 
 from __future__ import annotations
 
 import os
-import re
-import shlex
-import time
 import warnings
-from contextlib import nullcontext
 from pathlib import Path
-
-import typer
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from dist_tune.cache import BrokenRecordError, TuningRecord
 from dist_tune.cli.records import choose, opened, records_in
-from dist_tune.cli.render import Answer, RefusedError
-from dist_tune.output import plain
-from dist_tune.report import Story, Watcher, progress_lines, story_of_folder, story_of_records
+from dist_tune.cli.render import RefusedError
+from dist_tune.report import Story, story_of_folder, story_of_records
 from dist_tune.settings import Settings
 
 LEFT_OUT = 3
 """Exit code of a command that is done, without something of a rank whose event file is damaged."""
-_QUIET_S = 5.0
 
 
 def story_of(sources: list[str]) -> Story:
@@ -65,48 +54,3 @@ def records_of(source: str) -> tuple[list[TuningRecord], list[str]]:
 
 def _has_events(source: str) -> bool:
     return os.path.isdir(source) and any(name.startswith("rank-") and name.endswith(".jsonl") for name in os.listdir(source))
-
-
-def look(folder: Path | None, late_s: float) -> Answer:
-    """The present state of the tunings in a log folder."""
-    chosen = folder or Settings().log_dir
-    watcher = Watcher(chosen)
-    watcher.poll()
-    story, damage = watcher.story, list(watcher.story.damage.values())
-    if not story.tunings:
-        raise RefusedError("; ".join([f"no tuning has written events in {chosen} yet", *damage[:1]]))
-    lines = progress_lines(story, time.time(), late_s)
-    return Answer({"lines": lines, "notes": damage + story.notes}, [*lines, *story.notes], LEFT_OUT * bool(damage), damage)
-
-
-def follow(folder: Path | None, late_s: float) -> Answer:
-    """Show the state until all have finished, or Ctrl-C: one part of a terminal's screen, else lines where it changed."""
-    chosen = folder or Settings().log_dir
-    watcher = Watcher(chosen)
-    watcher.poll()  # an error of the folder before anything is shown
-    console = Console(highlight=False, markup=False, emoji=False)
-    is_redrawn = console.is_terminal and not console.is_dumb_terminal
-    view = Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") if is_redrawn else None
-    every_s, quiet_s, told, lines = 0.5 if is_redrawn else _QUIET_S, _QUIET_S, "", list[str]()
-    try:
-        with view or nullcontext():
-            while True:
-                lines = progress_lines(watcher.story, time.time(), late_s)
-                lines = lines or [f"no tuning has written events in {chosen.absolute()} yet: waiting for one, until Ctrl-C"]
-                lines = [*lines, *watcher.story.damage.values()]
-                without_durations = re.sub(r"\b\d+ (s|min|h|d)\b", "", "\n".join(lines))
-                if view is not None:
-                    view.update(Text("\n".join(lines), overflow="fold"), refresh=True)
-                elif without_durations != told:
-                    typer.echo("\n".join(lines))
-                told = without_durations
-                tunings = watcher.story.tunings.values()
-                if tunings and not any(each.is_under_way for each in tunings) and quiet_s >= _QUIET_S:
-                    break  # no news: a job's next tuning begins at once, as a rule
-                time.sleep(every_s)
-                quiet_s = 0.0 if watcher.poll() else quiet_s + every_s
-        lines = [f"all tunings have finished: dist-tune report {shlex.quote(str(chosen))} tells more"]
-    except KeyboardInterrupt:
-        lines = []
-    damage = list(watcher.story.damage.values())
-    return Answer({}, [plain(each) for each in lines], LEFT_OUT * bool(damage), damage)

@@ -1,7 +1,8 @@
 """Events of a tuning: one JSON object per line in ``rank-<i>.jsonl``, and what the log says of some of them to people.
 
-What ``dist-tune report``, ``watch`` and ``trace`` read, other people's tools, and a restart. docs/reference.md has the
-docstrings: ``python -m tests.event_lists`` writes them there. A reader passes over a field that a later version adds.
+What ``dist-tune report`` and ``diff`` read, other people's tools, and a restart.
+docs/reference.md has the docstrings: ``python -m tests.event_lists`` writes them there.
+A reader passes over a field that a later version adds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A story in words: facts that the page, the text and the JSON document show alike, and these; and the state of what runs. Pure.
+"""A story in words: facts that the page, the text and the JSON document show alike. Pure.
 
 The page is one HTML file with all that it needs inside: a template with the story as JSON, of which its script makes the page. Texts come
 from programs and files of unknown origin: no "<" of theirs reaches the file, and the script sets them as text alone.
@@ -14,12 +14,10 @@ from statistics import fmean
 from typing import Any
 
 from dist_tune.cache import account
-from dist_tune.output import PHASES, amount, events, phase_told, printable, shortened, site_name
-from dist_tune.report.story import RankStory, SiteStory, Story, TuningStory, numbers
+from dist_tune.output import PHASES, amount, events, phase_told, printable, shortened
+from dist_tune.report.story import SiteStory, Story, TuningStory, numbers
 
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
-_MAX_NAMED = 12
-"""Sites and ranks of a tuning under way that are named."""
 
 
 def summary(story: Story) -> dict[str, Any]:
@@ -98,6 +96,15 @@ def _outcome(site: SiteStory) -> dict[str, Any]:
     return {"ms": rung.best_ms if rung else None, "gain": None, "record_id": "", "facts": {"chosen": f"not yet: {_state(site)}"}}
 
 
+def _state(site: SiteStory) -> str:
+    if site.won is not None:
+        return f"winner {site.config(site.won.winner)}, {site.won.reason}"
+    if rung := site.rung:
+        left = f"{rung.n_left} of {len(site.met.configs)} left"
+        return f"{left}, best so far {rung.best_ms:.4g} ms {site.config(rung.best)}"
+    return f"{len(site.met.configs)} candidates, {site.n_dropped} dropped"
+
+
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
@@ -153,7 +160,7 @@ def python_config(fields: Mapping[str, Any]) -> str:
     return f"triton.Config({plain}{options}){hook}" if is_config else plain + hook
 
 
-# -- the text, and the state of what runs ------------------------------------------------------------------------------
+# -- the text --------------------------------------------------------------------------------------
 
 
 def text(story: Story) -> str:
@@ -173,53 +180,3 @@ def text(story: Story) -> str:
         pruned = {"pruned before": row["n_pruned"]} if row["n_pruned"] else {}
         lines += ["", row["label"], *(f"  {heading}: {value}" for heading, value in (row["facts"] | pruned).items())]
     return "".join(f"{printable(line)}\n" for line in lines)
-
-
-def progress_lines(story: Story, now: float, late_s: float = 5.0) -> list[str]:
-    """The tunings under way, or the last one that has ended. A rank is named after ``late_s`` of silence; ``now``: seconds since 1970."""
-    tunings = list(story.tunings.values())
-    shown = [each for each in tunings if each.is_under_way][-4:] or tunings[-1:]
-    lines = [line for tuning in shown for line in _progress(tuning, now, late_s)]
-    return [printable(line) for line in [*lines, *(shortened(each) for each in messages(story, 3))]]
-
-
-def _progress(tuning: TuningStory, now: float, late_s: float) -> list[str]:
-    ranks, n_ranks = list(tuning.ranks.values()), tuning.world_size
-    phases, n_replays = tuning.teller.of(events.PhaseBegun), len(tuning.teller.of(events.Replayed))
-    n_done, phase = sum(rank.done is not None for rank in ranks), tuning.teller.phase
-    told = [f"ended on {n_done} of {len(ranks)} ranks" if n_done and tuning.is_under_way else phase]
-    if phase == "compile":
-        told.append(f"{sum(len(rank.of(events.Compiled)) for rank in ranks)} compiled")
-    elif not n_done:
-        bound = phases[-1].bound if phases else None
-        told.append(f"replay {n_replays}" + f" of at most {bound}" * bool(bound and n_replays <= bound))
-    told.append(amount(len(ranks), "rank") if len(ranks) >= n_ranks else f"{len(ranks)} of {n_ranks} ranks")
-    end = now if tuning.is_under_way else max(rank.last_at for rank in ranks)
-    told.append(lasting(end - min(rank.told[0].at for rank in ranks)))
-    sites = [f"  {name}: {_state(site)}" for name, site in tuning.sites.items()]
-    quiet = sorted((rank for rank in ranks if now - rank.last_at >= late_s and not rank.done), key=lambda rank: rank.last_at)
-    late = [_silence(rank, now) for rank in quiet[:_MAX_NAMED]]
-    more = [f"  and {n} more {what}" for n, what in ((len(sites) - _MAX_NAMED, "sites"), (len(quiet) - _MAX_NAMED, "ranks")) if n > 0]
-    return [f"{tuning.title}: {', '.join(told)}", *sites[:_MAX_NAMED], *late, *more]
-
-
-def _state(site: SiteStory) -> str:
-    if site.won is not None:
-        return f"winner {site.config(site.won.winner)}, {site.won.reason}"
-    if rung := site.rung:
-        return f"{rung.n_left} of {len(site.met.configs)} left, best so far {rung.best_ms:.4g} ms {site.config(rung.best)}"
-    return f"{len(site.met.configs)} candidates, {site.n_dropped} dropped"
-
-
-def _silence(rank: RankStory, now: float) -> str:
-    """A rank that has told nothing for some time: for how long, where it is, and which launches have not come back, if any."""
-    where = f"last event {lasting(now - rank.last_at)} ago, in {rank.phase}, replay {len(rank.of(events.Replayed))}"
-    sites = [(each.candidate, rank.sites[each.site]) for each in rank.started[:_MAX_NAMED] if each.site in rank.sites]
-    runs = ", ".join(f"candidate {i} ({site.config(i)}) of {site_name(site.met.kernel, site.met.key)}" for i, site in sites)
-    return f"  rank {rank.rank} is late: {where}" + f", first run of {runs}" * bool(runs)
-
-
-def lasting(seconds: float) -> str:
-    """A duration in the largest unit of which there are five: "43 s", "12 min", "266 d"."""
-    unit, length_s = next((each for each in (("d", 86400), ("h", 3600), ("min", 60)) if seconds >= 5 * each[1]), ("s", 1))
-    return f"{max(0.0, seconds) / length_s:.0f} {unit}"

@@ -55,26 +55,11 @@ class RankStory:
     told: list[AnyEvent] = field(default_factory=list)
     sites: dict[int, SiteStory] = field(default_factory=dict)
     """By the number that this rank gives them."""
-    started: list[events.Started] = field(default_factory=list)
-    """Candidates launched for the first time in the replay that has yet to end; one of each site."""
     done: events.TuningEnded | None = None
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         """Its events of one kind, in order."""
         return [each for each in self.told if isinstance(each, kind)]
-
-    @property
-    def last_at(self) -> float:
-        """Time of its last event."""
-        return max(each.at for each in self.told)
-
-    @property
-    def phase(self) -> str:
-        """The phase that it is in; "begun" before the first, "done" or "failed" after the last."""
-        if self.done is not None:
-            return "failed" if self.done.error else "done"
-        phases = self.of(events.PhaseBegun)
-        return phases[-1].phase if phases else "begun"
 
     def take(self, event: AnyEvent) -> None:
         """Take in one event."""
@@ -88,12 +73,8 @@ class RankStory:
                 self.sites[event.site].n_dropped += 1
             case events.Won() if event.site in self.sites:
                 self.sites[event.site].won = event
-            case events.Started():
-                self.started = [each for each in self.started if each.replay == event.replay] + [event]
-            case events.PhaseBegun() | events.Replayed() | events.Met():  # told after the launches before them have come back
-                self.started = []
             case events.TuningEnded():
-                self.done, self.started = event, []
+                self.done = event
 
 
 @dataclass
@@ -124,11 +105,6 @@ class TuningStory:
     def title(self) -> str:
         """The closure's name without its module."""
         return closure_name(self.closure) or self.name
-
-    @property
-    def is_under_way(self) -> bool:
-        """True until it has ended on all ranks that have told of it."""
-        return not all(rank.done for rank in self.ranks.values())
 
 
 @dataclass

@@ -48,8 +48,8 @@ def test_help_imports_nothing_heavy_and_reading_records_and_events_no_torch(cach
     reading = [
         ["cache", "path"], ["cache", "ls"], ["cache", "ls", "--json"], ["cache", "ls", "--quarantine"], ["cache", "show", stem],
         ["show", stem], ["cache", "export", export], ["cache", "merge", export], ["diff", export, stem], ["report", stem, "--text"],
-        ["report", str(logs), "--json", "-o", page], ["report", export, "-o", page], ["watch", str(logs), "--once"],
-        ["trace", str(logs), "-o", str(tmp_path / "trace.json")], ["cache", "clear", "--yes"],
+        ["report", str(logs), "--json", "-o", page], ["report", export, "-o", page],
+        ["cache", "clear", "--yes"],
     ]  # fmt: skip
     torch = ["torch", "triton", "numpy"]
     commands = [(each, [*torch, "pydantic_settings", "rich", "dist_tune.cache"]) for each in HELP] + [(each, torch) for each in reading]
@@ -133,10 +133,9 @@ def test_an_answer_that_finds_a_full_disk_is_one_line(
 
 
 def test_a_reader_may_go(cache: Cache, logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """`dist-tune cache ls | head -1`, and of a watch that may run for hours."""
+    """`dist-tune cache ls | head -1`, and of a long text."""
     keep(cache, record())
-    (logs / "rank-0.jsonl").unlink()
-    for words in (["cache", "ls"], ["watch", str(logs)]):
+    for words in (["cache", "ls"], ["report", str(logs), "--text"]):
         reading, writing = os.pipe()
         os.close(reading)
         with suppress(BrokenPipeError, SystemExit), os.fdopen(writing, "w") as stdout:
@@ -173,7 +172,7 @@ def test_a_folder_that_may_not_be_read_is_one_line(logs: Path, tmp_path: Path, m
         return listdir(path)
 
     monkeypatch.setattr(os, "listdir", refused)
-    for words in (("report", logs, "--text"), ("watch", logs), ("watch", logs, "--once"), ("trace", logs), ("diff", logs, tmp_path)):
+    for words in (("report", logs, "--text"), ("diff", logs, tmp_path)):
         assert refusal(*words) == f"dist-tune: {logs}: Permission denied"
 
 

@@ -1,4 +1,4 @@
-"""The commands report, watch, diff and trace: files in, files out, one line where that cannot be, and damaged files of a rank."""
+"""The commands report and diff: files in, files out, what cannot be, damaged files of a rank."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dist_tune.cache import Cache
 from dist_tune.cli.records import packed
 from tests.cached_records import candidate, record
 from tests.cli_answers import refusal, run
-from tests.report.stories import BEGIN, events, header, lines, write_story
+from tests.report.stories import events, header, lines, write_story
 from tests.report.stories import record as story_record
 
-# -- report, trace -----------------------------------------------------------------------------------------------------
+# -- report ----------------------------------------------------------------------------------------
 
 
 def test_a_page_is_written_where_it_is_told(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -92,15 +92,12 @@ def test_what_stands_for_nothing_is_one_line(logs: Path, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DIST_TUNE_LOG_DIR", raising=False)
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
-    for command in ("report", "trace"):
-        told = "no rank-<i>.jsonl in .autotune_logs tells of a tuning: name the folder of DIST_TUNE_LOG_DIR, or records"
-        assert refusal(command) == f"dist-tune: {told}"
+    told = "no rank-<i>.jsonl in .autotune_logs tells of a tuning: name the folder of"
+    assert refusal("report") == f"dist-tune: {told} DIST_TUNE_LOG_DIR, or records"
     for folder in (tmp_path, tmp_path / "nothing"):
-        assert refusal("watch", folder, "--once") == f"dist-tune: no tuning has written events in {folder} yet"
         assert str(folder) in refusal("report", folder)
     assert "nothing is called" in refusal("report", "abcdef12")
     assert "no such file or folder" in refusal("report", tmp_path / "record.json")
-    assert "say --once" in json.loads(run("watch", tmp_path, "--json", code=1).stdout)["error"]
     assert f"{logs}/rank-0.jsonl, record 1 cannot be read" in refusal("report", logs / "rank-0.jsonl")
 
 
@@ -126,7 +123,6 @@ def test_two_jobs_that_write_to_one_folder_at_once_are_told(tmp_path: Path):
     (tmp_path / "rank-0.jsonl").write_bytes(lines(told + told[8:]))
     mixed = "two jobs have written to this folder at once, and their events are mixed: set DIST_TUNE_LOG_DIR for each"
     assert f"note: {mixed}" in run("report", tmp_path, "--text").stdout
-    assert run("watch", tmp_path, "--once").stdout.splitlines()[-1] == mixed
     last_run = next(each for each in reversed(told) if each.kind == "replay")
     (tmp_path / "rank-0.jsonl").write_bytes(lines([*told, last_run, *told[1:]]))
     assert "two jobs" not in run("report", tmp_path, "--text").stdout
@@ -158,38 +154,21 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-class Waits:
-    """Stands for ``time.sleep``: each wait does the next thing, and one too many is Ctrl-C."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> None:
-        self._steps = iter(steps)
-        self.n_asked = 0
-        monkeypatch.setattr("time.sleep", self)
-
-    def __call__(self, _seconds: float) -> None:
-        self.n_asked += 1
-        step = next(self._steps, None)
-        if step is None:
-            raise KeyboardInterrupt
-        step()
-
-
-def nothing() -> None:
-    """No news."""
-
-
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES)
 def test_one_damaged_file_is_told_and_the_other_ranks_are_shown(
-    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], object], reason: str
+    logs: Path,
+    tmp_path: Path,
+    damage: Callable[[Path], object],
+    reason: str,
 ):
     """By each command alike, with and without --json: one line with the file, the line and what is wrong, and exit code 3."""
-    Waits(monkeypatch)  # Ctrl-C where a rank's end is missing
     damage(logs / "rank-1.jsonl")
     commands: list[tuple[str | Path, ...]] = [
-        ("report", logs, "-o", tmp_path / "page.html"), ("report", logs, "--text"), ("watch", logs, "--once"), ("watch", logs),
-        ("trace", logs, "-o", tmp_path / "trace.json"), ("diff", logs, logs),
-    ]  # fmt: skip
-    for words in [*commands, *((*each, "--json") for each in commands if each != ("watch", logs))]:
+        ("report", logs, "-o", tmp_path / "page.html"),
+        ("report", logs, "--text"),
+        ("diff", logs, logs),
+    ]
+    for words in [*commands, *((*each, "--json") for each in commands)]:
         done = run(*words, code=3)
         (line,) = [line for line in done.stderr.splitlines() if "rank-1.jsonl" in line]
         assert re.search(f"rank-1.jsonl{reason}", line), words
@@ -198,7 +177,6 @@ def test_one_damaged_file_is_told_and_the_other_ranks_are_shown(
             assert any("rank-1.jsonl" in note for note in json.loads(done.stdout)["notes"]), words
     assert "rank 3" in (tmp_path / "page.html").read_text()
     assert "rank-1.jsonl" in (tmp_path / "page.html").read_text()
-    assert {0, 2, 3} <= {each["pid"] for each in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
 
 
 def test_damaged_files_alone_or_of_an_earlier_job(logs: Path):
@@ -207,7 +185,7 @@ def test_damaged_files_alone_or_of_an_earlier_job(logs: Path):
     assert "rank-4" not in run("report", logs, "--text").stderr
     for rank in range(4):
         (logs / f"rank-{rank}.jsonl").write_text("no event\n")
-    for words in (("report", logs), ("watch", logs, "--once"), ("trace", logs), ("diff", logs, logs)):
+    for words in (("report", logs), ("diff", logs, logs)):
         assert refusal(*words).endswith(f"; {logs}/rank-0.jsonl, line 1: {NO_EVENT}: rank 0 is left out")
 
 
@@ -219,76 +197,3 @@ def test_diff_says_slower_rather_than_left_out(logs: Path, tmp_path: Path):
     (tmp_path / "later" / "rank-1.jsonl").write_bytes(b"")
     done = run("diff", logs, tmp_path / "later", code=1)
     assert ("slower" in done.stdout, "rank-1.jsonl" in done.stderr) == (True, True)
-
-
-# -- watch -------------------------------------------------------------------------------------------------------------
-
-
-def plain(text: str) -> str:
-    """Without what a terminal does and does not show."""
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-
-
-def test_watch_shows_a_running_tuning_until_it_is_through(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its state each time that it has changed, and no end before the next tuning of the job had 5 s to begin; then the command to go on."""
-    folder = logs.rename(tmp_path / "my logs")
-    whole, more = (folder / "rank-0.jsonl").read_bytes(), lines(list(events([story_record(0, 24)], 0, name="step#2"))[1:])
-    for rank in range(1, 4):
-        (folder / f"rank-{rank}.jsonl").unlink()
-    (folder / "rank-0.jsonl").write_bytes(whole[: len(whole) // 2])
-    steps = [lambda: (folder / "rank-0.jsonl").write_bytes(whole), lambda: (folder / "rank-0.jsonl").write_bytes(whole + more), nothing]
-    Waits(monkeypatch, *steps)
-    shown = run("watch", folder).stdout.splitlines()
-    heads = [line.partition(",")[0] for line in shown if not line.startswith("  ")]
-    assert heads[0].startswith("step: ")
-    assert heads[-2:] == ["step: done", f"all tunings have finished: dist-tune report '{folder}' tells more"]
-    waits = Waits(monkeypatch)
-    assert "winner BLOCK_M=" in run("watch", folder).stdout
-    assert waits.n_asked == 0, "all had ended before"
-
-
-@pytest.mark.parametrize("terminal", ["none", "dumb", "xterm"])
-def test_watch_may_be_started_before_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: str):
-    """It says once what it waits for, and follows the tuning that begins; a terminal is redrawn, and 40 columns are enough."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DIST_TUNE_LOG_DIR", raising=False)
-    if terminal != "none":
-        monkeypatch.setenv("FORCE_COLOR", "1")
-        monkeypatch.setenv("TERM", terminal)
-        monkeypatch.setenv("COLUMNS", "40")
-    # Twelve looks of half a second at a terminal.
-    Waits(monkeypatch, nothing, nothing, lambda: write_story(tmp_path / ".autotune_logs", 1, 8), *[nothing] * 12)
-    *shown, last = plain(run("watch").stdout).splitlines()
-    waiting = f"no tuning has written events in {tmp_path}/.autotune_logs yet: waiting for one, until Ctrl-C"
-    text = "".join("".join(shown).split())
-    assert "".join(waiting.split()) in text
-    assert "step:done" in text
-    assert last == "all tunings have finished: dist-tune report .autotune_logs tells more"
-    if terminal == "xterm":
-        assert max(map(len, shown)) <= 40
-    else:
-        assert [line.partition(",")[0] for line in shown if line[0] != " "] == [waiting.partition(",")[0], "step: done"]
-
-
-def test_a_silence_is_told_where_nothing_is_redrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A rank that hangs writes nothing more: its silence is the news, told once however long it lasts."""
-    (tmp_path / "rank-0.jsonl").write_bytes(lines(list(events([story_record(0, 8)], 0, 1))[:6]))
-    passed_s = iter((0.0, 2.0, 7.0, 400.0, 900.0))
-    monkeypatch.setattr("time.time", lambda: BEGIN + 1.0 + next(passed_s))
-    Waits(monkeypatch, nothing, nothing, nothing, nothing)
-    shown = run("watch", tmp_path).stdout.splitlines()
-    assert [line.partition(",")[0] for line in shown if "late" in line] == ["  rank 0 is late: last event 7 s ago"]
-    assert sum(line.startswith("step: ") for line in shown) == 2
-
-
-def test_damage_is_shown_while_a_watch_goes_on(logs: Path, monkeypatch: pytest.MonkeyPatch):
-    """Beside the state of the others, and at the end on stderr; a line that was being written is no damage at the end."""
-    content = (logs / "rank-1.jsonl").read_bytes()
-    (logs / "rank-1.jsonl").write_bytes(content[:-100])
-    Waits(monkeypatch, lambda: (logs / "rank-1.jsonl").write_bytes(content), nothing, nothing)
-    done = run("watch", logs)
-    assert ("rank-1.jsonl" in done.stdout, done.stderr) == (True, "")
-    (logs / "rank-0.jsonl").write_bytes((logs / "rank-0.jsonl").read_bytes()[:-100])
-    (logs / "rank-1.jsonl").write_bytes(b"no event\n")
-    Waits(monkeypatch, nothing)
-    assert run("watch", logs, code=3).stdout.count("rank-1.jsonl") == 1

@@ -80,7 +80,7 @@ def test_what_is_exported_can_be_merged(cache: Cache, ask: Answers, tmp_path: Pa
             assert {path.relative_to(other): content for path, content in everything(other).items()} == held
 
 
-@pytest.mark.parametrize("command", ["cache export", "report", "trace"])
+@pytest.mark.parametrize("command", ["cache export", "report"])
 def test_a_command_writes_over_nothing_but_its_own_kind_of_file(cache: Cache, logs: Path, tmp_path: Path, command: str):
     """A reason and exit code 1, and no trace of a file half written; through a link the file that it leads to is replaced."""
     keep(cache, record())

@@ -1,4 +1,4 @@
-"""The page, the text and the trace: self-contained, escaped, small. The page's data is read as the browser reads it."""
+"""The page and the text: self-contained, escaped, small. Data is read as the browser reads it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import triton
 
 from dist_tune.configs import config_fields
-from dist_tune.output.events import Met, PhaseBegun, Told, TuningEnded
-from dist_tune.report import Story, render, story_of_folder, story_of_records, summary, text, trace_events
+from dist_tune.output.events import Met, Told, TuningEnded
+from dist_tune.report import Story, render, story_of_folder, story_of_records, summary, text
 from dist_tune.report.facts import python_config
 from tests.cached_records import candidate
 from tests.cached_records import record as small_record
@@ -123,8 +123,12 @@ def test_what_all_ranks_say_is_said_once_and_names_sites_as_the_rest_of_the_page
 
 
 def test_a_site_that_is_not_settled_is_on_the_page():
-    """With what the race knows."""
-    told = story_of(*(event for event in events([record(0, 12)], 0, 1) if event.kind not in ("winner", "done")))
+    """With what the race knows: before its first rung how many candidates there are."""
+    all_told = events([record(0, 12)], 0, 1)
+    begun = [event for event in all_told if event.kind not in ("winner", "done")]
+    (site,) = content(story_of(*(event for event in begun if event.kind != "rung")))["sites"]
+    assert site["facts"]["chosen"] == "not yet: 12 candidates, 2 dropped"
+    told = story_of(*begun)
     (site,) = content(told)["sites"]
     assert site["facts"]["chosen"].startswith("not yet: 24 of 12 left, best so far 0.1")
     assert (site["candidates"], "not yet" in text(told)) == ([], True)
@@ -139,36 +143,3 @@ def test_seconds_and_the_last_to_come():
     told.take(TuningEnded(at=1.0, rank=0, tuning="t", seconds={"total": 10.0, "compile": 6.0, "race": 3.0, "meetings": 2.0}, n_replays=1))
     assert f"  came last: {first}, {second}\n" in text(told)
     assert "  took: 10.0 s (compile 6.0, race 3.0, other 1.0), 1 replay\n  waits: 2.00 s, a part of the phases\n" in text(told)
-
-
-# -- the trace ---------------------------------------------------------------------------------------------------------
-
-
-def test_each_rank_is_a_process_with_its_threads():
-    """Phases, replays, meetings, and three compile workers, with names; rungs, drops, winners and errors are marks."""
-    told = Story()
-    for rank in range(2):
-        for event in events([record(0, 20)], rank, 2):
-            is_failed = rank == 1 and event.kind == "done"
-            told.take(event.model_copy(update={"error": "ValueError: x"}) if is_failed else event)
-    found = json.loads(json.dumps(list(trace_events(told)), allow_nan=False))
-    threads = ("phases", "replays", "meetings", "compile worker 0", "compile worker 1", "compile worker 2")
-    names = {(each["pid"], each["args"]["name"]) for each in found if each["ph"] == "M"}
-    assert names == {(rank, each) for rank in range(2) for each in (*threads, f"rank {rank} (node-1, NVIDIA H200)")}
-    spans = [each for each in found if each["ph"] == "X"]
-    assert len(spans) == 2 * (5 + 40 + 4 + 10)
-    assert all(each["ts"] > 0 and each["dur"] >= 0 for each in spans)
-    marks = [each["name"] for each in found if each["ph"] == "i"]
-    assert f"winner: site 0 candidate {record(0, 20).winner}" in marks
-    assert [each for each in marks if each.startswith("failed")] == ["failed: ValueError: x"]
-    assert list(trace_events(Story())) == []
-
-
-@pytest.mark.parametrize(("total_s", "end_s"), [(3.0, 8.0), (0.0, 9.0)])
-def test_the_last_phase_ends_with_the_tunings_seconds(total_s: float, end_s: float):
-    """Records are written after them: a time line drew 0.58 s of a phase that took 0.29 s."""
-    of: dict[str, Any] = {"rank": 0, "tuning": "t"}
-    ended = TuningEnded(at=9.0, seconds={"total": total_s} if total_s else {}, **of)
-    told = story_of(PhaseBegun(at=5.0, phase="discover", **of), PhaseBegun(at=7.0, phase="settle", **of), ended)
-    ends = {each["name"]: (each["ts"] + each["dur"]) / 1e6 for each in trace_events(told) if each["ph"] == "X"}
-    assert ends == {"discover": 7.0, "settle": end_s}

@@ -1,4 +1,4 @@
-"""What event files and records come to: files that are written, cut off, damaged or of several runs, and ranks that join or fall silent."""
+"""What event files and records come to: files cut off, damaged, of several runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dist_tune.output import events as kinds
-from dist_tune.report import Story, UnreadableEventsError, Watcher, progress_lines, story_of_folder, story_of_records
-from tests.report.stories import BEGIN, FORGED, events, header, lines, record, write_story
+from dist_tune.report import Story, UnreadableEventsError, story_of_folder, story_of_records
+from tests.report.stories import BEGIN, events, header, lines, record, write_story
 
 
 def told(rank: int = 0, n_ranks: int = 1, name: str = "step#1") -> list[kinds.AnyEvent]:
@@ -31,7 +31,7 @@ def test_all_ranks_tell_of_the_same_sites(tmp_path: Path):
     assert sorted(tuning.ranks) == [0, 1, 2, 3]
     rank = tuning.ranks[2]
     assert [len(rank.of(kind)) for kind in (kinds.Replayed, kinds.Met, kinds.Compiled)] == [32, 4, 9]
-    assert (rank.phase, rank.done and rank.done.best_ms, story.notes) == ("done", 1.62, [])
+    assert (rank.done and rank.done.best_ms, story.notes) == (1.62, [])
 
 
 def test_what_is_missing_is_said(tmp_path: Path):
@@ -80,33 +80,24 @@ def test_what_a_rank_says_later_of_a_site_counts():
     assert (site.met.label, site.met.miss) == ("agreed", "other code")
 
 
-def test_a_file_is_followed_while_it_is_written(path: Path):
-    """Its parts come to the same as the whole, with a line cut in the middle; so does a file that is empty at first."""
-    content, watcher = path.read_bytes(), Watcher(path.parent)
-    path.write_bytes(b"")
-    assert (watcher.poll(), watcher.story.damage) == (False, {0: f"{path}: the file is empty: rank 0 is left out"})
-    path.write_bytes(content[: len(content) // 2])
-    assert watcher.poll() is True
-    assert "cut off: the rest of rank 0 is left out" in watcher.story.damage[0]
-    path.write_bytes(content)
-    assert (watcher.poll(), watcher.poll(), watcher.story.damage) == (True, False, {})
-    assert watcher.story == story_of_folder(path.parent)
+def test_a_file_may_be_written_while_it_is_read(path: Path):
+    """It is empty at first, and its last line may be cut."""
+    content, empty = path.read_bytes(), path.with_name("rank-1.jsonl")
+    empty.write_bytes(b"")
+    path.write_bytes(content[: len(content) // 2].replace(b'"world_size":1', b'"world_size":2'))
+    damage = story_of_folder(path.parent).damage
+    assert damage[1] == f"{empty}: the file is empty: rank 1 is left out"
+    assert "cut off: the rest of rank 0 is left out" in damage[0]
 
 
 def test_of_several_runs_the_last_is_read(path: Path):
-    """The job is started again while it is watched, and its files are appended to; what is damaged in an earlier run costs nothing."""
-    watcher = Watcher(path.parent)
-    watcher.poll()
+    """A job that is started again appends to its files; damage in an earlier run costs nothing."""
     content = path.read_bytes()
     again = [header(0, 1, BEGIN + 60), *told(name="step#2")[1:4]]
     path.write_bytes(content + b"no event\n" + content + lines(again))
-    for watched in (watcher, Watcher(path.parent)):
-        watched.poll()
-        assert (list(watched.story.tunings), watched.story.damage) == (["step#2"], {})
-        assert watched.story.notes == ["rank-0.jsonl: 2 earlier runs of the job left out"]
-    path.write_bytes(lines(told()[:6]))  # begun anew
-    watcher.poll()
-    assert (list(watcher.story.tunings), watcher.story.notes) == (["step#1"], [])
+    story = story_of_folder(path.parent)
+    assert (list(story.tunings), story.damage) == (["step#2"], {})
+    assert story.notes[0] == "rank-0.jsonl: 2 earlier runs of the job left out"
 
 
 def test_ranks_that_an_earlier_job_left_behind_are_not_waited_for(path: Path):
@@ -117,64 +108,3 @@ def test_ranks_that_an_earlier_job_left_behind_are_not_waited_for(path: Path):
     story = story_of_folder(path.parent)
     assert list(story.tunings) == ["step#1"]
     assert story.notes == ["files of an earlier job with another number of ranks are left out: ranks 1"]
-
-
-# -- a tuning that is under way ----------------------------------------------------------------------------------------
-
-N_ALL = len(list(events([record(0, 20)], 0, 2)))
-
-
-def story_until(*n_events: int) -> tuple[Story, float]:
-    """Each rank has told this many events; and the time of the last one."""
-    story, last_at = Story(), 0.0
-    for rank, n in enumerate(n_events):
-        for event in list(events([record(0, 20)], rank, len(n_events)))[:n]:
-            story.take(event)
-            last_at = max(last_at, event.at)
-    return story, last_at
-
-
-def test_the_phase_the_replays_and_the_best_are_told():
-    """In the race; after its first rung with the best so far. Of a site that is met late the bound is that of its own race alone."""
-    story, last_at = story_until(N_ALL - 28, N_ALL - 28)
-    first, second = progress_lines(story, last_at)
-    assert first.startswith("step: race, replay ")
-    assert " of at most 400, 2 ranks, " in first
-    n_dropped = sum(each.failure is not None for each in record(0, 20).candidates)
-    assert second == f"  gemm_0 [512, 2752]: 20 candidates, {n_dropped} dropped"
-    story.take(kinds.PhaseBegun(at=last_at, rank=0, tuning="step#1", phase="race", bound=1))
-    assert "at most" not in progress_lines(story, last_at)[0]
-    assert "24 of 20 left, best so far" in progress_lines(*story_until(N_ALL - 20, N_ALL - 20))[1]
-
-
-def test_ranks_that_are_silent_are_named():
-    """The one that fell silent first is the first; not before some seconds have passed."""
-    story, last_at = story_until(N_ALL - 28, N_ALL - 40)
-    late = [each for each in progress_lines(story, last_at + 20.0) if "late" in each]
-    assert late[0].startswith("  rank 1 is late: last event 20 s ago, in race, replay 13, first run of candidate 13 (BLOCK_M=32 ")
-    assert late[1].startswith("  rank 0 is late: last event 20 s ago, in race, replay 19, first run of candidate 19 (BLOCK_M=128 ")
-    assert [len(progress_lines(story, last_at + s, late_s)) for s, late_s in ((1.0, 5.0), (20.0, 20.0), (20.0, 60.0))] == [2, 4, 2]
-
-
-@pytest.mark.parametrize("kind", ["phase", "meeting", "replay"])
-def test_a_launch_that_has_not_come_back_is_named(kind: str):
-    """With its config and its site, which is what a hang looks like from outside; a replay's end, a meeting and a phase come after it."""
-    of_rank = list(events([record(0, 20)], 0, 1))
-    n = next(k for k, event in enumerate(of_rank) if event.kind == "started")
-    (story, _), started = story_until(n), of_rank[n]
-    story.take(started)
-    (line,) = [each for each in progress_lines(story, started.at + 12.0) if "late" in each]
-    assert "first run of candidate 0 (BLOCK_M=16 " in line
-    assert line.endswith(" of gemm_0 [512, 2752]")
-    story.take(next(event for event in of_rank if event.kind == kind))
-    assert "first run" not in progress_lines(story, started.at + 12.0)[-1]
-
-
-def test_the_winners_of_a_tuning_that_has_ended_are_told():
-    """And silence is no news then. Texts are printable."""
-    story, _ = story_until(10_000, 10_000)
-    first, second = progress_lines(story, BEGIN + 1e6)
-    assert first.startswith("step: done, 2 ranks, ")
-    assert "winner BLOCK_M=" in second
-    next(iter(story.tunings.values())).closure = f"{FORGED}\x1b[2J"
-    assert "\x1b" not in "".join(progress_lines(story, BEGIN))
