@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from math import prod, sqrt
@@ -85,8 +85,8 @@ class Compiler:
         self.n_threads = n_threads
         self.n_ranks = n_ranks
         """Ranks of this host, which share the work."""
-        self.ended: deque[tuple[str, dict[str, Any]]] = deque()
-        """Compilations that have ended, by label; the reader takes them out."""
+        self.n_ended = 0
+        """Compilations that have ended so far."""
         self._position = position
         self._stuck_after_s = stuck_after_s
         self._sites: dict[str, dict[int, Candidate]] = {}
@@ -313,8 +313,7 @@ class Compiler:
                 self._work.update({**stages, "failed" if isinstance(result, Failure) else fate: 1})
                 if cost and fate == "compiled":
                     self._pace_s[compilation.label] = seconds / sqrt(-cost)
-            facts = {"seconds": seconds, "worker": number, "is_cached": fate == "on_disk"}
-            self.ended.append((compilation.label, {"candidate": compilation.candidate, "at": time.time(), **facts}))
+            self.n_ended += 1
 
         return compilation.run(self._tools, note, is_urgent=is_urgent)
 

@@ -29,7 +29,6 @@ COVER_MS = 0.1
 """Spin before a launch on an idle stream: a launch with its two events takes the host 30 to 60 us."""
 MAX_COVER_MS = 0.8
 _N_TRIES, _TRY_MS = 20, 0.3
-_MAX_STREAMS = 64
 _MARGIN_MS = 3.0
 """Longest margin over the host's time. A collective that waits for its turn for tens of milliseconds wakes up to 0.2 ms late (H200)."""
 _N_MISSES = 4
@@ -132,8 +131,6 @@ def _current_stream() -> Any:
         return api.current_stream()
     stream = _streams.get(key)
     if stream is None:
-        if len(_streams) >= _MAX_STREAMS:
-            _streams.clear()
         stream = _streams[key] = api.current_stream()
     return stream
 

@@ -106,46 +106,6 @@ class PhaseBegun(Event):
     kind: Literal["phase"] = "phase"
     phase: Phase
     """discover, compile, race, finals or settle (the apply phase)."""
-    bound: int | None = None
-    """Most replays that it takes, where that is known."""
-
-
-class Started(Event):
-    """A candidate is about to be launched for the first time here. If no other event follows, that launch hangs."""
-
-    kind: Literal["started"] = "started"
-    site: SiteNumber
-    candidate: ConfigIndex
-    replay: int
-    """Replay that launches it; 0 is the first run."""
-
-
-class Compiled(Event):
-    """A candidate was compiled by this rank, or found in Triton's cache."""
-
-    kind: Literal["compiled"] = "compiled"
-    site: SiteNumber
-    candidate: ConfigIndex
-    seconds: Duration
-    """Duration, with the wait for other compilations."""
-    worker: int = 0
-    """Thread that did it, from 0."""
-    is_cached: bool = False
-    """Whether Triton's cache on disk had it."""
-
-
-class Replayed(Event):
-    """A replay has ended on the host."""
-
-    kind: Literal["replay"] = "replay"
-    replay: int
-    """Its number."""
-    seconds: Duration
-    """Duration on the host; a GPU may still be at it."""
-    candidates: dict[SiteNumber, ConfigIndex] = {}
-    """Site to the candidate whose turn it was; none in the first and the last run."""
-    discarded: str = ""
-    """Reason why this rank's times do not count; empty if they do."""
 
 
 class Ranked(Event):
@@ -200,7 +160,7 @@ class Won(Event):
 
 
 class TuningEnded(Event):
-    """A tuning has ended on this rank. The ``replay`` event of its last run follows."""
+    """A tuning has ended on this rank."""
 
     kind: Literal["done"] = "done"
     seconds: dict[str, Duration] = {}
@@ -258,7 +218,7 @@ class Died(Event):
 
 
 AnyEvent = Annotated[
-    RunBegun | TuningBegun | SiteMet | PhaseBegun | Started | Compiled | Replayed | Ranked | Dropped | Met | Won | TuningEnded | Told
+    RunBegun | TuningBegun | SiteMet | PhaseBegun | Ranked | Dropped | Met | Won | TuningEnded | Told
     | Agreed | UnderWay | Died,
     Field(discriminator="kind"),
 ]  # fmt: skip

@@ -14,7 +14,6 @@ import platform
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -131,8 +130,6 @@ class Story:
         """Label -> fields of the site's event."""
         self._told: set[tuple[type[events.Event], str, int]] = set()
         """Events of candidates that are told once."""
-        self._replays: list[dict[str, Any]] = []
-        """Fields of events of replays whose batch goes on."""
         self._phase: events.Phase = "discover"
         self.emit(events.PhaseBegun, phase=self._phase)
 
@@ -213,7 +210,7 @@ class Story:
 
     def close(self) -> None:
         """Write what is left; the terminal's live line goes, and later lines go nowhere."""
-        self.end_batch(lambda replay: "")
+        self.flush()
         self.terminal.end()
         self._events.close()
         self.log_file.close()
@@ -242,11 +239,11 @@ class Story:
 
     # -- the tuning ----------------------------------------------------------------------------------------------
 
-    def phase(self, name: events.Phase, bound: int | None = None) -> None:
+    def phase(self, name: events.Phase) -> None:
         """A phase begins, unless it goes on."""
         if name != self._phase:
             self._phase = name
-            self.emit(events.PhaseBegun, phase=name, bound=bound)
+            self.emit(events.PhaseBegun, phase=name)
             self.flush()
             self.terminal.begin_phase(name)
 
@@ -273,18 +270,6 @@ class Story:
         self._is_begun = True
         self.flush()
 
-    def starting(self, candidates: Mapping[str, int], replay: int) -> None:
-        """Before launches, by label: those that were never launched are written, because they may hang."""
-        if new := [each for each in candidates.items() if self._is_new(events.Started, *each)]:
-            for label, candidate in new:
-                self.emit(events.Started, label, candidate=candidate, replay=replay)
-            self.flush()
-
-    def compiled(self, ended: deque[tuple[str, dict[str, Any]]]) -> None:
-        """Compilations have ended: labels and fields of ``Compiled``, taken out. Those inside functions count for the function."""
-        for label, fields in [ended.popleft() for _ in range(len(ended))]:
-            self.emit(events.Compiled, label if label in self.numbers else label.partition(" > ")[0], **fields)
-
     def dropped(self, failures: Failures) -> None:
         """Candidates cannot run, here or on another rank; each is told once."""
         for label, found in failures.items():
@@ -310,20 +295,6 @@ class Story:
         if is_new := (event, label, candidate) not in self._told and label in self.numbers:
             self._told.add((event, label, candidate))
         return is_new
-
-    # -- replays -------------------------------------------------------------------------------------------------
-
-    def replayed(self, number: int, seconds: float, candidates: Mapping[str, int]) -> None:
-        """A replay of these candidates, by label, has ended on the host; it is written with its batch."""
-        launched = {self.numbers[label]: i for label, i in candidates.items() if label in self.numbers}
-        self._replays.append({"at": time.time(), "replay": number, "seconds": seconds, "candidates": launched})
-
-    def end_batch(self, why_discarded: Callable[[int], str]) -> None:
-        """The device is through with a batch. ``why_discarded``: the reason why a replay does not count, by its number."""
-        replays, self._replays = self._replays, []
-        for fields in replays:
-            self.emit(events.Replayed, **fields, discarded=why_discarded(fields["replay"]))
-        self.flush()
 
 
 def _stamped(level: int, text: str) -> bytes:

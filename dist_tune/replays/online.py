@@ -308,7 +308,7 @@ class OnlineRuns(Replayer):
                 slot.put(config)
             if len(self._sites.met) > n_met:
                 self._follow_sites()
-                heard += [each for each in self._known.values() if each not in heard]
+                heard = [*self._known.values()]
             for each in heard:
                 each.fill()
 
@@ -398,10 +398,9 @@ class OnlineRuns(Replayer):
         self.n_replays = agreed.n_before + len(batch)
         for number, schedule, whole in agreed.wholes:
             self.trials.samples.add_replay(number, whole.ms(), schedule)
-            self._sites.story.replayed(number, whole.ms() / 1e3, {label: trial.candidate for label, trial in schedule.items()})
         self._journal.end_batch()
         self.trials.read_spans()
-        self._sites.story.end_batch(self.trials.samples.why_discarded)
+        self._sites.story.flush()
 
     def again(self, closure: Callable[[], Any]) -> None:
         """Some plain calls: what follows is compared with them."""

@@ -279,7 +279,6 @@ class Replayer:
         finally:
             self.run_s = time.perf_counter() - began
             interception.pop()
-            self._sites.story.replayed(self.n_replays - 1, self.run_s, _candidates(schedule))
             if self.watchdog.end_replay():
                 self.trials.samples.disturb(self.n_replays - 1)
 
@@ -310,7 +309,6 @@ class Replayer:
                 self._shortest_ms = min(ms, self._shortest_ms or ms)
                 n_done += 1
             self._journal.begin(self.n_replays, schedule)
-            story.starting(_candidates(schedule), self.n_replays)
             story.terminal.step(n_before + k)
             self.trials.prepare(schedule)
             if conditions.is_timed:
@@ -333,7 +331,7 @@ class Replayer:
             self._end_replay(number, schedule, span, conditions)
         self._journal.end_batch()
         self.trials.read_spans()
-        story.end_batch(self.trials.samples.why_discarded)
+        story.flush()
 
     def _beat(self, doing: str, *, is_new: bool = False) -> None:
         began = time.monotonic()

@@ -314,7 +314,7 @@ class Trials:
             return value
 
         is_refused = site.is_compiled and site.record is None and not may_compile
-        noted = self._sites.launching(site.label, index, self._replay, is_scheduled=bool(self._schedule))
+        noted = self._sites.launching(site.label, index, is_scheduled=bool(self._schedule))
         try:
             inside = around_launches(noting) if versions is not None else nullcontext()
             with noted, inside, refused() if is_refused else nullcontext() if site.is_compiled else self._running(site, index) as refusal:

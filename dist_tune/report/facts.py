@@ -63,7 +63,7 @@ def stragglers(tuning: TuningStory) -> str:
 
     By durations alone, because clocks of hosts differ: who waits least at a meeting came last. The wait is the mean of the others'.
     """
-    ranks = [(rank.rank, [each.seconds for each in met]) for rank in tuning.ranks.values() if (met := rank.of(events.Met))]
+    ranks = [(rank.rank, rank.meetings_s) for rank in tuning.ranks.values() if rank.meetings_s]
     n_meetings = min((len(seconds) for _, seconds in ranks), default=0)
     n_last, waited_s = Counter[int](), defaultdict[int, float](float)
     for k in range(n_meetings if len(ranks) > 1 else 0):

@@ -11,14 +11,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
 from dist_tune.cache import TuningRecord, account
 from dist_tune.output import AnyEvent, RunBegun, closure_name, events, first_mistake, site_names
 
-Kind = TypeVar("Kind", bound=events.Event)
 _MIXED = "two jobs have written to this folder at once, and their events are mixed: set DIST_TUNE_LOG_DIR for each"
 
 
@@ -52,19 +51,17 @@ class RankStory:
     """One rank in one tuning."""
 
     rank: int
-    told: list[AnyEvent] = field(default_factory=list)
+    meetings_s: list[float] = field(default_factory=list)
+    """Seconds of each."""
     sites: dict[int, SiteStory] = field(default_factory=dict)
     """By the number that this rank gives them."""
     done: events.TuningEnded | None = None
 
-    def of(self, kind: type[Kind]) -> list[Kind]:
-        """Its events of one kind, in order."""
-        return [each for each in self.told if isinstance(each, kind)]
-
     def take(self, event: AnyEvent) -> None:
         """Take in one event."""
-        self.told.append(event)
         match event:
+            case events.Met():
+                self.meetings_s.append(event.seconds)
             case events.SiteMet():  # a second one with the number has another label, or the reason of the miss
                 self.sites.setdefault(event.site, SiteStory(event)).met = event
             case events.Ranked() if event.site in self.sites:

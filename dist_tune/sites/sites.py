@@ -104,9 +104,8 @@ class Sites:
         if index not in site.failures:
             self.fail(site, index, CandidateFailure(failure.kind, failure.reason), failure.output)
 
-    def launching(self, label: str, index: int, replay: int, *, is_scheduled: bool) -> AbstractContextManager[None]:
-        """Around the launch of a candidate: note it where a death of the process, or a hang, is to be told from outside."""
-        self.story.starting({label: index}, replay)
+    def launching(self, label: str, index: int, *, is_scheduled: bool) -> AbstractContextManager[None]:
+        """Around the launch of a candidate: note it where a death of the process is to be told from outside."""
         return nullcontext() if is_scheduled else self.journal.launching(label, index)
 
     def fail(self, site: Site, index: int, failure: CandidateFailure, output: str = "") -> None:

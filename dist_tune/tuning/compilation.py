@@ -144,7 +144,7 @@ def load_all(context: TuningContext, sites: Sequence[Site], wanted: Waves) -> Re
 
 
 def _compile(context: TuningContext, units: Sequence[_Unit]) -> None:
-    compiler, n_all = context.compiler, sum(len(indices) for _, _, indices in units)
+    compiler, n_all, n_seen = context.compiler, sum(len(indices) for _, _, indices in units), -1
     for _, variant, indices in units:
         compiler.queue(variant.label, indices)
     for site, variant, indices in units:
@@ -152,14 +152,13 @@ def _compile(context: TuningContext, units: Sequence[_Unit]) -> None:
             note_progress()
             context.replays.watchdog.note(f"compiling {variant.label}")
             context.ranks.beat(f"compiling {variant.label}, {n_pending} candidates to go", may_last=True)
-            if compiler.ended:  # else there is nothing to tell of, or to load
-                context.story.compiled(compiler.ended)
+            if compiler.n_ended != n_seen:  # else there is nothing to tell of, or to load
+                n_seen = compiler.n_ended
                 context.story.terminal.step(n_all - sum(len(compiler.pending(v.label) & each) for _, v, each in units), n_all)
                 _load_ready(context, units)
             context.replays.breathe(compiler)
         for index, failure in compiler.failures(variant.label).items():
             context.sites.reject(site, index, failure)
-    context.story.compiled(compiler.ended)
 
 
 def _load_ready(context: TuningContext, units: Sequence[_Unit]) -> None:

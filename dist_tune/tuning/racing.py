@@ -43,7 +43,7 @@ def run_race(context: TuningContext, closure: Closure) -> None:
         before, conditions = conditions, finals if race.is_final else RACE
         if conditions != before:  # also from finals to a race where a site was missed before
             trials.samples.restart()
-        context.story.phase("finals" if race.is_final else "race", race.n_left)
+        context.story.phase("finals" if race.is_final else "race")
         context.story.terminal.expect(race.n_queued)
         if wants_graphs and race.is_final and (why_not := _capture(context, closure, batch)):
             told = f'is compared as it is, without objective="graph", because it cannot be captured: {why_not}'

@@ -209,7 +209,7 @@ class Gpu:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.host_s, self.free_s = 1.0, 0.0
         self.spins_ms: list[float] = []
-        patch.setattr(clocks.time, "perf_counter", lambda: self.host_s)
+        patch.setattr(time, "perf_counter", lambda: self.host_s)
         patch.setattr(clocks, "spin", self.spin)
         patch.setattr(clocks, "_DeviceEvent", lambda: GpuEvent(self))
         patch.setattr(clocks, "_events_ms", lambda device: 0.003)

@@ -179,16 +179,6 @@ def test_an_event_that_cannot_be_is_left_out(tmp_path: Path):
     assert [each.topic for each in events_of(tmp_path) if each.kind == "meeting"] == ["done", "NaN or Infinity", "a?", "/a"]
 
 
-def test_a_candidate_is_told_before_its_first_launch_and_once(tmp_path: Path):
-    """On disk before the launch is made, as a hang would find it."""
-    with story_in(tmp_path) as story:
-        story.site(LABEL, ("k", KEY), ["B=1", "B=2"])
-        for replay, candidate in enumerate((1, 1, 0, 1)):
-            story.starting({LABEL: candidate}, replay)
-            started = [(each.candidate, each.replay) for each in events_of(tmp_path) if each.kind == "started"]
-            assert started == ([(1, 0)] if replay < 2 else [(1, 0), (0, 2)])
-
-
 def test_a_journal_has_the_same_lines(tmp_path: Path):
     """Of sites and what was dropped; and what a restart alone reads."""
     journal: list[bytes] = []

@@ -75,26 +75,15 @@ def events(records: list[TuningRecord], rank: int, n_ranks: int = 4, straggler: 
     yield meeting("manifest")
     yield told(kinds.PhaseBegun, phase="compile")
     for number, each in enumerate(records):
-        for one in each.candidates[rank::n_ranks]:
-            yield told(kinds.Compiled, 0.01, site=number, candidate=one.index, seconds=0.05, worker=one.index % 3)
-    for number, each in enumerate(records):
         for one in each.candidates:
             if one.failure is not None:
                 yield told(kinds.Dropped, site=number, candidate=one.index, failure="load", reason=one.failure)
     yield meeting("vote")
-    yield told(kinds.PhaseBegun, phase="race", bound=400)
-    n_race = max(len(each.candidates) for each in records)
-    for replay in range(n_race):
-        ran = {number: replay % len(each.candidates) for number, each in enumerate(records)}
-        for number, index in ran.items():
-            yield told(kinds.Started, site=number, candidate=index, replay=replay)
-        yield told(kinds.Replayed, 0.01, replay=replay, seconds=0.009, candidates=ran)
+    yield told(kinds.PhaseBegun, phase="race")
     yield meeting("rung 0")
     for number, each in enumerate(records):
         yield told(kinds.Ranked, site=number, n_left=24, best=each.winner, best_ms=each.best.latency_ms)
-    yield told(kinds.PhaseBegun, phase="finals", bound=40)
-    for replay in range(n_race, n_race + 20):
-        yield told(kinds.Replayed, 0.01, replay=replay, seconds=0.009, candidates={})
+    yield told(kinds.PhaseBegun, phase="finals")
     yield meeting("round 0")
     yield told(kinds.PhaseBegun, phase="settle")
     for number, each in enumerate(records):
