@@ -204,10 +204,14 @@ class Trials:
         if isinstance(error, Exception) and not is_machine_failure(error):
             if self._tells_of_more(error):
                 raise error
-            self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
+            self._fail(site, index, error)
             free_frames(error)  # they hold the memory that the next candidate needs
             site.last_error = error
         return self.missed(launch)
+
+    def _fail(self, site: Site, index: int, error: Exception) -> None:
+        """A launch of a candidate has failed: a vote."""
+        self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
 
     def _tells_of_more(self, error: Exception) -> bool:
         """True of an error that is not the doing of the config it was launched with."""
@@ -339,7 +343,7 @@ class Trials:
                 error.add_note(f"{site.label} has changed {names} before, so that no other config can be tried")
                 raise
             inputs.put_back()  # all of it: a comparison would wait for a device that may wait for this rank's next launch
-            self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
+            self._fail(site, index, error)
             if counts and launch.is_whole and (versions is None or made or versions != _written(launch)):
                 error.add_note(f'{site.label} may have changed something, so that the call is not made again: config="{site.texts[index]}"')
                 raise
