@@ -5,6 +5,7 @@ Knows torch alone. AMD's GPUs are torch.cuda and "cuda", too. Nothing is measure
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -61,6 +62,14 @@ def flush_cache() -> None:
     # Writing twice the L2 evicts the data that the last replay left there. Freed at once: the replay may need the memory.
     with suppress(torch.OutOfMemoryError):
         torch.empty(n_bytes, dtype=torch.uint8, device=device_type()).zero_()
+
+
+def allow_captures() -> None:
+    """Let other threads capture CUDA graphs while this one asks for events: in CUDA's first mode that would end a capture."""
+    if kind() == "cuda" and api.is_available():
+        with suppress(OSError, AttributeError):
+            relaxed = ctypes.c_int(2)
+            ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(relaxed))
 
 
 def spin(ms: float) -> None:

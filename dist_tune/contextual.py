@@ -198,6 +198,9 @@ class Tuner:
 
     def begin_online(self, tuning: Tuning, calls: Calls) -> bool:
         """Tune in the calls to come what this ``tuning`` found that no call may be repeated for; false if that cannot begin."""
+        if self.online is not None:  # begun by another thread
+            tuning.end_compiler()
+            return False
         try:
             self.online = Online(self.name, tuning, calls, self.keep)
         except (DistTuneError, RuntimeError, OSError) as error:  # a store that is gone, no thread, no descriptor: the job goes on as it is
@@ -382,7 +385,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), first, is_watched=is_watched))
         self.keep(tuning)
         self.is_waived |= tuning.is_alone
-        if tuning.goes_online and self.online is None and self.begin_online(tuning, self.calls):
+        if tuning.goes_online and self.begin_online(tuning, self.calls):
             self.seen_online |= self.seen
             self.seen.clear()  # so that calls come to ``first_call_in_turn``
         return value

@@ -292,7 +292,7 @@ class _FunctionTuner(Tuner):
             tuning.refuse(f"has a key that never repeats: {told}; {remedy}")
         value = tuning.tune(partial(tuning.trials.missed, launch), first)
         self.keep(tuning)
-        if tuning.goes_online and self.online is None:
+        if tuning.goes_online:
             self.begin_online(tuning, self.calls[group])
         if is_endless or not all(each.is_recalled for each in tuning.records):
             keys += [launch.key_text] * (not is_endless)

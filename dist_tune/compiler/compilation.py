@@ -38,7 +38,7 @@ _SWITCH_INTERVAL_S = 1e-3
 """Longest time that a thread keeps the interpreter's lock while others wait. Python's own 5 ms add up in compilers."""
 _PATIENCE_S = 10.0
 """Longest wait for the front end of another thread, which may be stuck."""
-_HOLD_S = 0.5
+_HOLD_S = 0.1
 """Longest wait for the front end under way, before compilations are held."""
 _MISSING = object()
 _thread = threading.local()
@@ -103,7 +103,7 @@ class Toolchain:
         """A kernel that needs more is not assembled, which would take longer than all stages before (logs/compile-cpu)."""
         self.uses_processes = False
         self._idle: list[Worker] = []
-        self._has_ended = False
+        self._has_ended = self._is_stopped = False
         self._started = WeakSet[Worker]()
         self._goes_on = threading.Event()
         self._goes_on.set()
@@ -130,22 +130,26 @@ class Toolchain:
         return None
 
     def hold(self) -> None:
-        """Stop all processes, and let no front end begin."""
+        """Stop all processes, and let no front end begin that no launch waits for."""
         self._goes_on.clear()
         if self._front_end.acquire(timeout=_HOLD_S):  # the one under way has ended
             self._front_end.release()
-        self._signal(signal.SIGSTOP)
+        with self._lock:
+            if not self._goes_on.is_set():  # a launch may have asked meanwhile
+                self._is_stopped = True
+                self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         """Let them go on."""
-        if not self._goes_on.is_set():
-            self._signal(signal.SIGCONT)
+        with self._lock:
             self._goes_on.set()
+            if self._is_stopped:
+                self._is_stopped = False
+                self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        with self._lock:
-            for each in self._started:
-                each.send_signal(number)
+        for each in self._started:
+            each.send_signal(number)
 
     def give(self, each: Worker) -> None:
         """Take a process back; it ends if the tuning has."""

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from math import prod, sqrt
 from typing import Any
@@ -188,18 +188,21 @@ class Compiler:
         return work
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Compile nothing meanwhile, beside calls of a job; a compilation that a launch waits for goes on."""
+    def held(self) -> Iterator[Callable[[], None]]:
+        """Begin no compilation meanwhile, and stop those under way until the function is called that this gives.
+
+        Others may wait for these: launches of other tunings, other ranks, other jobs.
+        """
         began = time.monotonic()
         self._is_held = True
         self._tools.hold()
         try:
-            yield
+            yield self._tools.go_on
         finally:
             self._is_held = False
             self._tools.go_on()
             held_s = time.monotonic() - began
-            for each in self._by_key.values():  # no compilation is late for that
+            for each in list(self._by_key.values()):  # no compilation is late for that
                 each.excuse(held_s)
             self._start_threads()
 

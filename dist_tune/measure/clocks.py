@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -18,7 +19,7 @@ import torch
 import triton
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from dist_tune.accelerator import api, device_type, flush_cache, spin
+from dist_tune.accelerator import api, device_type, flush_cache, kind, spin
 from dist_tune.measure.memory import tensors_in
 
 MAX_LEAD_MS = 10.0
@@ -51,15 +52,19 @@ class Clock:
 
     def __init__(self, *, is_cuda: bool) -> None:
         self.is_cuda = is_cuda
-        self._spare: list[Span] = []
+        self._spins = is_cuda and kind() == "cuda"
+        """False on other GPUs, whose times are as they are."""
+        self._spare = defaultdict[int, list[Span]](list)
+        """By device."""
         self._cover_ms = COVER_MS
         self._covered_until_s = 0.0
 
     def span(self) -> Span:
         """A span of work, not yet begun."""
+        device = _device() if self._spins else 0
         with suppress(IndexError):
-            return self._spare.pop()
-        return Span(self.event(), self.event())
+            return self._spare[device].pop()
+        return Span(self.event(), self.event(), device)
 
     def event(self) -> Any:
         """A point in the device's queue, once it is recorded."""
@@ -68,15 +73,15 @@ class Clock:
     def launch_ms(self, span: Span) -> float:
         """Milliseconds of the one launch in a span, which is not to be used any more: without what the events take."""
         ms = span.ms()
-        self._spare.append(span)
-        return max(ms - _events_ms(api.current_device()), 0.1 * ms) if self.is_cuda else ms
+        self._spare[span.device].append(span)
+        return max(ms - _events_ms(span.device), 0.1 * ms) if self._spins else ms
 
     def cover(self) -> None:
         """Before a launch whose device would wait for the host: let it spin until the launch is queued.
 
         An idle stream reads 40 us for a kernel of 2.3 us, and 4.2 us behind a spin of 100 us (one H200).
         """
-        if self.is_cuda and time.perf_counter() > self._covered_until_s:
+        if self._spins and time.perf_counter() > self._covered_until_s:
             spin(self._cover_ms)
             self._covered_until_s = time.perf_counter() + 0.5e-3 * self._cover_ms
 
@@ -85,7 +90,7 @@ class Clock:
 
         ``is_covered``: although it was to spin meanwhile; it spins for longer from then on.
         """
-        if not self.is_cuda or not span.has_begun():
+        if not self._spins or not span.has_begun():
             return False
         if is_covered:
             self._cover_ms = min(2 * self._cover_ms, MAX_COVER_MS)
@@ -123,10 +128,13 @@ _streams: dict[tuple[int, int], Any] = {}
 """Device, and the handle of a stream -> the stream."""
 
 
+def _device() -> int:
+    return int(getattr(torch._C, "_cuda_getDevice", int)())  # 0 of a torch without CUDA
+
+
 def _current_stream() -> Any:
     try:
-        device = torch._C._cuda_getDevice()
-        key = device, torch._C._cuda_getCurrentRawStream(device)
+        key = (device := _device()), torch._C._cuda_getCurrentRawStream(device)
     except AttributeError:  # a torch for other devices
         return api.current_stream()
     stream = _streams.get(key)
@@ -138,7 +146,7 @@ def _current_stream() -> Any:
 @cache
 def _events_ms(device: int) -> float:
     """What two events around a launch read beyond its time: about 3 us, by tiny kernels on a stream of their own."""
-    stream, x = api.Stream(), torch.zeros(1, device=device_type())
+    stream, x = api.Stream(device), torch.zeros(1, device=torch.device(device_type(), device))
 
     def least_ms(n_launches: int) -> float:
         found = []
@@ -153,7 +161,7 @@ def _events_ms(device: int) -> float:
             found.append(float(begin.elapsed_time(end)))
         return min(found)
 
-    with api.stream(stream):
+    with api.device(device), api.stream(stream):
         least_ms(1)
         one_ms, nine_ms = least_ms(1), least_ms(9)
     return max(0.0, one_ms - (nine_ms - one_ms) / 8)
@@ -175,10 +183,10 @@ class _HostEvent:
 class Span:
     """One measured stretch of work, between two events on the stream that is current when each is recorded."""
 
-    __slots__ = ("_begin", "_end")
+    __slots__ = ("_begin", "_end", "device")
 
-    def __init__(self, begin: Any, end: Any) -> None:
-        self._begin, self._end = begin, end
+    def __init__(self, begin: Any, end: Any, device: int = 0) -> None:
+        self._begin, self._end, self.device = begin, end, device
 
     def begin(self) -> None:
         """Record the first event, in the order of the device's queue."""

@@ -24,6 +24,7 @@ from dist_tune.errors import DistTuneError, JobEndedError
 from dist_tune.measure import Clock, Span
 from dist_tune.replays.replays import WARM_UP, Conditions, Replayer, StepTimes
 from dist_tune.replays.trials import Trials
+from dist_tune.replays.turns import Turn
 from dist_tune.runtime import Slot, Timings, Tunable, interception
 from dist_tune.search import N_PLAIN, Account, Pace, Race, Replay
 from dist_tune.sites import Site, Sites
@@ -31,6 +32,8 @@ from dist_tune.sites import Site, Sites
 R = TypeVar("R")
 _LOOK_S = 0.02
 """Between two looks at calls that go on."""
+_MOST_STOPPED_S = 1.0
+"""Longest stop of compilations under way: a launch, or another rank, may wait for one of them."""
 _MAX_APART = 500
 """Calls between the fastest rank and the slowest one: each batch begins after the one, and is over after the other."""
 _MAX_EMPTY = 3
@@ -251,13 +254,13 @@ class OnlineRuns(Replayer):
 
     def call(self, function: Callable[[], R]) -> R:
         """One call of the user's."""
-        number, batch = self._calls.n_calls + 1, self._batch
+        number, batch, at = self._calls.n_calls + 1, self._batch, self._clock.event()
+        at.record()
         with self._changed:  # beside a trial of another thread with what is in use
             schedule = batch.calls.get(number) if batch is not None and batch.is_in_force else None
             is_trial = schedule is not None and not self._is_trying
             self._is_trying |= is_trial
-            self._begun.append(begun := _Begun(number, self._clock.event(), is_trial, self._n_work))
-            begun.at.record()
+            self._begun.append(_Begun(number, at, is_trial, self._n_work))
         try:
             if is_trial:
                 assert batch is not None
@@ -285,11 +288,12 @@ class OnlineRuns(Replayer):
         self._journal.begin(number, schedule)
         trials.begin_replay(number, schedule, times_launches=batch.conditions.times_launches)
         turns = trials.turns(schedule)
-        places, heard = self._places(schedule, turns)
+        places, heard = list[tuple[Slot, Any]](), list[InUse]()
         interception.push(trials)
         patch = interception.triton_patch()
         patch.turns.update({id(turn.config): turn for turn in turns.values()})
         try:
+            self._place(schedule, turns, places, heard)
             with noted(trials.note_compilation):
                 whole.begin()
                 value = function()
@@ -312,9 +316,9 @@ class OnlineRuns(Replayer):
             for each in heard:
                 each.fill()
 
-    def _places(self, schedule: Replay, turns: Mapping[str, Any]) -> tuple[list[tuple[Slot, Any]], list[InUse]]:
-        """Let launches find the turns of a call, or come here; places and what is in use there, and places that were cleared."""
-        places, heard, entered = list[tuple[Slot, Any]](), list[InUse](), self._entered()
+    def _place(self, schedule: Replay, turns: Mapping[str, Turn], places: list[tuple[Slot, Any]], heard: list[InUse]) -> None:
+        """Let launches find the turns of a call, in ``places`` with what is in use there, or come here, where it was ``heard``."""
+        entered = self._entered()
         for key, each in list(self._known.items()):
             label = entered.get(key)
             turn = turns.get(label) if label is not None else None
@@ -323,7 +327,6 @@ class OnlineRuns(Replayer):
             elif label is None or label in schedule or not schedule:
                 each.slot.clear()
                 heard.append(each)
-        return places, heard
 
     def _follow_sites(self) -> None:
         """Use the stand-in of sites that were met for the first time."""
@@ -373,9 +376,17 @@ class OnlineRuns(Replayer):
 
     def breathe(self, compiler: Compiler) -> None:
         """Between two looks at compilations: let the job's calls be plain for a while, where it is time."""
-        if not self._may_work():
-            with compiler.held():
-                self._wait_for(lambda: True, "room in the budget")
+        if self._may_work():
+            return
+        until = time.monotonic() + _MOST_STOPPED_S
+        with compiler.held() as go_on:
+
+            def is_over() -> bool:
+                if time.monotonic() > until:
+                    go_on()
+                return True
+
+            self._wait_for(is_over, "room in the budget")
 
     def run_batch(
         self, closure: Callable[[], Any], batch: list[Replay], conditions: Conditions, note: Callable[[], object] = lambda: None
@@ -483,7 +494,10 @@ class OnlineRuns(Replayer):
     def _take_durations(self) -> None:
         while len(self._begun) > 1 and self._begun[1].at.query():
             begun, after = self._begun.popleft(), self._begun[0]
-            seconds = begun.at.elapsed_time(after.at) / 1e3
+            try:
+                seconds = begun.at.elapsed_time(after.at) / 1e3
+            except RuntimeError:  # of a program that changes its device between calls
+                continue
             is_ours = begun.n_work != after.n_work or after.n_work % 2 == 1
             if self.ended_at is None or begun.number < self.ended_at:
                 self.pace.add(begun.number, seconds, is_trial=begun.is_trial, is_ours=is_ours)

@@ -89,8 +89,8 @@ class Trials:
         self._spans = deque[tuple[str, int, int, Span | None]]()
         """Site, candidate, replay, and the clock of a launch; None where the device has waited for the host."""
         self._turns: dict[tuple[str, int], Turn] = {}
-        self.refuses_in = 0
-        """Thread whose launch may not compile its kernel, from its ``Turn``; -1 once that was refused, 0 for none."""
+        self.refusing, self.refused = set[int](), set[int]()
+        """Threads whose launch, a ``Turn``, may not compile its kernel; and those that would have."""
         self._warm_ups: list[tuple[str, int, Span]] = []
         """Function, candidate, and the clock of an untimed run."""
 
@@ -141,8 +141,8 @@ class Trials:
 
     def note_compilation(self, kernel: Any) -> None:
         """Before Triton compiles a kernel inside a launch: a replay of this thread does not count then."""
-        if self.refuses_in == get_ident():
-            self.refuses_in = -1
+        if (thread := get_ident()) in self.refusing:
+            self.refused.add(thread)
             raise NotLoaded
         if interception.listener_here() is not self or not self._is_timed:
             return
@@ -197,7 +197,8 @@ class Trials:
 
     def launch_otherwise(self, site: Site, index: int, call: tuple[Any, tuple[Any, ...], dict[str, Any]], error: BaseException) -> Any:
         """Make a launch that did not return the long way, as all launches of the site in the rest of this call."""
-        self.refuses_in = 0
+        is_inner = (thread := get_ident()) in self.refusing
+        self.refusing.discard(thread)
         launch = interception.launch_of(*call)
         for slot in site.slots.values():
             slot.clear()
@@ -207,7 +208,11 @@ class Trials:
             self._fail(site, index, error)
             free_frames(error)  # they hold the memory that the next candidate needs
             site.last_error = error
-        return self.missed(launch)
+        try:
+            return self.missed(launch)
+        finally:
+            if is_inner:
+                self.refusing.add(thread)
 
     def _fail(self, site: Site, index: int, error: Exception) -> None:
         """A launch of a candidate has failed: a vote."""

@@ -49,8 +49,9 @@ class Turn:
         is_elsewhere = interception.listener_here() is not trials or kwargs.get("warmup")
         if is_elsewhere or (clock.is_cuda and is_capturing()):
             return trials.launch_in_use(kernel, args, kwargs)
-        kernel.best_config = self._own
-        trials.refuses_in = thread = get_ident()
+        kernel.best_config, thread, error = self._own, get_ident(), None
+        is_inner = thread in trials.refusing  # a grid may launch another kernel
+        trials.refusing.add(thread)
         span = clock.span() if self.is_timed and len(self.spans) < _MOST else None
         try:
             if span is None:
@@ -64,11 +65,16 @@ class Turn:
                 span.end()
                 if clock.has_gap(span, is_covered=is_covered):
                     site.has_gaps, span = True, None
-        except (Exception, NotLoaded) as error:  # noqa: BLE001  # any error of a launch becomes a vote
+        except (Exception, NotLoaded) as raised:  # noqa: BLE001  # any error of a launch becomes a vote
+            error = raised
+        finally:
+            if not is_inner:
+                trials.refusing.discard(thread)
+        if thread in trials.refused:  # also where a wrapper around the kernel has caught that
+            trials.refused.discard(thread)
+            error = NotLoaded()
+        if error is not None:
             return trials.launch_otherwise(site, self.index, (kernel, args, kwargs), error)
-        if trials.refuses_in != thread:  # a wrapper around the kernel has caught the refusal to compile
-            return trials.launch_otherwise(site, self.index, (kernel, args, kwargs), NotLoaded())
-        trials.refuses_in = 0
         self.n_launches += 1
         if self.is_timed and len(self.spans) < _MOST:
             self.spans.append(span)

@@ -27,6 +27,8 @@ ONLINE = RacingOptions(
 search. A shape may come in one of many calls. Calls vary for reasons of the job's own: one sample says less."""
 N_PLAIN = 4
 """Plain calls before anything else is done; a quarter of a cycle at least."""
+_STRIDE = 2_654_435_769
+"""2**32 over the golden ratio: multiples of it are spread evenly, and repeat with no period."""
 _CYCLE_S = 0.25
 """Least length of a cycle: its plain quarter must be longer than a thread takes to see that it has begun."""
 _N_RECENT = 32
@@ -79,8 +81,13 @@ class Pace:
     # -- the calls' clock, on this rank ----------------------------------------------------------------------------
 
     def is_quiet(self, call: int) -> bool:
-        """True of a call that is to be plain."""
-        return call % self.n_cycle < self.n_cycle // 4
+        """True of a call that is to be plain: a quarter of each cycle, at another place in each.
+
+        What a job does every so many calls, as an optimizer's step does, falls into plain calls as often as into others.
+        """
+        cycle, place = divmod(call, self.n_cycle)
+        begin = cycle * _STRIDE % 2**32 * self.n_cycle >> 32
+        return (place - begin) % self.n_cycle < self.n_cycle // 4
 
     def add(self, call: int, seconds: float, *, is_trial: bool = False, is_ours: bool = False) -> None:
         """Take in a call that is over. ``is_ours``: something of the tuning was at work beside it."""

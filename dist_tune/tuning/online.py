@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from threading import Thread
 
-from dist_tune.accelerator import api
+from dist_tune.accelerator import allow_captures, api
 from dist_tune.distributed import Calls
 from dist_tune.replays import OnlineRuns
 from dist_tune.tuning.tuning import Tuning
@@ -40,6 +40,7 @@ class Online:
         try:
             if self._device is not None:
                 api.set_device(self._device)  # each thread has its own
+                allow_captures()
             self._tuning.tune_beside(self._first)
         except BaseException:  # noqa: BLE001  # told; the job has nothing to do with it, and goes on
             self.runs.give_up()

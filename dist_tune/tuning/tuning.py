@@ -272,6 +272,7 @@ class Tuning:
     def _end(self, error: BaseException) -> None:
         context = self._context
         self._watchdog.note("the end of the tuning", Kind.UNLIMITED)
+        context.compiler.end()
         context.sites.journal.end_with(error)
         for each in self.trials.suspects:
             error.add_note(f"rank {context.ranks.rank} left {each}, after a collective; if there were more after it, ranks are out of step")
@@ -289,7 +290,7 @@ class Tuning:
 def _is_programs_end(error: BaseException) -> bool:
     """True if a tuning ends because the program does, here or on another rank."""
     is_peers = isinstance(error, PeerFailedError) and error.error.startswith(JobEndedError.__name__)
-    return is_peers or isinstance(error, JobEndedError | StoreGoneError | SystemExit | KeyboardInterrupt)
+    return is_peers or isinstance(error, JobEndedError | StoreGoneError | SystemExit)
 
 
 def _no_run() -> None:
