@@ -182,7 +182,7 @@ def test_short_calls_have_long_cycles():
 def test_the_budget_is_kept_by_true_times(seed: int, share: float, other_ms: float):
     """Noise, hiccups and candidates up to six times slower; all ranks say the same, as one function of what they agreed on."""
     played = play(many(2, 12, seed=seed, other_ms=other_ms), PLAN, seed=seed, max_slowdown=share)
-    assert played.slowdown <= share * 1.15
+    assert played.slowdown <= share * 1.15 + 2.5 / played.n_calls  # the last batch may take some calls more than was foreseen
     assert played.regret <= 0.02
 
 
