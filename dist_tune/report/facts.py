@@ -7,10 +7,9 @@ from programs and files of unknown origin: no "<" of theirs reaches the file, an
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from importlib.resources import files
-from statistics import fmean
 from typing import Any
 
 from dist_tune.cache import account
@@ -55,23 +54,7 @@ def _tuning(story: Story, tuning: TuningStory) -> dict[str, Any]:
     if seconds := ", ".join(f"{phase_told(name)} {seconds:.1f}" for name, seconds in parts.items() if seconds > 0.005):
         told["took"] = f"{end.seconds.get('total', 0.0):.1f} s ({seconds}), {amount(end.n_replays, 'replay')}"
     meetings = end.seconds.get("meetings", 0.0)
-    return told | {"meetings": f"{meetings:.2f} s, a part of the phases" * bool(meetings), "came_last": stragglers(tuning)}
-
-
-def stragglers(tuning: TuningStory) -> str:
-    """Ranks that came last to meetings: "rank 3 (9 of 12 times, the others waited 1.2 s)"; empty for a single rank.
-
-    By durations alone, because clocks of hosts differ: who waits least at a meeting came last. The wait is the mean of the others'.
-    """
-    ranks = [(rank.rank, rank.meetings_s) for rank in tuning.ranks.values() if rank.meetings_s]
-    n_meetings = min((len(seconds) for _, seconds in ranks), default=0)
-    n_last, waited_s = Counter[int](), defaultdict[int, float](float)
-    for k in range(n_meetings if len(ranks) > 1 else 0):
-        (least_s, last), *others = sorted((seconds[k], rank) for rank, seconds in ranks)
-        n_last[last] += 1
-        waited_s[last] += fmean(seconds for seconds, _ in others) - least_s
-    worst = sorted((each for each in waited_s.items() if each[1] >= 0.001), key=lambda each: -each[1])[:4]
-    return ", ".join(f"rank {rank} ({n_last[rank]} of {n_meetings} times, the others waited {s:.3g} s)" for rank, s in worst)
+    return told | {"meetings": f"{meetings:.2f} s, a part of the phases" * bool(meetings)}
 
 
 def messages(story: Story, limit: int) -> list[str]:
@@ -169,7 +152,7 @@ def text(story: Story) -> str:
     lines = [f"Tuning of {told['title']}", *(f"  {name}: {value}" for name, value in told["machine"].items())]
     for each in told["tunings"]:
         of = f"{each['name']}, " * (len(told["tunings"]) > 1)
-        facts = {"step": each["step"], "took": each["took"], "waits": each["meetings"], "came last": each["came_last"]}
+        facts = {"step": each["step"], "took": each["took"], "waits": each["meetings"]}
         lines += [f"  {of}{name}: {value}" for name, value in facts.items() if value]
     lines += [f"  note: {note}" for note in told["notes"]]
     lines += [f"  {shortened(each)}" for each in messages(story, 20)]

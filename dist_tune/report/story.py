@@ -51,8 +51,6 @@ class RankStory:
     """One rank in one tuning."""
 
     rank: int
-    meetings_s: list[float] = field(default_factory=list)
-    """Seconds of each."""
     sites: dict[int, SiteStory] = field(default_factory=dict)
     """By the number that this rank gives them."""
     done: events.TuningEnded | None = None
@@ -60,8 +58,6 @@ class RankStory:
     def take(self, event: AnyEvent) -> None:
         """Take in one event."""
         match event:
-            case events.Met():
-                self.meetings_s.append(event.seconds)
             case events.SiteMet():  # a second one with the number has another label, or the reason of the miss
                 self.sites.setdefault(event.site, SiteStory(event)).met = event
             case events.Ranked() if event.site in self.sites:

@@ -10,7 +10,7 @@ import pytest
 import triton
 
 from dist_tune.configs import config_fields
-from dist_tune.output.events import Met, Told, TuningEnded
+from dist_tune.output.events import Told, TuningBegun, TuningEnded
 from dist_tune.report import Story, render, story_of_folder, story_of_records, summary, text
 from dist_tune.report.facts import python_config
 from tests.cached_records import candidate
@@ -50,12 +50,11 @@ def test_the_page_of_twenty_sites_takes_less_than_2_mb_and_needs_nothing_from_ou
 
 
 def test_the_page_tells_of_the_winner_and_the_ranks(story: Story):
-    """The step before and after, who came last, each candidate with its ranks, its reason and its config."""
+    """The step before and after, each candidate with its ranks, its reason and its config."""
     told = content(story)
     assert told["machine"]["ranks"] == "4 ranks, NVIDIA H200"
     (tuning,) = told["tunings"]
     assert (tuning["first_ms"], tuning["best_ms"]) == (2.31, 1.62)
-    assert "rank 3 (4 of 4 times" in tuning["came_last"]
     site = told["sites"][0]
     best, *others = site["candidates"]
     assert (best["is_best"], best["cells"][0], best["python"]) == (True, record(0).winner, python_config(record(0).best.fields))
@@ -134,12 +133,8 @@ def test_a_site_that_is_not_settled_is_on_the_page():
     assert (site["candidates"], "not yet" in text(told)) == ([], True)
 
 
-def test_seconds_and_the_last_to_come():
-    """Meetings are a part of the phases. Rank 1 waits 0.1 s less than the others at two of three meetings; no clock of a host is read."""
-    waits = [(0.2, 0.2, 0.0), (0.1, 0.1, 0.3), (0.2, 0.2, 0.3)]
-    of: dict[str, Any] = {"tuning": "t", "topic": "rung"}
-    told = story_of(*(Met(at=1000.0 * rank, rank=rank, seconds=s, **of) for rank, each in enumerate(waits) for s in each))
-    first, second = "rank 0 (1 of 3 times, the others waited 0.3 s)", "rank 1 (2 of 3 times, the others waited 0.2 s)"
+def test_seconds_by_phase():
+    """Meetings are a part of the phases."""
+    told = story_of(TuningBegun(at=0.0, rank=0, tuning="t", closure="step", world_size=1))
     told.take(TuningEnded(at=1.0, rank=0, tuning="t", seconds={"total": 10.0, "compile": 6.0, "race": 3.0, "meetings": 2.0}, n_replays=1))
-    assert f"  came last: {first}, {second}\n" in text(told)
     assert "  took: 10.0 s (compile 6.0, race 3.0, other 1.0), 1 replay\n  waits: 2.00 s, a part of the phases\n" in text(told)
