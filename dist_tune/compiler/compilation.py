@@ -260,13 +260,6 @@ class Compilation:
                 self._finish(result)
         return True
 
-    def excuse(self, seconds: float) -> None:
-        """It could not go on for so long."""
-        if self.started_at is not None:
-            self.started_at += seconds
-        if self.held_since is not None:
-            self.held_since += seconds
-
     def give_up(self, reason: str) -> None:
         """Let it fail from another thread: it may never end."""
         self.is_given_up = self.is_given_up or not self.done.is_set()

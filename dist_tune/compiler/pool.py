@@ -193,7 +193,6 @@ class Compiler:
 
         Others may wait for these: launches of other tunings, other ranks, other jobs.
         """
-        began = time.monotonic()
         self._is_held = True
         self._tools.hold()
         try:
@@ -201,9 +200,6 @@ class Compiler:
         finally:
             self._is_held = False
             self._tools.go_on()
-            held_s = time.monotonic() - began
-            for each in list(self._by_key.values()):  # no compilation is late for that
-                each.excuse(held_s)
             self._start_threads()
 
     def close(self) -> None:

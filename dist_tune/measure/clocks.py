@@ -117,11 +117,11 @@ class _DeviceEvent:
     def record(self) -> None:
         self._event.record(_current_stream())
 
-    def query(self) -> bool:
-        return bool(self._event.query())
+    def query(self) -> Any:
+        return self._event.query()
 
-    def elapsed_time(self, end: _DeviceEvent) -> float:
-        return float(self._event.elapsed_time(end._event))
+    def elapsed_time(self, end: _DeviceEvent) -> Any:
+        return self._event.elapsed_time(end._event)
 
 
 _streams: dict[tuple[int, int], Any] = {}

@@ -176,8 +176,6 @@ class TuningEnded(Event):
     """Error that ended the tuning; empty if it came to its end."""
     is_cut_off: bool = False
     """True if the program ended first: ``error`` says how far the tuning had come."""
-    goes_online: bool = False
-    """True if its kernels are tuned in the calls to come, by another tuning of the same function."""
 
 
 class Told(Event):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import ceil, inf
@@ -117,7 +117,7 @@ def _step_times(parts: Mapping[int, tuple[float | None, float | None]]) -> StepT
     return StepTimes(max(before.values(), default=None), max(after.values(), default=None), after)
 
 
-def _ms(calls_s: Sequence[float]) -> float | None:
+def _ms(calls_s: Collection[float]) -> float | None:
     """A call of the step in milliseconds; None where there were too few."""
     return 1e3 * median(calls_s) if len(calls_s) >= N_PLAIN else None
 
@@ -324,7 +324,7 @@ class OnlineRuns(Replayer):
             turn = turns.get(label) if label is not None else None
             if turn is not None and each.slot.put(turn.config):
                 places.append((each.slot, each.config))
-            elif label is None or label in schedule or not schedule:
+            elif label is None or label in schedule:
                 each.slot.clear()
                 heard.append(each)
 

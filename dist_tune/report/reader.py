@@ -20,6 +20,8 @@ from dist_tune.report.story import Story, numbers
 MAX_FILE_BYTES = 256 * 2**20
 """Of an event file; a tuning of 20 sites of 200 candidates writes about 2 MB on each rank."""
 _NAME = re.compile(r"rank-(\d{1,7})\.jsonl")
+_ONLINE = " online, "
+"""In the name of such a tuning."""
 _HEADER = re.compile(rb'^\{[^{}\n]{0,200}"kind"\s*:\s*"run"', re.MULTILINE)
 _NO_EVENT = f"no event of version {EVENTS_VERSION}, which this dist_tune reads"
 
@@ -80,6 +82,11 @@ def story_of_folder(folder: Path) -> Story:
     story = Story(damage={rank: file.damage for rank, file in files.items() if file.damage})
     for event in (event for file in files.values() for event in file.events):
         story.take(event)
+    # A call that may not be repeated hands its kernels on to the tuning beside the next ones.
+    online = {each.closure for name, each in story.tunings.items() if _ONLINE in name}
+    for name, each in list(story.tunings.items()):
+        if each.closure in online and _ONLINE not in name and each.teller.done is None:
+            del story.tunings[name]
     earlier = {file.path.name: file.n_runs - 1 for file in files.values() if file.n_runs > 1}
     for name, n in earlier.items():
         story.notes.append(f"{name}: {n} earlier run{'s' * (n > 1)} of the job left out")

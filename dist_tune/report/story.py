@@ -113,9 +113,6 @@ class Story:
     notes: list[str] = field(default_factory=list)
     """Sentences about what else is missing in the story."""
 
-    _handed_on: set[tuple[str, int]] = field(default_factory=set)
-    """Tunings that go on online, each by a rank."""
-
     @property
     def sites(self) -> list[tuple[TuningStory, str, SiteStory]]:
         """All sites with their tunings and names, in the order in which they were met."""
@@ -132,8 +129,6 @@ class Story:
             self.runs[event.rank] = event
         elif isinstance(event, events.Told):
             self.messages.append(event)
-        elif (event.tuning, event.rank) in self._handed_on and not isinstance(event, events.TuningBegun):
-            return  # told by the tuning that goes on with its kernels
         else:
             tuning = self.tunings.setdefault(event.tuning, TuningStory(event.tuning))
             if isinstance(event, events.TuningBegun):
@@ -143,11 +138,6 @@ class Story:
             if rank.done and isinstance(event, events.Won | events.TuningEnded) and _MIXED not in self.notes:
                 self.notes.append(_MIXED)  # the event of the last run alone follows the end
             rank.take(event)
-            if isinstance(event, events.TuningEnded) and event.goes_online:
-                self._handed_on.add((event.tuning, event.rank))
-                tuning.ranks.pop(event.rank)
-                if not tuning.ranks:
-                    del self.tunings[event.tuning]
 
 
 def story_of_records(records: Iterable[TuningRecord]) -> Story:

@@ -59,7 +59,7 @@ class Pace:
         """Calls of a cycle, of which the first quarter is plain. The same on all ranks."""
         self.agreed = Account()
         """The most of any rank, as of the latest report."""
-        self.before_s: list[float] = []
+        self.before_s = deque[float](maxlen=_N_RECENT)
         """Plain calls before the first trial."""
         self.has_begun = False
         """True once something may be at work on any rank; before it each call is plain, unless this rank knows better."""
@@ -107,7 +107,7 @@ class Pace:
             if self._n_plain > 4 * N_PLAIN:  # the first calls of a job are slow by themselves
                 self._unusual_s += max(0.0, seconds - _USUAL * middle_s)
             if not self._has_tried:
-                self.before_s = [*self.before_s[1 - _N_RECENT :], seconds]
+                self.before_s.append(seconds)
             self._settle()
 
     def renew(self) -> None:

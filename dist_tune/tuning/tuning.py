@@ -245,8 +245,6 @@ class Tuning:
         context = self._context
         context.sites.journal.close(delete=not self.goes_online)
         context.sites.leave_given_up()
-        if self.goes_online:
-            context.story.emit(events.TuningEnded, goes_online=True)
         context.story.debug(f"{context.name}: nothing to tune in {len(context.sites.hits)} autotuned launches with known configs")
         return context.replays.refuse_first()
 
