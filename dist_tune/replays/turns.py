@@ -74,7 +74,10 @@ class Turn:
             trials.refused.discard(thread)
             error = NotLoaded()
         if error is not None:
-            return trials.launch_otherwise(site, self.index, (kernel, args, kwargs), error)
+            try:
+                return trials.launch_otherwise(site, self.index, (kernel, args, kwargs), error)
+            finally:
+                del error  # it holds this frame, and so the tensors of the launch
         self.n_launches += 1
         if self.is_timed and len(self.spans) < _MOST:
             self.spans.append(span)
