@@ -417,6 +417,7 @@ class OnlineRuns(Replayer):
         """Some plain calls: what follows is compared with them."""
         self._wait_for(lambda: len(self.pace.before_s) >= N_PLAIN, "plain calls")
         self.pace.has_begun = True
+        self.pace.renew()  # the first calls of a job are slow by themselves
 
     def last_run(self, closure: Callable[[], Any]) -> None:
         """Bring the winners into use with one call on all ranks."""

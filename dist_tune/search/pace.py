@@ -99,6 +99,8 @@ class Pace:
         elif not self.has_begun or (self.is_quiet(call) and self.is_quiet(call - 1)):  # other ranks see its start later
             if self._is_stale:
                 self._recent.clear()
+                if not self._has_tried:
+                    self.before_s.clear()
                 self._is_stale = False
             self._recent.append(seconds)
             middle_s = statistics.median(self._recent)

@@ -150,6 +150,22 @@ def test_a_slow_start_of_the_job_is_no_cost():
     assert pace.slowdown == pytest.approx(true, abs=0.01)
 
 
+def test_the_first_calls_are_no_measure_of_later_ones():
+    """They take three times as long; what is at work from the fifth call on is told by the plain calls among those that follow."""
+    pace, ours_s, job_s = Pace(0.05), 0.0, 0.0
+    for call in range(400):
+        if call == 4:
+            pace.has_begun = True
+            pace.renew()
+        is_ours = call >= 4 and not pace.is_quiet(call)
+        seconds = 0.03 if call < 4 else 0.01 + 0.005 * is_ours
+        pace.add(call, seconds, is_ours=is_ours)
+        ours_s += 0.005 * is_ours
+        job_s += seconds
+    assert pace.slowdown == pytest.approx(ours_s / job_s, abs=0.01)
+    assert max(pace.before_s) == pytest.approx(0.01)
+
+
 def test_a_job_that_becomes_slower_pays_nothing_for_it():
     """Sequences grow: the last calls take twice as long as the first."""
     pace = Pace(0.05)
