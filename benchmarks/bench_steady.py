@@ -1,7 +1,8 @@
 """What a steady call of a tuned closure costs more than a bare ``triton.autotune`` launch, on the host.
 
 No GPU needed: the fake H200 driver of ``dist_tune.testing`` compiles for real and launches nothing, so that only Python is timed.
-Target: at most 1 us more, whatever the step's arguments. Rounds are short: few are interrupted.
+Target: a tuned call costs at most 1 us more than a bare one, for each kind of arguments in the table
+that this prints. Each round is short, so that other processes interrupt few of them.
 
     .venv/bin/python benchmarks/bench_steady.py
 """
