@@ -437,7 +437,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
             configs, *_ = launch.candidates()
             return launch.run(configs[0], None)
         if (config := self.untuned.config(launch)) is not None:
-            return launch.run(config, None, is_trial=False)
+            return launch.run_known(config)
         if (config := self.made_anew.config(launch)) is not None:
             launch.slot.fill(config, Timings())
             return launch.run(config, None)

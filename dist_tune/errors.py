@@ -113,7 +113,7 @@ class WrongResultError(DistTuneError, AssertionError):
 
 
 class RankMismatchError(DistTuneError):
-    """Ranks hold different things where these must be equal: candidate lists, steps, phases."""
+    """Ranks hold different things where these must be equal: steps, groups, phases."""
 
 
 class CacheMissError(DistTuneError):

@@ -23,7 +23,7 @@ from dist_tune.errors import DistTuneError
 from dist_tune.keys import named_key, signature_of
 from dist_tune.measure import StepState, is_capturing, is_traced
 from dist_tune.replays import FirstRun
-from dist_tune.runtime import FunctionLaunch, Slot, TunableFunction, interception
+from dist_tune.runtime import FunctionLaunch, Slot, TunableFunction, exact_sizes, interception
 from dist_tune.search import Plan, SearchName
 from dist_tune.settings import NEAREST, Settings, read_settings
 from dist_tune.sites import in_turn
@@ -162,7 +162,7 @@ class _FunctionTuner(Tuner):
         calls = self.calls
         interception.triton_patch()  # takes some milliseconds; here rather than in the first call
         key_of = self.tunable.key if self.tunable.bucket or self.tunable.key_fn is None else self.tunable.key_fn
-        first, note_tracing = self.tunable.configs[0], self.note_tracing
+        first, note_tracing, fits = self.tunable.configs[0], self.note_tracing, self.tunable.fits
 
         def call(
             *args: Any,
@@ -198,6 +198,8 @@ class _FunctionTuner(Tuner):
                     return self.call_traced(args, kwargs)
                 self.tunable.check_key(key)
                 raise
+            if config is not None and fits is not None:
+                config = fits.known(exact_sizes(args, kwargs), config)
             if config is not None and not listeners:
                 calls[autotune_pg].n_calls += 1
                 return function(*args, **config) if not kwargs else function(*args, **{**config, **kwargs})
@@ -224,7 +226,7 @@ class _FunctionTuner(Tuner):
             listener.launching(launch)
         config = launch.slot.config
         if config is not None:
-            return launch.run(config, None) if listener is not None else self.call_known(launch, config, group)
+            return launch.run_known(config) if listener is not None else self.call_known(launch, config, group)
         if is_traced((args, kwargs)):
             return self.call_traced(args, kwargs)
         try:
@@ -245,7 +247,7 @@ class _FunctionTuner(Tuner):
     def call_known(self, launch: FunctionLaunch, config: FunctionConfig, group: ProcessGroup | None) -> Any:
         """A call with nothing to tune."""
         self.calls[group].n_calls += 1
-        return launch.run(config, None)
+        return launch.run_known(config)
 
     def count_raised(self, group: ProcessGroup | None) -> None:
         """``key_fn`` raised, or the call is refused: count it, because peers may wait for this rank in it."""
@@ -306,21 +308,21 @@ class _FunctionTuner(Tuner):
 
     def call_untuned(self, args: Any, kwargs: Any, group: ProcessGroup | None) -> Any:
         """A call that tunes nothing: with the first config, or with what ``DIST_TUNE_MODE=cached`` chooses."""
-        config = None
         if self.uses_nearest and not is_traced((args, kwargs)):
             key, is_whole = self.tunable.key_of(args, kwargs), interception.listener_here() is None
             self.tunable.check_key(key)
             launch = FunctionLaunch(self.tunable, key, args, kwargs, group, is_whole=is_whole)
             if launch.slot.config is None:
-                launch.slot = Slot(self.nearest, (group, key))
+                launch.slot = Slot(self.nearest, (group, key), self.tunable.fits)
             if launch.slot.config is None and is_whole:
                 settings = read_settings()
                 settings = settings.model_copy(update={"mode": NEAREST}) if settings.may_tune else settings
                 if not is_capturing():
                     return self.call_counted(launch, group, settings, is_verbose=False)
                 self.under_capture(launch, settings, group)
-            config = launch.slot.config
-        return self.tunable.function(*args, **{**(self.tunable.configs[0] if config is None else config), **kwargs})
+            if (config := launch.slot.config) is not None:
+                return launch.run_known(config)
+        return self.tunable.function(*args, **{**self.tunable.configs[0], **kwargs})
 
 
 def _missed_here(launch: FunctionLaunch) -> Any:

@@ -124,6 +124,14 @@ class Compiler:
         self._sites[label] = {i: found[i] for i in configs}
         self.queue(label, first)
 
+    def keep(self, label: str, kept: Sequence[int]) -> None:
+        """Keep these candidates of a site, which are counted anew in this order."""
+        before = self._sites[label]
+        self._sites[label] = {i: before[old] for i, old in enumerate(kept)}
+        wanted = [each.compilation for site in self._sites.values() for each in site.values()]
+        with self._lock:
+            self._queue = [each for each in self._queue if each in wanted]
+
     def postpone(self) -> None:
         """Begin nothing that is not asked for again."""
         with self._lock:

@@ -261,10 +261,11 @@ class Story:
 
     def site(self, label: str, named: tuple[str, str], configs: Sequence[str], **more: Any) -> None:
         """A site is tuned. ``named``: kernel and key. ``more``: other fields of ``SiteMet``; a known site is told again of its ``miss``."""
-        if label in self._sites and not more.get("miss"):
+        known = self._sites.get(label, {})
+        if known.get("configs") == list(configs) and not more.get("miss"):
             return
         self.numbers.setdefault(label, len(self.numbers) + 1)
-        fields = {"n_pruned": 0, "miss": "", "cache_key": "", **self._sites.get(label, {}), **more}
+        fields = {"n_pruned": 0, "miss": "", "cache_key": "", **known, **more}
         self._sites[label] = {**fields, "label": label, "kernel": named[0], "key": named[1], "configs": list(configs)}
         self.emit(events.SiteMet, label, **self._sites[label])
         self._is_begun = True

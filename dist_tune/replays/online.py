@@ -189,7 +189,7 @@ class OnlineRuns(Replayer):
         """A launch without a config, in a call that times nothing: with the one in use; of a new one with the first that runs."""
         config = self.config_of(launch)
         try:
-            value = launch.run(config, None, is_trial=False)
+            value = launch.run_known(config)
         except Exception as error:
             if launch.is_whole or (id(launch.owner), launch.key_text) not in self._known:
                 raise

@@ -193,7 +193,7 @@ class Trials:
         """A launch that is no trial though its kernel has one: of another thread, of a capture, of a compilation."""
         assert self.in_use is not None
         launch = interception.launch_of(kernel, args, kwargs)
-        return launch.run(self.in_use(launch), None, is_trial=False)
+        return launch.run_known(self.in_use(launch))
 
     def launch_otherwise(self, site: Site, index: int, call: tuple[Any, tuple[Any, ...], dict[str, Any]], error: BaseException) -> Any:
         """Make a launch that did not return the long way, as all launches of the site in the rest of this call."""
@@ -240,7 +240,7 @@ class Trials:
             NoValidConfigError: no candidate of the site can be launched on this rank.
         """
         if self.in_use is not None and is_capturing():
-            return launch.run(self.in_use(launch), None, is_trial=False)
+            return launch.run_known(self.in_use(launch))
         if self._sites.lookup.may_tune and not self.is_captured:
             check_not_capturing(launch, self._closure)
         site = self._sites.meet(launch)
@@ -251,6 +251,8 @@ class Trials:
         self.nest(site.label)
         if site.winner is not None:  # a kernel object made anew in every replay
             launch.slot.fill(site.winner, site.timings)
+            if not launch.keeps(site.winner):
+                return launch.run_known(site.winner)
             return self._run_recalled(site, launch) if site.is_unchecked else self._run(launch, site.winner)
         # As in Triton, where the first launch tunes and the next ones add to what it leaves.
         self._zeroes = self.in_use is None and (bool(self._schedule) or site.label not in self.launched)
@@ -264,8 +266,14 @@ class Trials:
 
     def _launch_first(self, site: Site, launch: Tunable, trial: Trial) -> Any:
         """Launch the candidate whose turn it is, or the first one that can stand in for it."""
+        is_kept = launch.keeps(site.configs[trial.candidate])  # else another takes its place whenever it is in use
+        if not is_kept and not any(map(launch.keeps, site.configs)):
+            assert launch.slot.fits is not None
+            return launch.slot.fits.run(launch)
         for index in site.order(trial.candidate):
-            if index != trial.candidate and self._schedule:
+            if not launch.keeps(site.configs[index]):
+                continue
+            if index != trial.candidate and self._schedule and is_kept:
                 self.samples.disturb(self._replay)
             if site.is_compiled and site.is_new and site.record is None:
                 if self._schedule and site.stand_in is None:  # compiled and loaded in the middle of what is timed at other sites

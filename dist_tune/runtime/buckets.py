@@ -11,12 +11,27 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from dist_tune.runtime.libraries import own_runs
-from dist_tune.runtime.tunable import name_of, rule_error
+from dist_tune.runtime.tunable import Fits, name_of, rule_error
 from dist_tune.validation import check_function, spelled
 
-Bucketing = Mapping[str, Callable[[Any], Any]]
-"""Argument of a kernel -> the function of its value whose result stands in the key."""
-NO_BUCKETS: Bucketing = {}
+
+class Bucketing(dict[str, Callable[[Any], Any]]):
+    """Argument of a kernel -> the function of its value whose result stands in the key; and what the sizes of buckets run."""
+
+    def __init__(self, functions: Mapping[str, Callable[[Any], Any]]) -> None:
+        super().__init__(functions)
+        self.fits = Fits()
+        self.coarse: dict[Any, Any] = {}
+        """Key of an exact size -> that of its bucket."""
+
+    def known(self, cache: Any, exact: Any) -> Any:
+        """The config that Triton may launch as it is at an exact size; None if that is yet to be seen."""
+        config = cache.get(self.coarse.get(exact)) if type(cache) is dict else None
+        found = None if config is None else self.fits.known(exact, config)
+        return None if found is None or found.pre_hook is not None else found
+
+
+NO_BUCKETS = Bucketing({})
 _FORM = 'bucket must map names of kernels to their arguments, as {"layer_norm_*": {"NB": power_of_two}}'
 
 
@@ -63,7 +78,7 @@ class Buckets:
             keys, of_key = [], f"whose tuner {type(kernel).__module__}.{type(kernel).__qualname__} makes the key itself"
         for argument in [each for each in arguments if each not in keys]:
             self._keyless[f"{name} {argument}"] = f"{argument!r} of {name}, {of_key}"
-        return {each: _bucket(name, each, function) for each, function in arguments.items() if each in keys}
+        return Bucketing({each: _bucket(name, each, function) for each, function in arguments.items() if each in keys})
 
 
 def _fits(name: str, pattern: str) -> bool:

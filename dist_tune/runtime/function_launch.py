@@ -16,8 +16,10 @@ from dist_tune.configs import ConfigView, FunctionConfig, describe, distinct, fu
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, key_text
 from dist_tune.measure import Checker, Snapshot, Span
-from dist_tune.runtime.tunable import Slot, Tunable, argument_texts, name_of, rule_error
+from dist_tune.runtime.tunable import Fits, Slot, Tunable, argument_texts, name_of, rule_error
 from dist_tune.validation import spelled
+
+_PLAIN = (int, float, str, bool)
 
 
 @dataclass(eq=False)
@@ -40,6 +42,8 @@ class TunableFunction:
         self.names = frozenset(name for config in self.configs for name in config)
         """Keyword arguments that come from configs."""
         self.text_of = {id(config): text for config, text in zip(self.configs, self.texts, strict=True)}
+        self.fits = Fits() if self.prune_fn is not None else None
+        """Of calls with one key, where ``prune_fn`` may see more than that."""
         self._codes: dict[type | None, Code] = {}
 
     @property
@@ -152,7 +156,8 @@ class FunctionLaunch(Tunable):
         """``group``: the process group that decides, where the call names one; it has winners of its own."""
         self.is_whole = is_whole
         self.owner, self.identify = tunable, lambda: tunable.identity
-        self.slot = Slot(tunable.winners, key if group is None else (group, key))
+        self.slot = Slot(tunable.winners, key if group is None else (group, key), tunable.fits)
+        self.exact = exact_sizes(args, kwargs) if tunable.fits is not None else None
         text = key_text(key)
         self.name, self.key_text = tunable.name, text if text.startswith("[") else f"[{text}]"
         self.given = args, kwargs
@@ -204,7 +209,7 @@ class FunctionLaunch(Tunable):
 
     def describe(self, config: FunctionConfig) -> str:
         """A candidate on one line."""
-        return self._text_of[id(config)]
+        return self._text_of.get(id(config)) or describe(config)  # of another call that passed the same config arguments itself
 
     def run(self, config: FunctionConfig, undo: Snapshot | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
         """Call the function.
@@ -223,6 +228,12 @@ class FunctionLaunch(Tunable):
     def checker(self) -> Checker | None:
         """The user's check, if there is one."""
         return Checker(self.owner.check, self.owner.function) if self.owner.check is not None else None
+
+
+def exact_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells two calls with one key apart for ``prune_fn``: shapes and plain values."""
+    values = (*args, *kwargs.values()) if kwargs else args
+    return tuple([each.shape if hasattr(each, "shape") else each if type(each) in _PLAIN else type(each) for each in values])
 
 
 def _together(codes: list[Code]) -> Code:

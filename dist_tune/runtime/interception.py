@@ -105,13 +105,14 @@ class _Patch:
         cache = kernel.cache
         if len(kernel.configs) < 2:
             return None
-        buckets = self.buckets_of(kernel, kwargs) if self.has_buckets else NO_BUCKETS
-        config = cache.get(key_of(kernel, nargs, kwargs, buckets)) if type(cache) is dict else None
-        if config is not None and config.pre_hook is None:
+        key = key_of(kernel, nargs, kwargs)
+        if self.has_buckets and (buckets := self.buckets_of(kernel, kwargs)):
+            config = buckets.known(cache, key)
+            if config is None:  # Triton would look for the exact size
+                raise _Miss
             return config
-        if buckets:  # Triton would look for the exact size
-            raise _Miss
-        return None
+        config = cache.get(key) if type(cache) is dict else None
+        return config if config is not None and config.pre_hook is None else None
 
     def buckets_of(self, kernel: Any, kwargs: dict[str, Any]) -> Bucketing:
         """Those that this thread's listener has for a launch."""
@@ -130,8 +131,12 @@ class _Patch:
         listener = listener_here()
         assert listener is not None
         launch = launch_of(kernel, args, kwargs)
-        if (config := launch.slot.config) is not None:  # of a bucket, with a hook
-            return launch.run(config, None, is_trial=False)
+        if (config := launch.slot.config) is not None:  # of a bucket, at another size or with a hook
+            if id(config) in self.turns and launch.keeps(config):
+                buckets = self.buckets_of(kernel, kwargs)
+                buckets.fits.note(launch.exact, config, config)
+                return self.turns[id(config)](kernel, args, kwargs)
+            return launch.run_known(config)
         note_wrappers()
         return listener.missed(launch)
 

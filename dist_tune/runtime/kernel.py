@@ -30,7 +30,7 @@ from dist_tune.errors import NoValidConfigError
 from dist_tune.measure import Snapshot, Span
 from dist_tune.runtime.buckets import NO_BUCKETS, Bucketing
 from dist_tune.runtime.libraries import own_key
-from dist_tune.runtime.tunable import Slot, Timings, Tunable, name_of, rule_error
+from dist_tune.runtime.tunable import Fits, Slot, Timings, Tunable, name_of, rule_error
 
 _PLAIN_WORD = re.compile(r"(?!(None|True|False|Ellipsis|inf|nan)$)[A-Za-z_][\w.-]*", re.ASCII)
 _codes: WeakKeyDictionary[Any, Code] = WeakKeyDictionary()
@@ -49,7 +49,10 @@ class Launch(Tunable):
         self.arguments = args, kwargs
         key = tuning_key(kernel, args, kwargs, buckets)
         self.name, self.key_text = name_of(kernel.base_fn), _text(key)
-        self.slot = KernelSlot(kernel, key)
+        if buckets:
+            self.exact = tuning_key(kernel, args, kwargs)
+            buckets.coarse[self.exact] = key
+        self.slot = KernelSlot(kernel, key, buckets.fits if buckets else None)
         self.identify = partial(_identity_of, kernel)
         if "<locals>" in kernel.base_fn.__qualname__:  # at once, because what a kernel of a factory has captured may change
             self.identify()
@@ -63,7 +66,9 @@ class Launch(Tunable):
         before: list[triton.Config] = self.kernel.configs
         self.kernel.nargs = self._named()
         try:
-            configs = self.kernel.prune_configs(self.arguments[1])
+            configs = list(self.kernel.prune_configs(self.arguments[1]))  # Triton goes through them once: a rule may be a generator
+            if not configs:
+                raise AutotunerError(f"No valid autotuner configs after pruning of {self.name}: its rules yield none")
         except AutotunerError:  # Triton's own words: a rule keeps none
             raise
         except Exception as error:
@@ -247,9 +252,8 @@ class KernelSlot(Slot):
 
     spelled = staticmethod(_text)
 
-    def __init__(self, kernel: Any, key: tuple[Any, ...]) -> None:
-        self._kernel = kernel
-        self._key = key
+    def __init__(self, kernel: Any, key: tuple[Any, ...], fits: Fits | None = None) -> None:
+        self._kernel, self.key, self.fits = kernel, key, fits
 
     @property
     def _configs(self) -> Any:
@@ -259,21 +263,23 @@ class KernelSlot(Slot):
     def config(self) -> triton.Config | None:
         """The config that Triton would launch, asked as Triton asks. None for a miss, and of one config."""
         cache = self._kernel.cache
-        return cache[self._key] if len(self._kernel.configs) > 1 and self._key in cache else None
+        return cache[self.key] if len(self._kernel.configs) > 1 and self.key in cache else None
 
     def fill(self, config: triton.Config, timings: Timings) -> None:
         """Make Triton launch with ``config``, and set what vanilla tuning would set before its last launch, which sets ``best_config``."""
         if type(self._kernel.cache) is _Forgetful:
             self._kernel.cache = self._kernel.cache.mapping
-        self._kernel.cache[self._key] = config
+        self._kernel.cache[self.key] = config
         self._kernel.configs_timings = {each: list(quantiles_ms) for each, quantiles_ms in timings.quantiles_ms}
         self._kernel.bench_time = timings.seconds
+        if self.fits is not None:
+            self.fits.rank(self.key, config, timings)
 
     def put(self, config: triton.Config) -> bool:
         """Let launches find a config, and leave all else; false where the cache is a library's own mapping."""
         is_plain = type(self._kernel.cache) is dict and len(self._kernel.configs) > 1
         if is_plain:
-            self._kernel.cache[self._key] = config
+            self._kernel.cache[self.key] = config
         return is_plain
 
     def tell(self) -> None:
@@ -282,26 +288,26 @@ class KernelSlot(Slot):
         listener = getattr(knobs.autotuning, "listener", None)
         if len(timings_ms) < 2 and hasattr(knobs.autotuning, "listener"):
             return  # The Tritons that have a listener do not tune where pruning leaves one config.
-        best = kernel.cache[self._key]
+        best = kernel.cache[self.key]
         if listener is not None:
             listener(
-                fn=_layers(kernel)[-1], key=self._key, best_config=best, configs_timings=timings_ms, duration=kernel.bench_time,
+                fn=_layers(kernel)[-1], key=self.key, best_config=best, configs_timings=timings_ms, duration=kernel.bench_time,
                 cache_hit=False,
             )  # fmt: skip
         if knobs.autotuning.print:
             print(  # noqa: T201  # Triton's own line, for those who read it from there
-                f"Triton autotuning for function {kernel.base_fn.__name__},\nwith key as {self._key},\n"
+                f"Triton autotuning for function {kernel.base_fn.__name__},\nwith key as {self.key},\n"
                 f"finished after {kernel.bench_time:.2f}s,\nbest config selected: {best};"
             )
 
     def clear(self) -> None:
         """Make the next launch a miss."""
         cache = self._kernel.cache
-        if self._key not in cache:
+        if self.key not in cache:
             return
         with suppress(TypeError, AttributeError, KeyError, NotImplementedError):  # it knows no deletion
-            del cache[self._key]
-        if self._key in cache:  # still, or it has the config from elsewhere
+            del cache[self.key]
+        if self.key in cache:  # still, or it has the config from elsewhere
             self._kernel.cache = _Forgetful(cache)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from dist_tune.cache import Code, nearest_key
+from dist_tune.files import warn_once
 from dist_tune.keys import key_text
 from dist_tune.measure import Checker, Snapshot, Span
 from dist_tune.validation import spelled
@@ -24,29 +25,112 @@ class Timings:
     """Of the tuning."""
 
 
+_MAX_SIZES = 10_000
+_MAX_LISTS = 64
+
+
+class Fits:
+    """Which config each exact size of a bucket runs: the bucket's, if rules keep it there and it runs; else the next best that does."""
+
+    def __init__(self) -> None:
+        self._ranked: dict[Any, list[Any]] = {}
+        """Key of a bucket -> its configs, from the best on."""
+        self._kept: dict[Any, dict[str, Any]] = {}
+        """Exact size -> the configs that the rules keep there, by description; of the latest sizes."""
+        self._used: dict[tuple[Any, int], tuple[Any, Any]] = {}
+        """Exact size, and identity of the bucket's config -> that config, and the one that is used."""
+        self._has_told = False
+
+    def rank(self, key: Any, config: Any, timings: Timings) -> None:
+        """Take the times of a bucket's configs; the one in use is the best."""
+        times = {id(each): ms for each, (ms, _, _) in timings.quantiles_ms}
+        self._ranked[key] = sorted((each for each, _ in timings.quantiles_ms), key=lambda each: (each is not config, times[id(each)]))
+
+    def known(self, exact: Any, config: Any) -> Any:
+        """The config to use at a size whose bucket has ``config``; None if that is yet to be seen."""
+        found = self._used.get((exact, id(config)))
+        return found[1] if found is not None and found[0] is config else None
+
+    def note(self, exact: Any, config: Any, used: Any) -> None:
+        """At this size ``used`` runs."""
+        if len(self._used) >= _MAX_SIZES:
+            self._used.clear()
+        self._used[exact, id(config)] = config, used
+
+    def keeps(self, launch: Tunable, config: Any) -> bool:
+        """True if the rules keep a config at the size of a launch."""
+        return launch.describe(config) in self._kept_at(launch)
+
+    def run(self, launch: Tunable, config: Any = None) -> Any:
+        """Launch with the bucket's config (None: it has none), or the next best that the rules keep; of a kernel one that runs."""
+        if config is not None and (used := self.known(launch.exact, config)) is not None:
+            return launch.run(used, None, is_trial=False)
+        kept, first = self._kept_at(launch), None
+        ranked = [] if config is None else [config, *self._ranked.get(launch.slot.key, ())]
+        texts = [*map(launch.describe, ranked)]
+        known = [config if k == 0 else kept[text] for k, text in enumerate(texts) if text in kept]
+        words = {*texts[0].split()} if texts else set()
+        others = sorted(kept.keys() - {*texts}, key=lambda text: (-len(words.intersection(text.split())), [*kept].index(text)))
+        for used in (*known, *(kept[text] for text in others)):  # those that a rule makes of the size by their likeness to the best
+            try:
+                value = launch.run(used, None, is_trial=False)
+            except Exception as error:
+                first = first or error
+                if not launch.is_compiled:  # a function's collectives may have been made
+                    raise
+                continue
+            if config is not None:
+                self.note(launch.exact, config, used)
+            if first is not None and not self._has_told:
+                self._has_told = True
+                told = f"{type(first).__name__}: {first}".partition("\n")[0]
+                where = f"{launch.name}{launch.slot.spelled(launch.exact)}"
+                warn_once(
+                    f"dist_tune: {where}: the config of its bucket {launch.key_text} does not run at this size, and the next best one is "
+                    f'used, "{launch.describe(used)}": {told}'
+                )
+            return value
+        assert first is not None
+        raise first
+
+    def keep(self, exact: Any, kept: dict[str, Any]) -> None:
+        """The rules keep these configs at a size, by description."""
+        if len(self._kept) >= _MAX_LISTS:
+            self._kept.clear()
+        self._kept[exact] = kept
+
+    def _kept_at(self, launch: Tunable) -> dict[str, Any]:
+        if launch.exact not in self._kept:
+            configs, texts, _ = launch.candidates()
+            self.keep(launch.exact, dict(zip(texts, configs, strict=True)))
+        return self._kept[launch.exact]
+
+
 class Slot:
     """The place of the config for one key, for later calls; of a function in the mapping of its winners."""
 
     spelled = staticmethod(key_text)
     """A key as text, from which the nearest one follows."""
 
-    def __init__(self, configs: Any, key: Any) -> None:
-        self._configs, self._key = configs, key
+    def __init__(self, configs: Any, key: Any, fits: Fits | None = None) -> None:
+        self._configs, self.key, self.fits = configs, key, fits
 
     @property
     def config(self) -> Any:
         """The config in use; None for a miss, and if there is nothing to choose."""
-        return self._configs.get(self._key)
+        return self._configs.get(self.key)
 
     def nearest(self) -> Any:
         """The config in use for the nearest other key; None if there is none, or a library's own mapping does not tell its keys."""
         configs = self._configs if isinstance(self._configs, Mapping) else {}
         known = {self.spelled(key): configs[key] for key in configs}
-        return known.get(nearest_key(self.spelled(self._key), list(known)))
+        return known.get(nearest_key(self.spelled(self.key), list(known)))
 
     def fill(self, config: Any, timings: Timings) -> None:
         """Use ``config`` from now on."""
-        self._configs[self._key] = config
+        self._configs[self.key] = config
+        if self.fits is not None:
+            self.fits.rank(self.key, config, timings)
 
     def put(self, config: Any) -> bool:
         """Let a launch find a config for a moment; false where each is to be heard, as of a function."""
@@ -57,7 +141,7 @@ class Slot:
 
     def clear(self) -> None:
         """Make the next launch a miss."""
-        self._configs.pop(self._key, None)
+        self._configs.pop(self.key, None)
 
 
 class Tunable(Protocol):
@@ -79,6 +163,8 @@ class Tunable(Protocol):
     """Positional and keyword arguments, without those of the config."""
     slot: Slot
     """The place of the winner."""
+    exact: Any = None
+    """Its size, where its slot is of a bucket of several."""
     identify: Callable[[], Mapping[str, str]]
     """Reads all that decides code and candidates, by name; equal for launches of one kernel or function, even if it is decorated anew."""
 
@@ -97,6 +183,14 @@ class Tunable(Protocol):
         Raises:
             Exception: from a hook or the launch.
         """
+
+    def keeps(self, config: Any) -> bool:
+        """False where the rules drop a config of its bucket at this very size."""
+        return self.slot.fits is None or self.slot.fits.keeps(self, config)
+
+    def run_known(self, config: Any) -> Any:
+        """Launch with the config in use, as it is used at this very size."""
+        return self.run(config, None, is_trial=False) if self.slot.fits is None else self.slot.fits.run(self, config)
 
     def compile(self, config: Any) -> Any:
         """As of a ``Compilable``, where ``is_compiled``."""

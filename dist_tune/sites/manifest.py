@@ -81,8 +81,8 @@ class SiteManifest:
     """Sites that are not new on all ranks -> their candidates, described, for the ranks that do not know them."""
     unlisted: list[str]
     """Sites whose lists differ or are not spelled out yet: the next meeting brings them."""
-    mismatch: str
-    """The first difference between two ranks' candidates for one site; empty if there is none."""
+    shared: dict[str, list[str]]
+    """Sites whose lists differ -> the candidates that all ranks have, in the order of the first one."""
     disputed: list[str]
     """Sites that some rank has a config for while another lacks it or has a different one."""
     is_watched: bool
@@ -131,13 +131,16 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
     lists: dict[str, list[str]] = {}
     holders: dict[str, int] = {}
     """Label -> the rank whose list that is."""
-    mismatch = ""
+    shared: dict[str, list[str]] = {}
+    unshared: dict[str, str] = {}
     for rank, mine in manifests.items():
         for label, texts in mine.lists.items():
             known = lists.setdefault(label, texts)
             holders.setdefault(label, rank)
             if texts != known:
-                mismatch = mismatch or _difference(label, {rank: texts, holders[label]: known})
+                shared[label] = [text for text in shared.get(label, known) if text in texts]
+                if not shared[label]:
+                    unshared.setdefault(label, f"{_quoted(known)} on rank {holders[label]}, {_quoted(texts)} on rank {rank}")
     everyone = manifests.values()
     sites = sorted({label for mine in everyone for label in mine.sites})
     cached, refused = _share_records(sites, manifests)
@@ -169,6 +172,12 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         for label in sites
         if label in mixed and label not in cached
     ]
+    namesakes += [
+        f"launches {label}, and no config of it is on all ranks ({unshared[label]}): not tuned; build and prune its configs from what is "
+        "equal on all ranks, or put what differs into key="
+        for label in sites
+        if label in unshared and label not in cached
+    ]
     modes = [mine.settings.get("DIST_TUNE_MODE") for mine in everyone]
     mode = next((each for each in ("first", "cached", NEAREST) if each in modes), "")
     all_left = bool(against) and all(why.startswith(LEFT) for _, why in against)
@@ -179,7 +188,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         sites=sites,
         lists={label: texts for label, texts in lists.items() if any(label not in mine.sites for mine in everyone)},
         unlisted=sorted({label for mine in everyone for label, each in mine.sites.items() if digest(lists.get(label, [])) != each}),
-        mismatch=mismatch,
+        shared=shared,
         disputed=disputed,
         is_watched=is_equal or all(mine.is_watched for mine in everyone),
         cached=cached,
@@ -267,14 +276,6 @@ def _disputed(manifests: Mapping[int, RankManifest]) -> set[str]:
     return {label for label, configs in hits.items() if label in missed or len(configs) > 1}
 
 
-def _difference(label: str, lists: Mapping[int, list[str]]) -> str:
-    """``lists``: candidates of two ranks."""
-    mine, theirs = lists.values()
-    index = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
-    told = [f'"{texts[index]}"' if index < len(texts) else "nothing" for texts in lists.values()]
-    first = ", ".join(f"{each} on rank {rank}" for rank, each in zip(lists, told, strict=True))
-    lengths = "" if len(mine) == len(theirs) else ", ".join(f"{len(texts)} on rank {rank}" for rank, texts in lists.items()) + "; "
-    return (
-        f"site {label}: ranks have different candidates: {lengths}the first difference is candidate {index}, {first}. "
-        f"Build and prune the config list from values that are equal on all ranks."
-    )
+def _quoted(texts: Sequence[str]) -> str:
+    """Candidates for a message: the first, and how many."""
+    return f'{len(texts)}, the first "{texts[0]}"' if texts else "none"

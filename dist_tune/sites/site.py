@@ -115,6 +115,27 @@ class Site:
         for slot in self.slots.values():
             slot.fill(self.winner, self.timings)
 
+    def keep(self, texts: Sequence[str]) -> list[int]:
+        """Keep the candidates that all ranks have, counted anew in the order of ``texts``; the number of each before.
+
+        Where others race already, one that this rank does not have is among them: it fails, and a number stands in for it.
+        """
+        kept = [self.texts.index(text) if text in self.texts else 0 for text in texts]
+        now = {old: new for new, old in reversed([*enumerate(kept)])}
+        self.n_removed += max(0, len(self.texts) - len(texts))
+        self.failures = {now[i]: each for i, each in self.failures.items() if i in now}
+        for i, text in enumerate(texts):
+            if text not in self.texts:
+                self.failures[i] = CandidateFailure(FailureKind.LAUNCH, "its prune rules leave it out on this rank")
+        self.configs, self.texts = [self.configs[i] for i in kept], [*texts]
+        self.resources = {now[i]: each for i, each in self.resources.items() if i in now}
+        self.suspects, self.untried = set(), {now[i] for i in self.untried & now.keys()}
+        self.quickest = [now[i] for i in self.quickest if i in now]
+        self.near, self.stand_in = (now.get(i) if i is not None else None for i in (self.near, self.stand_in))
+        for variant in self.variants:
+            variant.loaded = {now[i] for i in variant.loaded & now.keys()}
+        return kept
+
     @property
     def first_guess(self) -> int:
         """The candidate for a launch of which nothing is asked: one known to run, the quickest to compile, or that of the nearest key."""

@@ -147,6 +147,22 @@ class Sites:
             self.story.dropped({label: {i: CandidateFailure(FailureKind.QUARANTINED, reason) for i, reason in barred[label].items()}})
             site.reported |= barred[label].keys()
 
+    def restrict(self, texts: Mapping[str, list[str]]) -> list[str]:
+        """Keep of some sites the candidates that all ranks have, described, in this order, and look for a record of these.
+
+        Sites that have lost some here and are to be tuned.
+        """
+        fewer = []
+        for label in [each for each in texts if each in self.met and self.met[each].texts != texts[each]]:
+            site = self.met[label]
+            n_before = len(site.texts)
+            kept, site.record = site.keep(texts[label]), None
+            for variant in site.variants:
+                self._compiler.keep(variant.label, kept)
+            has_record = self._look_up(site, lambda source=site.source: source)  # type: ignore[misc]  # mypy knows no defaults of lambdas
+            fewer += [label] if len(kept) < n_before and not has_record else []
+        return fewer
+
     def look_again(self, labels: Iterable[str]) -> None:
         """Take the records that another job has left meanwhile; where it has not, the journal that it had is this rank's."""
         self.journal.is_taken(0.1)
@@ -222,6 +238,8 @@ class Sites:
 
     def _enter(self, label: str, launch: Tunable) -> Site:
         configs, texts, n_removed = launch.candidates()
+        if launch.slot.fits is not None:
+            launch.slot.fits.keep(launch.exact, dict(zip(texts, configs, strict=True)))
         site = Site(
             label, launch.name, launch.key_text, configs, texts, n_removed,
             is_compiled=launch.is_compiled, is_whole=launch.is_whole, prepare=launch.prepare, identify=launch.identify,

@@ -38,7 +38,7 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
 
     Raises:
         AbsentRanksError: this rank has something to tune, and another one has gone or did not come.
-        RankMismatchError: ranks have different candidates for one site, or different configs again and again.
+        RankMismatchError: ranks have different configs again and again.
         CacheMissError: there must be a record, and there is none.
     """
     replays, n_disputes, may_wait = context.replays, 0, not is_under_way
@@ -176,8 +176,6 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
         if manifest.differing:
             text = f"settings differ between ranks: {manifest.differing}. Give all ranks the same environment"
             of_process.tell(context.story, {text: text})
-        if manifest.mismatch and not manifest.mode:
-            raise RankMismatchError(manifest.mismatch)
         required = "DIST_TUNE_MODE is require: tune once without it"
         if manifest.missed:
             raise CacheMissError(f"{manifest.missed} {required}, or merge a file that has it.")
@@ -186,9 +184,23 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
         for label, how in manifest.wrong.items():
             if context.lookup.is_required:
                 raise CacheMissError(f"site {label}: {_WRONG}, {how}. {required}.")
-        if not manifest.unlisted or manifest.mismatch:
-            return manifest
         spelled |= set(manifest.unlisted)
+        if spelled_out := {label: texts for label, texts in manifest.shared.items() if texts}:
+            _share_candidates(context, spelled_out)
+        elif not manifest.unlisted or manifest.shared:
+            return manifest
+
+
+def _share_candidates(context: TuningContext, shared: Mapping[str, list[str]]) -> None:
+    """Tune of sites whose candidates differ between ranks those that all ranks have; where they race already, with all that do."""
+    entries = context.entries
+    kept = {label: entries[label].texts if label in entries else texts for label, texts in shared.items()}
+    differ = "its configs after pruning differ between ranks"
+    told = {
+        f"shared {label}": f"site={label}: {differ}: the {len(kept[label])} that all ranks have are tuned"
+        for label in context.sites.restrict(kept)
+    }
+    context.options.notices.tell(context.story, told)
 
 
 def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) -> RankManifest:

@@ -88,7 +88,7 @@ def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
 
 
 def _texts(context: TuningContext, manifest: SiteManifest, label: str) -> list[str]:
-    return manifest.lists[label] if label in manifest.lists else context.sites.met[label].texts
+    return context.sites.met[label].texts if label in context.sites.met else manifest.lists[label]
 
 
 def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
@@ -103,7 +103,7 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
     for label in manifest.to_tune:
         prior, site = manifest.prior.get(label, PriorTimes()), context.sites.met.get(label)
         fastest = min(prior.times, key=lambda i: (prior.times[i].kernel_ms, i), default=None)
-        is_first_config = manifest.mode == "first" or bool(manifest.mismatch)
+        is_first_config = manifest.mode == "first" or label in manifest.shared
         chosen[label] = 0 if is_first_config else next(i for i in (prior.winner, fastest, prior.near, 0) if i is not None)
         if manifest.mode:
             note_use(manifest.mode, context.settings, "first" if is_first_config or prior == PriorTimes() else "nearest")

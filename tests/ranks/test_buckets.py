@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import random
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import triton
+import triton.language as tl
 
-from dist_tune import contextual_autotune, power_of_two
+from dist_tune import autotune, contextual_autotune, power_of_two
 from dist_tune.testing import FakeH200, values
 from tests.cases import further
 from tests.ranks.kernels import accumulate_kernel, autotuned, best, configs, is_unpatched, launch, tuned
@@ -74,6 +77,98 @@ def test_ranks_in_other_buckets_tune_both_of_them(rank: int):
     assert [step(torch.zeros(n)) for n in ((300, 65), (70, 511))[rank]] == [370.0, 576.0]
     assert {key[0] for key in kernel.cache} == {128, 512}
     assert sorted(each.key[:5] for each in step.records if not each.is_recalled) == ["[128,", "[512,"]
+
+
+@triton.jit
+def even_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    """Needs a BLOCK that divides n."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at) + 1.0)
+
+
+@triton.jit
+def asserting_kernel(x_ptr, y_ptr, n: tl.constexpr, BLOCK: tl.constexpr):
+    """Says so itself."""
+    tl.static_assert(n % BLOCK == 0)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at) + 1.0)
+
+
+@triton.jit
+def masked_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    keep = at < (n if not EVEN else 1 << 20)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=keep) + 1.0, mask=keep)
+
+
+def dividing(each: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
+    return [config for config in each if named["n"] % config.kwargs["BLOCK"] == 0]
+
+
+def made_of_size(each: list[Any], named: dict[str, Any], **_: Any) -> Any:
+    """As a library's rule, which makes configs of the exact size."""
+    for config in each:
+        block = min(config.kwargs["BLOCK"], triton.next_power_of_2(named["n"]))
+        yield triton.Config({"BLOCK": block, "EVEN": named["n"] % block == 0})
+
+
+UNFIT: dict[str, tuple[Any, Any]] = {
+    "a rule drops it": (even_kernel, dividing),
+    "the kernel asserts": (asserting_kernel, None),
+    "a rule makes it": (masked_kernel, made_of_size),
+}
+
+
+def over(kernel: Any, n: int) -> torch.Tensor:
+    """Adds one to ``n`` elements of more."""
+    x, y = torch.zeros(1024), torch.zeros(1024)
+    kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, n)
+    return y
+
+
+@on_each_rank(1, cases=[(kind, how) for kind in UNFIT for how in ("replayed", "online", "in one step")], is_dist=False)
+def test_a_config_is_used_only_at_sizes_of_its_bucket_where_it_fits(rank: int, case: tuple[str, str]):
+    """Tuned at 512, where one block is fastest, the bucket runs at 384 and 320 what fits there, in each call and trial."""
+    kind, how = case
+    if kind == "a rule makes it" and triton.__version__ >= "3.9":
+        return  # which takes no generator
+    base, rule = UNFIT[kind]
+    options: Any = {"prune_configs_by": {"early_config_prune": rule}} if rule else {}
+    kernel = autotuned(base, blocks=(64, 128, 512), **options)
+    search: Any = "online" if how == "online" else None
+    decorate = contextual_autotune(bucket={"*": {"n": power_of_two}}, n_warmup=0, n_repeat=1, cache=False, search=search)
+    step: Any = decorate(lambda *sizes: [over(kernel, n) for n in sizes])
+    sizes = [512, 384, 320] * (20 if how == "online" else 2)
+    for call in [sizes[:3], sizes[:3]] if how == "in one step" else [[n] for n in sizes]:
+        for n, y in zip(call, step(*call), strict=True):
+            assert (float(y[:n].min()), float(y[n:].sum())) == (1.0, 0.0), (n, kernel.best_config)
+    assert len([each for each in step.records if not each.is_recalled]) <= 1  # none online, which has not come to its end
+    used = {n: (step(n), kernel.best_config.kwargs["BLOCK"])[1] for n in (512, 384, 320)}
+    assert how == "online" or kind != "a rule drops it" or used[384] in (64, 128)
+
+
+@on_each_rank(1, cases=[power_of_two, None], is_dist=False)
+def test_a_function_s_rule_is_asked_at_each_size_of_a_bucket(rank: int, bucket: Any):
+    """``prune_fn`` sees the exact size where ``bucket`` or ``key_fn`` rounds it; the next best config that it keeps is used there."""
+    ran, asked = list[tuple[int, int]](), list[int]()
+
+    def keep(config: Any, n: int) -> bool:
+        asked.append(n)
+        return bool(n % config["block"] == 0)
+
+    @autotune(
+        [{"block": each} for each in (64, 128, 512)], (lambda n: n) if bucket else power_of_two, keep,
+        bucket=bucket, reset=list, n_warmup=0, n_repeat=1, cache=False,
+    )  # fmt: skip
+    def work(n: int, block: int) -> int:
+        time.sleep(0.02 / block)  # the largest is the fastest
+        ran.append((n, block))
+        return n
+
+    assert [work(n) for n in (512, 384, 320)] == [512, 384, 320]
+    n_asked = len(asked)
+    assert [work(n) for n in (512, 384, 320)] == [512, 384, 320]
+    assert (ran[-3:], len(asked)) == ([(512, 512), (384, 128), (320, 64)], n_asked)
 
 
 def _kept(rank: int, bucket: Any, n: int) -> tuple[list[bool], list[str], int]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune import RankMismatchError, autotune
+from dist_tune import autotune
 from dist_tune.testing import values
 from tests.cases import further
 from tests.ranks.kernels import autotuned, best, configs, is_unpatched, launch, tuned
@@ -173,11 +173,33 @@ def test_ranks_in_different_closures_go_on_untuned(rank: int):
 
 
 @on_each_rank()
-def test_different_candidate_lists_are_named_with_their_first_difference(rank: int):
-    """All ranks raise the same error, which says the site and where the lists part."""
-    kernel = autotuned(configs=configs(16, 32, num_warps=4 + 4 * rank))
-    with pytest.raises(RankMismatchError, match=r"add_kernel\[64.*first difference is candidate 0"):
-        tuned(kernel)(torch.zeros(64))
+def test_of_candidate_lists_that_differ_the_common_part_is_tuned(rank: int):
+    """In the first rank's order; the second call hits; a later process finds the record, as does another kernel of these lists."""
+    for is_recalled in (False, True):
+        kernel = autotuned(configs=configs(*[(16, 32, 64), (128, 64, 32)][rank]))
+        step = tuned(kernel)
+        assert [float(step(torch.zeros(64))[0]) for _ in range(2)] == [1.0, 1.0]
+        (record,) = step.records
+        assert [each.config[:8] for each in record.candidates] == ["BLOCK=32", "BLOCK=64"]
+        assert (record.is_recalled, best(kernel)) == (is_recalled, [int(record.best.config[6:8])])
+    assert log().count("add_kernel [64]: its configs after pruning differ between ranks: the 2 that all ranks have are tuned") == 1
+
+
+@on_each_rank(cases=[False, True])
+def test_without_a_common_candidate_the_call_is_not_tuned(rank: int, may_repeat: bool):
+    """One line says why; each rank keeps a config of its own, and no other run follows."""
+    kernel, runs = autotuned(configs=configs(16, 32, num_warps=4 + 4 * rank)), list[int]()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return launch(kernel, x)
+
+    tuned_step = tuned(kernel, step, **({"reset": list} if may_repeat else {}))
+    assert [float(tuned_step(torch.zeros(64))[0]) for _ in range(3)] == [1.0] * 3
+    assert (tuned_step.records, sum(runs)) == ([], 3)
+    assert re.search(
+        r"no config of it is on all ranks \(2, the first .*num_warps=4.* on rank 0, .*num_warps=8.* on rank 1\): not tuned", log()
+    )
 
 
 def _sends(rank: int) -> Any:

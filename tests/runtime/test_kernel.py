@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from copy import copy
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -145,6 +147,33 @@ def test_configs_that_read_alike_are_numbered():
         assert launch.candidates()[1:] == (texts, n_pruned)
 
 
+def _yields_one_and_raises(configs: list[Any], named: dict[str, Any], **kwargs: Any) -> Iterator[Any]:
+    yield configs[0]
+    raise ValueError(f"nothing else fits {named['n']}")
+
+
+FORMS: dict[str, Callable[[list[Any]], Any]] = {
+    "generator": lambda configs: (each for each in configs if each.kwargs["BLOCK"] > 16),
+    "filter": lambda configs: filter(lambda each: each.kwargs["BLOCK"] > 16, configs),
+    "map": lambda configs: map(copy, configs[1:]),
+    "iterator": lambda configs: iter(configs[1:]),
+    "view": lambda configs: dict(enumerate(configs[1:])).values(),
+    "tuple": lambda configs: (*configs[1:],),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_prune_rule_may_return_what_can_be_gone_through_once(form: str):
+    """As Triton 3.6 takes it; from 3.9 on Triton asks for its length, and the error says which kernel's rules it is."""
+    pruning = {"early_config_prune": lambda configs, named, **kwargs: FORMS[form](configs)}
+    launch = Launch(made(configs=configs(16, 32, 64), prune_configs_by=pruning), (torch.zeros(64), 64), {})
+    try:
+        assert [each.kwargs["BLOCK"] for each in launch.candidates()[0]] == [32, 64]
+    except TypeError as error:
+        assert re.fullmatch(r"prune_configs_by of \S*kernel raised TypeError: object of type '.*' has no len\(\); .*", str(error))  # noqa: PT017
+        assert triton.__version__ >= "3.9"
+
+
 @pytest.mark.parametrize("is_partial", [False, True])
 @pytest.mark.parametrize(
     ("pruning", "named", "at"),
@@ -156,6 +185,7 @@ def test_configs_that_read_alike_are_numbered():
         ),
         ({"perf_model": lambda BLOCK, **kw: 1 / (BLOCK - 32), "top_k": 1}, "perf_model", "32"),
         ({"early_config_prune": lambda configs: configs}, "prune_configs_by", "16"),
+        ({"early_config_prune": _yields_one_and_raises}, "early_config_prune", "32"),
     ],
 )
 def test_a_prune_rule_that_raises_is_named(pruning: dict[str, Any], named: str, at: str, is_partial: bool):
@@ -168,9 +198,10 @@ def test_a_prune_rule_that_raises_is_named(pruning: dict[str, Any], named: str, 
     assert text.startswith("prune_configs_by of " if is_partial else named)
     assert f"kernel raised {type(cause).__name__}: {cause}; it " in text
     assert f'"BLOCK={at} num_warps=4' in text or 'it got 2 configs, the first "BLOCK=16' in text
-    none = Launch(made(prune_configs_by={"early_config_prune": lambda configs, named, **kw: []}), (torch.zeros(64), 64), {})
-    with pytest.raises(AutotunerError):
-        none.candidates()
+    for nothing in ([], iter([])):
+        none = Launch(made(prune_configs_by={"early_config_prune": lambda configs, named, r=nothing, **kw: r}), (torch.zeros(64), 64), {})
+        with pytest.raises((AutotunerError, TypeError)):
+            none.candidates()
 
 
 class Opaque:

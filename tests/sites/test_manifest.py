@@ -42,29 +42,32 @@ def test_roll_calls_travel_as_json(told: list[RankManifest]):
     assert results.validate_json(results.dump_json(result)) == result
 
 
-MISMATCHES: list[tuple[list[list[str]], str]] = [
-    ([["A", "B", "C"], ["A", "B", "C"], ["A", "X", "C"]], 'the first difference is candidate 1, "X" on rank 4, "B" on rank 0'),
-    ([["A", "B"], ["A"]], '1 on rank 2, 2 on rank 0; the first difference is candidate 1, nothing on rank 2, "B" on rank 0'),
-    ([["A"], ["A", "B"]], '2 on rank 2, 1 on rank 0; the first difference is candidate 1, "B" on rank 2, nothing on rank 0'),
-    ([["A"], []], '0 on rank 2, 1 on rank 0; the first difference is candidate 0, nothing on rank 2, "A" on rank 0'),
-    ([["A", "B"], ["B", "A"]], 'the first difference is candidate 0, "B" on rank 2, "A" on rank 0'),  # their order is their identity
+LISTS: list[tuple[list[list[str]], list[str]]] = [
+    ([["A", "B", "C"], ["A", "B", "C"], ["A", "X", "C"]], ["A", "C"]),
+    ([["A", "B"], ["B"]], ["B"]),
+    ([["B"], ["A", "B"]], ["B"]),
+    ([["A", "B"], ["B", "A"]], ["A", "B"]),  # their order is their identity, and the first rank's counts
+    ([["A", "B"], ["B", "C"], ["C", "A"]], []),
 ]
 
 
-@pytest.mark.parametrize(("spelled", "told"), MISMATCHES)
-def test_a_mismatch_names_site_rank_and_first_difference(spelled: list[list[str]], told: str):
-    """Both candidates at that index are quoted, each with whose it is; the lengths only where they differ."""
-    message = reduce_manifests(
-        {2 * r: RankManifest({"gemm[64]": digest(each)}, {"gemm[64]": each}) for r, each in enumerate(spelled)}
-    ).mismatch
-    assert message.startswith(f"site gemm[64]: ranks have different candidates: {told}. Build")
+@pytest.mark.parametrize(("spelled", "expected"), LISTS)
+def test_of_lists_that_differ_what_all_ranks_have_is_shared(spelled: list[list[str]], expected: list[str]):
+    """Where that is nothing, the call is not tuned, for a reason with both lists; ranks without the site do not matter."""
+    found = {2 * r: RankManifest({"gemm[64]": digest(each)}, {"gemm[64]": each}) for r, each in enumerate(spelled)}
+    result = reduce_manifests({**found, 9: RankManifest()})
+    assert result.shared == {"gemm[64]": expected}
+    told = (
+        'launches gemm[64], and no config of it is on all ranks (2, the first "A" on rank 0, 2, the first "C" on rank 4): not tuned; build'
+    )
+    assert result.why_not.startswith(told) if not expected else result.why_not == ""
 
 
 def test_equal_lists_are_told_by_one_rank_and_others_asked_for():
     """The others send a digest; asked for is a list that differs, or that the first rank does not have; an empty one counts as told."""
     same, empty = {"s": digest(["A", "B"])}, {"s": digest([])}
     told = reduce_manifests({0: RankManifest(same, {"s": ["A", "B"]}), 1: RankManifest(same), 2: RankManifest()})
-    assert (told.lists, told.unlisted, told.mismatch) == ({"s": ["A", "B"]}, [], "")
+    assert (told.lists, told.unlisted, told.shared) == ({"s": ["A", "B"]}, [], {})
     first = RankManifest({"s": digest(["A"]), "u": digest(["C"])}, {"s": ["A"], "u": ["C"]})
     other = RankManifest({"t": digest(["B"]), "s": digest(["X"]), "u": digest(["C"])})
     assert reduce_manifests({0: first, 1: other}).unlisted == ["s", "t"]
