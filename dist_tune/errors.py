@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 
 class FailureKind(StrEnum):
@@ -64,14 +65,22 @@ def parsed(parse: Callable[[], T]) -> T:
     return parse()
 
 
-def free_frames(error: BaseException) -> None:
-    """Free what the frames of an error's traceback hold, as a kernel's workspace; call it in the function that caught the error."""
-    if error.__traceback__ is not None:
-        traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = error.__traceback__.tb_next  # the caller's frame, which runs
-    for other in (error.__cause__, error.__context__):
-        if other is not None:
-            traceback.clear_frames(other.__traceback__)
+def free_frames(error: E) -> E:
+    """Free what the frames of an error's traceback hold, as a kernel's workspace, for an error that is kept.
+
+    The traceback goes, and a note says where it ended: each of its frames holds the one that called it, up to the user's step.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames:
+        error.add_note(f"raised at {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}")
+    waiting, seen = list[BaseException]([error]), set[int]()
+    while waiting:
+        each = waiting.pop()
+        seen.add(id(each))
+        traceback.clear_frames(each.__traceback__)
+        each.__traceback__ = None
+        waiting += [other for other in (each.__cause__, each.__context__) if other is not None and id(other) not in seen]
+    return error
 
 
 _MACHINE_ERRNO = (

@@ -24,12 +24,12 @@ from dist_tune.measure.clocks import (
 from dist_tune.measure.compare import difference, flat
 from dist_tune.measure.graphs import captured, graph_pool, obstacle_in
 from dist_tune.measure.inputs import Inputs, RngState
-from dist_tune.measure.memory import Snapshot, tensors_in
+from dist_tune.measure.memory import Snapshot, tensor_of, tensors_in
 from dist_tune.measure.state import StepState, peak_bytes, sums_of, written
 
 __all__ = [
     "MAX_LEAD_MS", "Checker", "Clock", "Inputs", "Latency", "Lead", "Matches", "RngState", "Snapshot", "Span", "StepState",
     "benchmark_config", "captured", "device_clock", "difference", "flat", "graph_pool", "is_capturing", "is_interpreted", "is_traced",
-    "matches", "measure", "median", "no_full_collections", "obstacle_in", "peak_bytes", "spread", "sums_of", "tensors_in",
+    "matches", "measure", "median", "no_full_collections", "obstacle_in", "peak_bytes", "spread", "sums_of", "tensor_of", "tensors_in",
     "wait_for_device", "without_outliers", "written",
 ]  # fmt: skip

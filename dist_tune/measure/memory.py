@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -55,6 +55,11 @@ class Region(NamedTuple):
         offset = int(tensor.storage_offset())
         return cls(StorageWeakRef(storage), storage.nbytes(), tensor.device, tensor.dtype, offset, shape, tensor.stride())
 
+    @property
+    def is_freed(self) -> bool:
+        """True once no tensor lies there any more."""
+        return bool(self.storage.expired())
+
     def tensor(self) -> torch.Tensor | None:
         """The memory as a tensor of real numbers; None if it has been freed."""
         storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
@@ -86,11 +91,29 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_INTEGERS.get(tensor.dtype.itemsize, tensor.dtype))
 
 
+def tensor_of(value: Any) -> torch.Tensor | None:
+    """The tensor that an argument of a kernel is or wraps, as a descriptor or ``triton.reinterpret`` of one; None for all else."""
+    while value is not None and not isinstance(value, torch.Tensor):
+        value = getattr(value, "base", None)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Opaque:
+    """What is no tensor of torch's, and can be cloned and copied to. It is kept alive."""
+
+    value: Any
+    is_freed: bool = False
+
+    def tensor(self) -> Any:
+        return self.value
+
+
 class Snapshot:
     """Values of tensors, to compare with and to put back. Keeps no tensor alive, and forgets those that have been freed."""
 
     def __init__(self) -> None:
-        self._kept: dict[Any, tuple[Region, torch.Tensor]] = {}
+        self._kept: dict[Any, tuple[Region | _Opaque, Any]] = {}
         """Where a tensor lies, and a copy of its values as real numbers."""
         self._room_bytes: dict[torch.device, float] = {}
 
@@ -115,19 +138,26 @@ class Snapshot:
             spare_bytes = free_bytes(device) + api.memory_allocated(device) - api.max_memory_allocated(device)
             self._room_bytes[device] = min(self._room_bytes.get(device, _room_bytes(device)), max(spare_bytes / 2, _SMALL_BYTES))
 
-    def copy(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy tensors by region, without a limit of room. The first copy of each counts; those of freed tensors go."""
-        self._kept = {key: each for key, each in self._kept.items() if not each[0].storage.expired()}
-        for region in map(Region.of, tensors):
-            if region is not None and region not in self._kept and (memory := region.tensor()) is not None:
-                self._kept[region] = region, memory.clone()
+    def copy(self, tensors: Iterable[Any]) -> None:
+        """Copy tensors by region, and what has ``clone`` and ``copy_`` as they do, without a limit of room.
+
+        The first copy of each counts; those of freed tensors go.
+        """
+        self._kept = {key: each for key, each in self._kept.items() if not each[0].is_freed}
+        for each in tensors:
+            tensor = tensor_of(each)
+            place = _Opaque(each) if tensor is None else Region.of(tensor)
+            key = id(each) if tensor is None else place
+            if place is not None and key not in self._kept and (memory := place.tensor()) is not None:
+                self._kept[key] = place, memory.clone()
 
     def take(self, other: Snapshot, keys: Iterable[Hashable] | None = None) -> None:
         """Take copies of another snapshot, by region. The first copy of each counts; those of freed tensors go."""
         self.copy([])
         for key in other._kept if keys is None else keys:
             if key in other._kept:
-                self._kept.setdefault(other._kept[key][0], other._kept[key])
+                place = other._kept[key][0]
+                self._kept.setdefault(id(place.value) if isinstance(place, _Opaque) else place, other._kept[key])
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._kept

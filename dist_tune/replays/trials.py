@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
+from triton.runtime.errors import InterpreterError
+
 from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of
@@ -205,18 +207,23 @@ class Trials:
         if isinstance(error, Exception) and not is_machine_failure(error):
             if self._tells_of_more(error):
                 raise error
-            self._fail(site, index, error)
-            free_frames(error)  # they hold the memory that the next candidate needs
-            site.last_error = error
+            self._fail(site, index, error, launch)
+            site.last_error = free_frames(error)
         try:
             return self.missed(launch)
         finally:
             if is_inner:
                 self.refusing.add(thread)
 
-    def _fail(self, site: Site, index: int, error: Exception) -> None:
+    def _fail(self, site: Site, index: int, error: Exception, launch: Tunable) -> None:
         """A launch of a candidate has failed: a vote."""
         self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
+        # The next config runs on what it has left, as a lock that is held: this may be the cause of all that follows.
+        if site.last_error is None and isinstance(error, InterpreterError) and (names := launch.unrestored()):
+            left = f"what it has written to {', '.join(names)} stays, because restore_value does not name it"
+            self._log.warning(
+                f'site={site.label} config="{site.texts[index]}" failed in its launch: {reason_of(error)}; {left}', shown=True
+            )
 
     def _tells_of_more(self, error: Exception) -> bool:
         """True of an error that is not the doing of the config it was launched with."""
@@ -356,12 +363,11 @@ class Trials:
                 error.add_note(f"{site.label} has changed {names} before, so that no other config can be tried")
                 raise
             inputs.put_back()  # all of it: a comparison would wait for a device that may wait for this rank's next launch
-            self._fail(site, index, error)
+            self._fail(site, index, error, launch)
             if counts and launch.is_whole and (versions is None or made or versions != _written(launch)):
                 error.add_note(f'{site.label} may have changed something, so that the call is not made again: config="{site.texts[index]}"')
                 raise
-            free_frames(error)  # they hold the memory that the next candidate needs
-            site.last_error = error
+            site.last_error = free_frames(error)  # they hold the memory that the next candidate needs
             return Failed(n_collectives() - n_before if launch.is_whole else 0)
         if checker is not None and not self._is_right(site, index, value, launch, inputs):
             return Returned(value)

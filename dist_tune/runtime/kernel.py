@@ -27,7 +27,7 @@ from dist_tune.cache import Code, digest, read_code
 from dist_tune.compiler import NotLoaded
 from dist_tune.configs import describe_all, distinct, stable_repr
 from dist_tune.errors import NoValidConfigError
-from dist_tune.measure import Snapshot, Span
+from dist_tune.measure import Snapshot, Span, tensor_of
 from dist_tune.runtime.buckets import NO_BUCKETS, Bucketing
 from dist_tune.runtime.libraries import own_key
 from dist_tune.runtime.tunable import Fits, Slot, Timings, Tunable, name_of, rule_error
@@ -63,6 +63,7 @@ class Launch(Tunable):
 
     def candidates(self) -> tuple[list[triton.Config], list[str], int]:
         """The configs after the kernel's own pruning."""
+        self._check_declared()
         before: list[triton.Config] = self.kernel.configs
         self.kernel.nargs = self._named()
         try:
@@ -137,7 +138,13 @@ class Launch(Tunable):
         names = dict.fromkeys([*self.kernel.restore_value, *self.kernel.reset_to_zero])
         if names and (len(self.kernel.configs) < 2 or self.slot.config is not None):
             given = {**self._named(), **self.arguments[1]}
-            undo.copy(given[name] for name in names if isinstance(given.get(name), torch.Tensor))
+            undo.copy(given[name] for name in names if hasattr(given.get(name), "clone"))
+
+    def unrestored(self) -> list[str]:
+        """Tensors that are not restored, or zeroed, when it fails."""
+        named = {**self._named(), **self.arguments[1]}
+        restored = {*self.kernel.restore_value, *self.kernel.reset_to_zero}
+        return [name for name, value in named.items() if name not in restored and tensor_of(value) is not None]
 
     def compile(self, config: triton.Config) -> Any:
         """Triton's compiled kernel for ``config``, not launched; None under the interpreter."""
@@ -158,6 +165,30 @@ class Launch(Tunable):
             pre_hook(full, reset_only=True)
         else:
             self._zero(full)
+
+    def _check_declared(self) -> None:
+        """Refuse what no config can cure.
+
+        Raises:
+            TypeError: the kernel is autotuned twice.
+            ValueError: it is to restore or zero what it has not.
+        """
+        kernel = self.kernel
+        if any(isinstance(each, autotuner.Autotuner) for each in _layers(kernel)[1:]):
+            raise TypeError(
+                f"kernel {self.name} is decorated with triton.autotune twice, and Triton cannot launch it: each decorator passes num_warps "
+                f"and num_stages. Give one decorator the configs of both, as their product"
+            )
+        given = self._full(kernel.configs[0])
+        for option in ("restore_value", "reset_to_zero") if own_hook(kernel, "pre_hook") is None else ():
+            for name in getattr(kernel, option):
+                if name not in kernel.arg_names:
+                    raise ValueError(f"{option} of kernel {self.name} names {name!r}, and its arguments are {', '.join(kernel.arg_names)}")
+                if name not in given:
+                    raise ValueError(
+                        f"{option} of kernel {self.name} names {name!r}, which this launch leaves out: pass it, None if there is none, or "
+                        f"take it off {option}"
+                    )
 
     def _describe(self, configs: Sequence[triton.Config]) -> list[str]:
         texts = describe_all(configs)

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dist_tune.compiler import SharedContext, replaced
 from dist_tune.distributed import is_symmetric
+from dist_tune.measure import tensor_of
 from dist_tune.runtime.recording import around_launches
 
 
@@ -27,8 +28,8 @@ def noting_tensors(note: Callable[[str, torch.Tensor], object]) -> Iterator[None
     def around(run: Callable[..., Any], kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for name, value in (*zip(kernel.arg_names, args, strict=False), *kwargs.items()):
             for each in value if isinstance(value, tuple | list) else (value,):
-                tensor = getattr(each, "base", None) if hasattr(each, "block_shape") else each
-                if isinstance(tensor, torch.Tensor) and not is_symmetric(tensor):
+                tensor = tensor_of(each)
+                if tensor is not None and not is_symmetric(tensor):
                     note(f"{name} of {kernel.__name__}", tensor)
         return run(kernel, *args, **kwargs)
 

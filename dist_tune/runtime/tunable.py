@@ -204,6 +204,10 @@ class Tunable(Protocol):
         """Zero as vanilla Triton does once after tuning, before the launch that counts."""
         return
 
+    def unrestored(self) -> list[str]:
+        """Tensors that it may have written to when it fails, and that stay so; those of a function are put back with its arguments."""
+        return []
+
     def checker(self) -> Checker | None:
         """The check of results in this tuning, if there is one."""
         return None

@@ -177,16 +177,19 @@ def none_left(label: str, texts: Sequence[str], failures: Mapping[int, Candidate
         )
     shown = [f'  {index}: "{texts[index]}": {reason}' for index, (_, reason) in sorted(failures.items())[:5]]
     more = f"\n  and {len(failures) - len(shown)} more" if len(failures) > len(shown) else ""
-    # Triton's words where it finds no GPU, which say nothing of GPUs.
-    has_driver = not failures or not all("active drivers ([])" in reason for _, reason in failures.values())
-    advice = (
-        "Add a config that fits the device; a reason that is the same for all configs is usually a mistake in the launch."
-        if has_driver
-        else "Triton finds no GPU: make one visible, or set TRITON_INTERPRET=1 before kernels are defined, to run them on the CPU. "
-        "dist-tune doctor tells what works here."
-    )
-    message = f"site {label}: none of its {len(texts)} configs runs {where}:\n" + "\n".join(shown) + more + "\n" + advice
+    advice = "Add a config that fits the device."
+    same = {reason for _, reason in failures.values()}
     is_short = any(kind is FailureKind.LOAD or reason.startswith("OutOfResources") for kind, reason in failures.values())
+    if len(same) == 1 and len(failures) > 1 and not is_short:
+        shown, more = [f"  each of them: {same.pop()}"], ""
+        advice = "No config cures that: the launch, or what decorates the kernel, is at fault."
+    # Triton's words where it finds no GPU, which say nothing of GPUs.
+    if failures and all("active drivers ([])" in reason for _, reason in failures.values()):
+        advice = (
+            "Triton finds no GPU: make one visible, or set TRITON_INTERPRET=1 before kernels are defined, to run them on the CPU. "
+            "dist-tune doctor tells what works here."
+        )
+    message = f"site {label}: none of its {len(texts)} configs runs {where}:\n" + "\n".join(shown) + more + "\n" + advice
     return NoFitError(message) if is_short else NoValidConfigError(message)
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
+import os
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
 from torch.utils.checkpoint import checkpoint
 
+from dist_tune import DistTuneError
 from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, configs, launch, tuned
 from tests.shared_worlds import is_interpreted, on_each_rank
 
@@ -228,3 +233,85 @@ def test_hooks_run_as_in_vanilla_triton(rank: int):
     calls.clear()
     step(torch.zeros(64))
     assert calls == final
+
+
+@on_each_rank()
+def test_a_tensor_that_triton_reinterprets_is_restored(rank: int):
+    """It is no ``torch.Tensor``; the call counts once, as with Triton alone."""
+    kernel, total = autotuned(accumulate_kernel, restore_value=["y_ptr"]), torch.full((64,), 5, dtype=torch.uint8)
+
+    def closure(x: torch.Tensor) -> None:
+        kernel[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](triton.reinterpret(x, tl.int8), triton.reinterpret(total, tl.int8), 64)
+
+    step = tuned(None, closure, n_repeat=2, n_warmup=1)
+    for n_calls in (1, 2):
+        step(torch.ones(64, dtype=torch.uint8))
+        assert total.tolist() == [5 + n_calls] * 64
+    assert len(step.records) == 1
+
+
+@triton.jit
+def optional_kernel(x_ptr, y_ptr, n, z_ptr=None, BLOCK: tl.constexpr = 16):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1.0, mask=at < n)
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "autotuned twice": (
+        lambda: triton.autotune([triton.Config({"SIZE": 1}), triton.Config({"SIZE": 2})], key=["n"])(autotuned()),
+        "TypeError",
+        "kernel tests.ranks.kernels.add_kernel is decorated with triton.autotune twice",
+    ),
+    "left out": (
+        lambda: autotuned(optional_kernel, restore_value=["z_ptr"]),
+        "ValueError",
+        "optional_kernel names 'z_ptr', which this launch leaves out: pass it, None if there is none",
+    ),
+    "misspelt": (
+        lambda: autotuned(reset_to_zero=["y_prt"]),
+        "ValueError",
+        "reset_to_zero of kernel tests.ranks.kernels.add_kernel names 'y_prt', and its arguments are x_ptr, y_ptr, n, BLOCK",
+    ),
+    "another argument": (
+        lambda: autotuned(configs=[triton.Config({"BLOCKS": 16}), triton.Config({"BLOCKS": 32})]),
+        "NoValidConfigError",
+        "none of its 2 configs runs on rank 0:\n  each of them: ",
+    ),
+}
+
+
+@on_each_rank(1, cases=[*MISTAKES], is_dist=False)
+def test_what_no_config_can_cure_is_told_once(rank: int, mistake: str):
+    """Not for each config, and not with the advice to add one."""
+    make, kind, text = MISTAKES[mistake]
+    kernel, x = make(), torch.zeros(64)
+    with pytest.raises((TypeError, ValueError, DistTuneError)) as raised:
+        tuned(kernel, lambda: kernel[(4,)](x, torch.empty_like(x), 64), is_dist=False)()
+    assert (type(raised.value).__name__, text in str(raised.value)) == (kind, True), str(raised.value)
+    assert "Add a config" not in str(raised.value)
+
+
+@triton.jit
+def locking_kernel(x_ptr, y_ptr, n, lock_ptr, BLOCK: tl.constexpr):
+    """Fails while it holds the lock, with all blocks but 64."""
+    tl.store(lock_ptr, 1)
+    tl.static_assert(BLOCK == 64)
+    at = tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1.0, mask=at < n)
+    tl.store(lock_ptr, 0)
+
+
+@on_each_rank(1, is_dist=False)
+def test_what_a_failed_launch_leaves_is_told_on_the_terminal(rank: int):
+    """Once: the error, and the tensors that it may have written to and nothing restores; the next config may wait for a lock in them."""
+    os.environ["DIST_TUNE_VERBOSITY"] = "normal"
+    kernel, lock = autotuned(locking_kernel, restore_value=["y_ptr"]), torch.zeros(1, dtype=torch.int32)
+
+    def closure(x: torch.Tensor) -> None:
+        kernel[(1,)](x, torch.empty_like(x), 64, lock)
+
+    with contextlib.redirect_stderr(io.StringIO()) as terminal:
+        tuned(None, closure, is_dist=False, reset=list)(torch.zeros(64))
+    (line,) = [each for each in terminal.getvalue().splitlines() if "failed in its launch" in each]
+    assert "AssertionError" in line
+    assert line.endswith("what it has written to x_ptr, lock_ptr stays, because restore_value does not name it")

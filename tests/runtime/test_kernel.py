@@ -198,6 +198,7 @@ def test_a_prune_rule_that_raises_is_named(pruning: dict[str, Any], named: str, 
     assert text.startswith("prune_configs_by of " if is_partial else named)
     assert f"kernel raised {type(cause).__name__}: {cause}; it " in text
     assert f'"BLOCK={at} num_warps=4' in text or 'it got 2 configs, the first "BLOCK=16' in text
+    nothing: Any
     for nothing in ([], iter([])):
         none = Launch(made(prune_configs_by={"early_config_prune": lambda configs, named, r=nothing, **kw: r}), (torch.zeros(64), 64), {})
         with pytest.raises((AutotunerError, TypeError)):

@@ -13,12 +13,21 @@ FITS, NO_GPU = "Add a config that fits", "set TRITON_INTERPRET=1 before kernels 
 
 @pytest.mark.parametrize(
     ("reasons", "advice"),
-    [([f"rank 0: {NO_DRIVER}"] * 2, NO_GPU), (["AssertionError"] * 2, FITS), ([NO_DRIVER, "OutOfResources"], FITS), ([], FITS)],
+    [
+        ([f"rank 0: {NO_DRIVER}"] * 2, NO_GPU),
+        (["KeyError: 'z_ptr'"] * 2, "No config cures that"),
+        (["OutOfResources: 9 of 8"] * 2, FITS),
+        ([NO_DRIVER, "OutOfResources"], FITS),
+        (["AssertionError"], FITS),
+        ([], FITS),
+    ],
 )
 def test_the_last_line_says_what_to_do(reasons: list[str], advice: str):
     """Where Triton has found no GPU no config can help, and Triton's own words say nothing of GPUs; one reason of its own may be mended."""
     failures = {i: CandidateFailure(FailureKind.LAUNCH, reason) for i, reason in enumerate(reasons)}
-    assert advice in str(none_left("gemm[8]", ["BLOCK=1", "BLOCK=2"], failures, "on rank 0")).splitlines()[-1]
+    text = str(none_left("gemm[8]", ["BLOCK=1", "BLOCK=2"], failures, "on rank 0"))
+    assert advice in text.splitlines()[-1]
+    assert text.count("KeyError") == ("No config cures" in advice)
 
 
 @pytest.mark.parametrize(

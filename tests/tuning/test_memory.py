@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+import triton.language as tl
 
 from dist_tune import autotune, contextual_autotune
 from dist_tune.measure import Snapshot
@@ -41,6 +42,37 @@ def test_a_failed_config_holds_nothing(rank: int):
     gc.disable()  # references alone free it
     contextual_autotune(n_repeat=1, n_warmup=0)(lambda x: launch(kernel, x))(torch.zeros(64))
     assert len(n_alive) > 2
+    assert set(n_alive) == {0}
+
+
+@on_each_rank(1, cases=["kernel", "function"], is_dist=False)
+def test_a_run_in_which_a_config_failed_is_freed(rank: int, case: str):
+    """What the step held in it is free when the next run begins, though the error is kept."""
+    held, n_alive = list[Any](), list[int]()
+
+    @triton.jit
+    def failing(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+        tl.static_assert(BLOCK != 32)
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y_ptr + at, tl.load(x_ptr + at))
+
+    @autotune([{"block": each} for each in (16, 32, 64)], None, cache=False)
+    def work(x: torch.Tensor, block: int) -> torch.Tensor:
+        if block == 32:
+            raise ValueError(f"no room for {block}")
+        return x + 1
+
+    kernel = autotuned(failing)
+
+    def step(x: torch.Tensor) -> Any:
+        n_alive.append(alive(held))
+        activations = Held(x=x * 2)
+        held.append(weakref.ref(activations))
+        return launch(kernel, activations["x"]) if case == "kernel" else work(activations["x"])
+
+    gc.disable()  # references alone free it
+    contextual_autotune(n_repeat=1, n_warmup=0, reset=list, cache=False)(step)(torch.zeros(64))
+    assert len(n_alive) > 3
     assert set(n_alive) == {0}
 
 
@@ -91,6 +123,31 @@ def test_copies_die_with_their_tensors():
     del kept
     undo.put_back()
     assert view.tolist() == [1.0, 1.0]
+
+
+class Foreign:
+    """A tensor of a library's own."""
+
+    def __init__(self, values: list[int]) -> None:
+        self.values = values
+
+    def clone(self) -> Foreign:
+        return Foreign([*self.values])
+
+    def copy_(self, other: Foreign) -> None:
+        self.values[:] = other.values
+
+
+def test_what_can_be_cloned_and_copied_to_is_put_back_as_tensors_are():
+    """Once, from the first copy, also through another snapshot."""
+    undo, taken, value = Snapshot(), Snapshot(), Foreign([1])
+    undo.copy([value])
+    value.values[0] = 2
+    undo.copy([value])
+    taken.take(undo)
+    value.values[0] = 3
+    taken.put_back()
+    assert value.values == [1]
 
 
 @on_each_rank(1, is_dist=False)
