@@ -47,6 +47,8 @@ class Terminal:
         self._is_drawn = False
         self._phase = "discover"
         self._n, self._total = 0, 0
+        self._most, self._more_s = "", 0.0
+        """Before the number of steps, where that is the most that there can be; seconds after these."""
         self._late = -inf
         """When a late rank was told last, on the monotonic clock."""
         self._began = self._phase_began = self._drawn = time.monotonic()
@@ -60,11 +62,13 @@ class Terminal:
     def begin_phase(self, name: str) -> None:
         """A phase begins."""
         self._phase, self._total, self._phase_began = name, 0, time.monotonic()
+        self._most, self._more_s = "", 0.0
         self.step(0)
 
-    def expect(self, n_more: int) -> None:
-        """The phase has so many steps more, as far as is known."""
-        self._total = self._n + n_more
+    def expect(self, n_most: int, more_s: float) -> None:
+        """So many steps may follow at most, those of later phases among them, and then others of so many seconds; no steps: unknown."""
+        self._total, self._more_s = self._n + n_most if n_most else 0, more_s
+        self._most = "at most "
 
     def step(self, n: int, total: int | None = None) -> None:
         """So many steps of the phase are done. Draws if it is time."""
@@ -106,11 +110,15 @@ class Terminal:
         self._write(_BELOW.format(printable(text)[:width].rjust(min(width, _RIGHT))))
 
     def _text(self, n: int, now: float) -> str:
-        text = f"{self._name}: {_WORDS[self._phase]}" + (f" {min(n, self._total)} of {self._total}" if self._total else "")
-        best = f", best {milliseconds(sum(self.best_ms.values()))} ms" if self.best_ms else ""
-        is_foreseen = 0 < n < self._total
-        left = f"{(now - self._phase_began) / n * (self._total - n):.0f} s left" if is_foreseen else f"{now - self._began:.0f} s"
-        return f"{text}{best}, {left}"
+        text = f"{self._name}: {_WORDS[self._phase]}"
+        if self._total:
+            text += f" {min(n, self._total)} of {self._most}{self._total}"
+        if self.best_ms:
+            text += f", best {milliseconds(sum(self.best_ms.values()))} ms"
+        if 0 < n < self._total:
+            left_s = (now - self._phase_began) / n * (self._total - n) + self._more_s
+            return f"{text}, {self._most}{left_s:.0f} s left"
+        return f"{text}, {now - self._began:.0f} s"
 
     def _begin_row(self) -> None:
         """Go to the next row if the cursor is within one, as a progress bar leaves it: spaces wrap there, and nowhere else."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -122,8 +122,10 @@ class TunableFunction:
         """Refuse a key that cannot be looked up.
 
         Raises:
-            TypeError: it cannot be hashed, or holds a tensor.
+            TypeError: it cannot be hashed, holds a tensor, or can be gone through once.
         """
+        if isinstance(key, Iterator):  # it has a hash, and is equal to no other
+            raise TypeError(f"key_fn of {self.name} returned {spelled(key)}, which can be gone through once: return a tuple of it")
         try:
             hash(key)
         except TypeError as error:

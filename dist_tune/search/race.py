@@ -91,11 +91,6 @@ class Race:
         return sum(left) if self._nesting else max(left, default=0)
 
     @property
-    def n_queued(self) -> int:
-        """Replays that are asked for; what follows depends on their times."""
-        return max((len(self._sites[name].queue) for name in self._turn), default=0)
-
-    @property
     def spare_s(self) -> float:
         """Seconds of replays beyond ``n_left``, for kernels so short that the clock cannot tell them apart."""
         return self._options.spare_s if self._plan.n_repeat > 1 else 0.0

@@ -44,7 +44,9 @@ def run_race(context: TuningContext, closure: Closure) -> None:
         if conditions != before:  # also from finals to a race where a site was missed before
             trials.samples.restart()
         context.story.phase("finals" if race.is_final else "race")
-        context.story.terminal.expect(race.n_queued)
+        # What a guided search compiles next, and how long that takes, is not known.
+        is_guided = not race.is_final and any(each.untried for each in context.entries.values())
+        context.story.terminal.expect(0 if is_guided else race.n_left, race.spare_s)
         if wants_graphs and race.is_final and (why_not := _capture(context, closure, batch)):
             told = f'is compared as it is, without objective="graph", because it cannot be captured: {why_not}'
             context.options.notices.tell(context.story, {"no graph": f"{closure_name(context.name)} {told}"})

@@ -277,6 +277,9 @@ def test_a_key_that_cannot_be_found_again_is_refused():
         tensor: Any = autotune(BLOCKS, key_fn, **QUICK)(lambda x, block: x)
         with pytest.raises(TypeError, match=r"returned a tensor.*to_hashable"):
             tensor(torch.ones(1))
+    once: Any = autotune(BLOCKS, lambda x: map(int, x), **QUICK)(lambda x, block: x)
+    with pytest.raises(TypeError, match=r"returned an object of type map, which can be gone through once: return a tuple"):
+        once((1, 2))
     right = autotune(BLOCKS, lambda x: to_hashable([x, {"a": 1}]), **QUICK)(lambda x, block: x)
     right(torch.ones(1))
     right(torch.ones(1))
