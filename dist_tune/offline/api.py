@@ -219,11 +219,9 @@ class Job:
         """Results of the problems, in order. Collective, and raises as ``tune_problems``."""
         if twice := [name for name, count in Counter(problem.name for problem in problems).items() if count > 1]:
             raise ValueError(f"problems need names of their own, got {twice} twice")
+        self._check_equal(problems, options)
         if not self._is_split:
             return [self._ended(problem, options, self._ranks) for problem in problems]
-        tasks = [f"{problem.name} {problem.digest[:12]} {options}" for problem in problems]
-        if mismatch := self._meet("problems", lambda: (tasks, device_identity()), _mismatch):
-            raise RankMismatchError(mismatch)
         queue = self._ranks.work_queue(len(problems))
         self._meet("results", lambda: self._share_out(queue, problems, options), all_came)
         return [_ENDED.validate_json(text) for text in queue.results()]
@@ -231,9 +229,17 @@ class Job:
     def tune_one(self, problem: Problem, options: SearchOptions) -> Outcome:
         """Result of one problem that all ranks tune together. Its record is deleted."""
         _n_tuned[problem.name] += 1
+        self._check_equal([problem], options)
         outcome = self._outcome(problem, options, self._ranks, _n_tuned[problem.name])
         self._forget()
         return outcome
+
+    def _check_equal(self, problems: Sequence[Problem], options: SearchOptions) -> None:
+        """Refuse other problems on another rank: results are known by their index."""
+        tasks = [f"{problem.name} {problem.digest[:12]} {options}" for problem in problems]
+        device = device_identity() if self._is_split else ""
+        if mismatch := self._meet("problems", lambda: (tasks, device), _mismatch):
+            raise RankMismatchError(mismatch)
 
     def agree(self, topic: str, work: Callable[[], str]) -> str:
         """The text of the first rank's ``work``, the same on all ranks."""

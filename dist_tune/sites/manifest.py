@@ -128,19 +128,8 @@ class SiteManifest:
 
 def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
     """Reduce the manifests of all ranks: rank -> manifest."""
-    lists: dict[str, list[str]] = {}
-    holders: dict[str, int] = {}
-    """Label -> the rank whose list that is."""
-    shared: dict[str, list[str]] = {}
-    unshared: dict[str, str] = {}
-    for rank, mine in manifests.items():
-        for label, texts in mine.lists.items():
-            known = lists.setdefault(label, texts)
-            holders.setdefault(label, rank)
-            if texts != known:
-                shared[label] = [text for text in shared.get(label, known) if text in texts]
-                if not shared[label]:
-                    unshared.setdefault(label, f"{_quoted(known)} on rank {holders[label]}, {_quoted(texts)} on rank {rank}")
+    lists = {label: texts for mine in reversed([*manifests.values()]) for label, texts in mine.lists.items()}
+    shared, unshared = _shared_candidates(lists, manifests)
     everyone = manifests.values()
     sites = sorted({label for mine in everyone for label in mine.sites})
     cached, refused = _share_records(sites, manifests)
@@ -172,12 +161,7 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         for label in sites
         if label in mixed and label not in cached
     ]
-    namesakes += [
-        f"launches {label}, and no config of it is on all ranks ({unshared[label]}): not tuned; build and prune its configs from what is "
-        "equal on all ranks, or put what differs into key="
-        for label in sites
-        if label in unshared and label not in cached
-    ]
+    namesakes += [why for label, why in unshared.items() if label not in cached]
     modes = [mine.settings.get("DIST_TUNE_MODE") for mine in everyone]
     mode = next((each for each in ("first", "cached", NEAREST) if each in modes), "")
     all_left = bool(against) and all(why.startswith(LEFT) for _, why in against)
@@ -274,6 +258,27 @@ def _disputed(manifests: Mapping[int, RankManifest]) -> set[str]:
         for label, config in mine.hits.items():
             hits.setdefault(label, set()).add(config)
     return {label for label, configs in hits.items() if label in missed or len(configs) > 1}
+
+
+def _shared_candidates(
+    lists: Mapping[str, list[str]], manifests: Mapping[int, RankManifest]
+) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Of sites whose ``lists`` differ the candidates that all ranks have; and why those are not tuned of which that is none."""
+    shared: dict[str, list[str]] = {}
+    unshared: dict[str, str] = {}
+    for label, first in lists.items():
+        theirs = {rank: mine.lists[label] for rank, mine in manifests.items() if label in mine.lists}
+        for rank, texts in theirs.items():
+            if texts != first:
+                shared[label] = [text for text in shared.get(label, first) if text in texts]
+            if label in shared and not shared[label]:
+                told = f"{_quoted(first)} on rank {next(iter(theirs))}, {_quoted(texts)} on rank {rank}"
+                unshared[label] = (
+                    f"launches {label}, and no config of it is on all ranks ({told}): not tuned; build and prune its configs from what is "
+                    "equal on all ranks, or put what differs into key="
+                )
+                break
+    return shared, unshared
 
 
 def _quoted(texts: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dist_tune.tuning.context import TuningContext
 
 
-TESTED = {"torch": ("2.11", "2.13"), "triton": ("3.6", "3.9")}
+TESTED = {"torch": ("2.11", "2.14"), "triton": ("3.6", "3.9")}
 """Package -> oldest and newest version that this release is tested with. Older ones are not installed beside this package."""
 
 
@@ -154,10 +154,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
-    """Before sites are tuned: untested versions, candidates that prune rules removed, and why the nearest record does not count."""
+    """Before sites are tuned: candidates that prune rules removed, and why the nearest record does not count; in the log new versions."""
     if newer := newer_than_tested({"torch": torch.__version__, "triton": triton_version()}):
-        text = f"{newer}. If a tuning fails, try a tested version; dist-tune doctor tries each part"
-        of_process.tell(context.story, {"versions": text})
+        context.story.info(f"{newer}. If a tuning fails, try a tested version; dist-tune doctor tries each part")
     numbers = context.story.numbers
     pruned, missed = dict[str, str](), dict[str, str]()
     for label in sorted(labels, key=lambda each: numbers.get(each, len(numbers))):
