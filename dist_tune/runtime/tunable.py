@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,19 +65,14 @@ class Fits:
         """Launch with the bucket's config (None: it has none), or the next best that the rules keep; of a kernel one that runs."""
         if config is not None and (used := self.known(launch.exact, config)) is not None:
             return launch.run(used, None, is_trial=False)
-        kept, first = self._kept_at(launch), None
-        ranked = [] if config is None else [config, *self._ranked.get(launch.slot.key, ())]
-        texts = [*map(launch.describe, ranked)]
-        known = [config if k == 0 else kept[text] for k, text in enumerate(texts) if text in kept]
-        words = {*texts[0].split()} if texts else set()
-        others = sorted(kept.keys() - {*texts}, key=lambda text: (-len(words.intersection(text.split())), [*kept].index(text)))
-        for used in (*known, *(kept[text] for text in others)):  # those that a rule makes of the size by their likeness to the best
+        first = None
+        for used in self._order(launch, config):
             try:
                 value = launch.run(used, None, is_trial=False)
             except Exception as error:
-                first = first or error
                 if not launch.is_compiled:  # a function's collectives may have been made
                     raise
+                first = first or error
                 continue
             if config is not None:
                 self.note(launch.exact, config, used)
@@ -98,6 +93,20 @@ class Fits:
         if len(self._kept) >= _MAX_LISTS:
             self._kept.clear()
         self._kept[exact] = kept
+
+    def _order(self, launch: Tunable, config: Any) -> Iterator[Any]:
+        """What the rules keep at the size of a launch: its bucket's config, the others of the bucket from the best on, and the rest.
+
+        Of the rest, which a rule has made of the size, first what is most like the bucket's.
+        """
+        kept = self._kept_at(launch)
+        ranked = [] if config is None else [config, *self._ranked.get(launch.slot.key, ())]
+        texts = [launch.describe(each) for each in ranked]
+        if texts and texts[0] in kept:
+            yield config  # itself, by which it is found again
+        yield from [kept[text] for text in dict.fromkeys(texts[1:]) if text in kept and text != texts[0]]
+        words = set(texts[0].split() if texts else ())
+        yield from [kept[text] for text in sorted(kept, key=lambda text: -len(words.intersection(text.split()))) if text not in texts]
 
     def _kept_at(self, launch: Tunable) -> dict[str, Any]:
         if launch.exact not in self._kept:

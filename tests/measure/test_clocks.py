@@ -214,6 +214,7 @@ class Gpu:
         patch.setattr(clocks, "_DeviceEvent", lambda: GpuEvent(self))
         patch.setattr(clocks, "_events_ms", lambda device: 0.003)
         patch.setattr(clocks, "api", SimpleNamespace(current_device=lambda: 0))
+        patch.setattr(clocks, "_device", lambda: 0)  # a torch with CUDA would look for a driver
 
     def spin(self, ms: float) -> None:
         self.spins_ms.append(ms)

@@ -154,6 +154,26 @@ def test_a_config_is_used_only_at_sizes_of_its_bucket_where_it_fits(rank: int, c
     assert how == "online" or kind != "a rule drops it" or used[384] in (64, 128)
 
 
+@on_each_rank(cases=["replayed", "online"])
+def test_ranks_at_other_sizes_of_a_bucket_use_what_fits_each(rank: int, how: str):
+    """Rules drop another config on each rank: what both keep is tuned, and no rank dies; so at each size that follows."""
+    wrong.clear()
+    kernel = autotuned(even_kernel, blocks=(64, 128, 512), prune_configs_by={"early_config_prune": dividing})
+
+    def step(n: int) -> float:
+        total = over(kernel, n).sum()
+        dist.all_reduce(total)
+        return float(total)
+
+    search: Any = "online" if how == "online" else None
+    tuned_step = tuned(kernel, step, bucket={"*": {"n": power_of_two}}, search=search)
+    sizes = [(512, 384, 320), (384, 320, 512)]
+    for n, other in zip(sizes[rank] * 4, sizes[1 - rank] * 4, strict=True):
+        assert tuned_step(n) == n + other
+    assert wrong == []
+    assert how == "online" or [len(each.candidates) for each in tuned_step.records] == [2]
+
+
 @on_each_rank(1, cases=[power_of_two, None], is_dist=False)
 def test_a_function_s_rule_is_asked_at_each_size_of_a_bucket(rank: int, bucket: Any):
     """``prune_fn`` sees the exact size where ``bucket`` or ``key_fn`` rounds it; the next best config that it keeps is used there."""

@@ -221,7 +221,7 @@ def test_ranks_that_disagree_are_told(rank: int):
         tune_problems(problems[:: 1 - 2 * rank], num_iters=1)
     with pytest.raises(ValueError, match="'a'"):
         tune_problems(problems[:1] * 2, num_iters=1)
-    with pytest.raises(RankMismatchError, match="ranks 0 and 1 have other problems, first at index 0: .k "):
+    with pytest.raises(RankMismatchError, match=r"ranks 0 and 1 have other problems, first at index 0: .k "):
         tune_kernel(SPACE[: 2 + rank], lambda config: (lambda: None, None), name="k", num_iters=1)
 
 
