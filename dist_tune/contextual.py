@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial, update_wrapper
 from threading import RLock, get_ident
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -112,6 +113,8 @@ def contextual_autotune(
         warnings.warn(told, FutureWarning, stacklevel=2)
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
+        if isinstance(function, MethodType):  # bound again, so that a copy of its object has it for itself
+            return cast("TunedClosure[P, R]", MethodType(decorate(function.__func__), function.__self__))
         check_ordinary(function, "contextual_autotune")
         options = TuningOptions(plan, reset, uses_cache=cache, release=release, max_slowdown=max_slowdown, buckets=buckets)
         return _ClosureTuner(function, is_dist, group, options).tuned()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, update_wrapper
-from types import EllipsisType
+from types import EllipsisType, MethodType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from torch.compiler import is_dynamo_compiling
@@ -125,9 +125,11 @@ def autotune(
         configs, texts = distinct(as_configs(space, function))
         chosen = frozenset(name for config in configs for name in config)
         key_of = named_key(key_given, function, chosen) if key_option == "key" else cast("Callable[..., Hashable] | None", key_given)
-        tunable = TunableFunction(function, configs, texts, key_of, prune_fn, check, bucket)
+        tunable = TunableFunction(function, configs, texts, key_of, prune_fn, check, bucket, n_bound=isinstance(function, MethodType))
         options = TuningOptions(plan, reset, uses_cache=cache, release=release, max_slowdown=max_slowdown)
-        return _FunctionTuner(tunable, options, uses_nearest=nearest).tuned()
+        tuned = _FunctionTuner(tunable, options, uses_nearest=nearest).tuned()
+        # Bound again, so that a copy of its object has it for itself.
+        return cast("TunedFunction[P, R]", MethodType(tuned, function.__self__)) if isinstance(function, MethodType) else tuned
 
     return decorate
 
@@ -158,10 +160,11 @@ class _FunctionTuner(Tuner):
 
     def tuned(self) -> TunedFunction[Any, Any]:
         """The function to put in its place; a plain function, so that it also works as a method."""
-        function, winners, names, listeners = self.tunable.function, self.tunable.winners, self.tunable.names, interception.listeners
+        function, winners, names, listeners = self.tunable.body, self.tunable.winners, self.tunable.names, interception.listeners
         calls = self.calls
         interception.triton_patch()  # takes some milliseconds; here rather than in the first call
-        key_of = self.tunable.key if self.tunable.bucket or self.tunable.key_fn is None else self.tunable.key_fn
+        key_fn = None if self.tunable.bucket or self.tunable.n_bound else self.tunable.key_fn
+        key_of = self.tunable.key if key_fn is None else key_fn
         first, note_tracing, fits = self.tunable.configs[0], self.note_tracing, self.tunable.fits
 
         def call(
@@ -186,7 +189,7 @@ class _FunctionTuner(Tuner):
                 key = self.tunable.key_of(args, kwargs) if is_fixed else key_of(*args, **kwargs)
             except BaseException as error:
                 self.count_raised(autotune_pg)
-                if key_of is self.tunable.key_fn and not is_fixed and isinstance(error, Exception):  # else it says so by itself
+                if key_fn is not None and not is_fixed and isinstance(error, Exception):  # else it says so by itself
                     raise self.tunable.key_error(error, args, kwargs) from error
                 raise
             slot_key = key if autotune_pg is None else (autotune_pg, key)
@@ -280,7 +283,7 @@ class _FunctionTuner(Tuner):
             tuning.meet(launch)
             is_online, state = options.plan.search == "online", None
             if not (is_free or is_online) and settings.may_tune:
-                state = StepState(self.tunable.function, *launch.given)
+                state = StepState(launch.function, *launch.given)
             first = FirstRun(state, 'has search="online"' * is_online)
         except BaseException as error:  # the user's prune_fn: the other ranks must know
             tuning.leave(error)
@@ -304,7 +307,7 @@ class _FunctionTuner(Tuner):
     def call_traced(self, args: Any, kwargs: Any) -> Any:
         """A call that computes no values."""
         self.note_tracing()
-        return self.tunable.function(*args, **{**self.tunable.configs[0], **kwargs})
+        return self.tunable.body(*args, **{**self.tunable.configs[0], **kwargs})
 
     def call_untuned(self, args: Any, kwargs: Any, group: ProcessGroup | None) -> Any:
         """A call that tunes nothing: with the first config, or with what ``DIST_TUNE_MODE=cached`` chooses."""
@@ -322,7 +325,7 @@ class _FunctionTuner(Tuner):
                 self.under_capture(launch, settings, group)
             if (config := launch.slot.config) is not None:
                 return launch.run_known(config)
-        return self.tunable.function(*args, **{**self.tunable.configs[0], **kwargs})
+        return self.tunable.body(*args, **{**self.tunable.configs[0], **kwargs})
 
 
 def _missed_here(launch: FunctionLaunch) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from functools import update_wrapper
+from types import MethodType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -47,7 +48,8 @@ def as_operator(
     def body(*args: Any, **kwargs: Any) -> Any:
         return launcher(*args, **kwargs)
 
-    signature = inspect.signature(inspect.unwrap(launcher), eval_str=True)
+    plain: Any = inspect.unwrap(getattr(launcher, "__func__", launcher))
+    signature = inspect.signature(MethodType(plain, launcher.__self__) if isinstance(launcher, MethodType) else plain, eval_str=True)
     filled = set[str]().union(*getattr(launcher, "configs", ()))
     signature = signature.replace(parameters=[each for each in signature.parameters.values() if each.name not in filled])
     if signature.return_annotation is None and not mutates_args:  # torch.compile removes such a node

@@ -202,7 +202,7 @@ class Replayer:
         """Copy the arguments of the checked function that all replays call, if the user has no ``reset``."""
         if self._reset is None and launch.checker() is not None:
             wait_for_device()  # what is under way may be writing to them
-            self.trials.inputs.keep(launch.owner.function, *launch.arguments)
+            self.trials.inputs.keep(launch.function, *launch.arguments)
 
     def restart(self, *, compares: bool = True) -> None:
         """Call the user's ``reset``, or put back the arguments of a checked function: before each replay but the first.

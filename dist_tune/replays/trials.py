@@ -326,7 +326,7 @@ class Trials:
         site.is_unchecked &= not is_checked
         inputs = self.inputs if launch.is_whole else Inputs()  # of a launch inside a closure only while it is judged
         if not (launch.is_whole or trial.is_timed or counts) and site.record is None and (trial.is_checked or site.checker is not None):
-            inputs.keep(launch.owner.function, *launch.arguments)
+            inputs.keep(launch.function, *launch.arguments)
         if checker is not None:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
         n_before = n_collectives() if launch.is_whole else 0  # the reference's among them
@@ -436,4 +436,4 @@ class Trials:
 
 def _written(launch: Tunable) -> dict[int, int | None]:
     """What tells whether a run of a whole function has written to anything that it can reach."""
-    return written(launch.owner.function, *launch.arguments)
+    return written(launch.function, *launch.arguments)

@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from types import MethodType
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,10 +38,14 @@ class TunableFunction:
     bucket: Callable[[int], Hashable] | None
     winners: dict[Hashable, FunctionConfig] = field(default_factory=dict)
     """Key -> config in use."""
+    n_bound: int = 0
+    """1 of a bound method whose calls bring the object, which may be a copy of the one that was decorated; rules are not given it."""
 
     def __post_init__(self) -> None:
         self.names = frozenset(name for config in self.configs for name in config)
         """Keyword arguments that come from configs."""
+        self.body: Callable[..., Any] = cast("MethodType", self.function).__func__ if self.n_bound else self.function
+        """What calls run."""
         self.text_of = {id(config): text for config, text in zip(self.configs, self.texts, strict=True)}
         self.fits = Fits() if self.prune_fn is not None else None
         """Of calls with one key, where ``prune_fn`` may see more than that."""
@@ -83,7 +88,7 @@ class TunableFunction:
     def key(self, *args: Any, **kwargs: Any) -> Hashable:
         """The tuning key of a call whose keyword arguments are not those of a config."""
         try:
-            key = self.key_fn(*args, **kwargs) if self.key_fn is not None else ()
+            key = self.key_fn(*args[self.n_bound :], **kwargs) if self.key_fn is not None else ()
         except Exception as error:
             raise self.key_error(error, args, kwargs) from error
         try:
@@ -140,7 +145,7 @@ class TunableFunction:
             TypeError: it does not fit.
         """
         try:
-            signature = inspect.signature(self.function)
+            signature = inspect.signature(self.body)
         except ValueError:  # a builtin
             return
         try:
@@ -162,6 +167,8 @@ class FunctionLaunch(Tunable):
         self.exact = exact_sizes(args, kwargs) if tunable.fits is not None else None
         text = key_text(key)
         self.name, self.key_text = tunable.name, text if text.startswith("[") else f"[{text}]"
+        self.function: Callable[..., Any] = MethodType(tunable.body, args[0]) if tunable.n_bound else tunable.body
+        args = args[tunable.n_bound :]
         self.given = args, kwargs
         """Arguments of the call, with those that replace a config's."""
         self._configs, self._text_of = tunable.configs, tunable.text_of
@@ -222,14 +229,14 @@ class FunctionLaunch(Tunable):
         args, kwargs = self.arguments
         if span is not None:
             span.begin()
-        result = self.owner.function(*args, **{**config, **kwargs})
+        result = self.function(*args, **{**config, **kwargs})
         if span is not None:
             span.end()
         return result
 
     def checker(self) -> Checker | None:
         """The user's check, if there is one."""
-        return Checker(self.owner.check, self.owner.function) if self.owner.check is not None else None
+        return Checker(self.owner.check, self.function) if self.owner.check is not None else None
 
 
 def exact_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -168,6 +168,8 @@ class Tunable(Protocol):
     """The tuning key, the same on all ranks for equal keys."""
     owner: Any
     """The decorated object, one for all its launches."""
+    function: Callable[..., Any]
+    """What is called with them; of a function with configs alone."""
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     """Positional and keyword arguments, without those of the config."""
     slot: Slot

@@ -1,6 +1,6 @@
 """Types of decorated functions: what a call takes and returns, as type checkers and ``help`` see it.
 
-Knows no tuner. At run time a decorated function is a plain function with these attributes.
+Knows no tuner. At run time a decorated function is a plain function with these attributes, and a decorated bound method one of its object.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TunedClosure(Protocol[P, R_co]):
 
     @property
     def __wrapped__(self) -> Callable[P, R_co]:
-        """The function as it was decorated."""
+        """The function as it was decorated; of a bound method the function that takes the object first."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the step; kernels that Triton has no config for are tuned first."""
@@ -60,7 +60,7 @@ class TunedFunction(Protocol[P, R_co]):
 
     @property
     def __wrapped__(self) -> Callable[P, R_co]:
-        """The function as it was decorated."""
+        """The function as it was decorated; of a bound method the function that takes the object first."""
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...

@@ -95,6 +95,30 @@ def test_methods_keep_their_name_and_documentation(rank: int):
     return best(layer.kernel)
 
 
+class _Scaled(torch.nn.Module):
+    def __init__(self, kernel: Any) -> None:
+        super().__init__()
+        self.scale, self.kernel = torch.nn.Parameter(torch.ones(())), kernel
+        self.forward = contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0)(self.forward)  # type: ignore[method-assign]  # as users do
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return launch(self.kernel, x) * self.scale.detach()
+
+
+@on_each_rank()
+def test_an_averaged_model_whose_method_was_decorated_computes_with_its_own_parameters(rank: int):
+    """It shares the records, so that a size which the copy meets first is known to the original as well; replays see its state."""
+    model: Any = _Scaled(autotuned(blocks=(16, 32)))
+    averaged: Any = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda mean, new, n: new + 4.0)
+    averaged.module.kernel = model.kernel
+    for _ in range(2):
+        averaged.update_parameters(model)
+    values = [each(torch.zeros(n)).unique().tolist() for n in (64, 128) for each in (model, averaged, model)]
+    assert values == [[1.0], [5.0], [1.0]] * 2
+    assert len(model.forward.records) == len(averaged.module.forward.records) == 2
+    return best(model.kernel)
+
+
 @on_each_rank()
 def test_reset_is_called_before_every_replay_but_the_first(rank: int):
     """The caller's state is left to the first run; afterwards the closure has acted once."""

@@ -202,3 +202,20 @@ def test_a_name_is_given_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert first(torch.ones(2)).tolist() == [2.0, 2.0]
     assert (first.__name__, first.__doc__, first.records) == ("doubled", "Twice as much.", [])
     assert torch.library.opcheck(first, (torch.ones(2),))  # type: ignore[arg-type]
+
+
+class Layer:
+    scale = 3.0
+
+    def scaled(self, x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        return x * self.scale * factor
+
+
+@pytest.mark.parametrize("kind", ["plain", "closure", "function"])
+def test_a_bound_method_is_a_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str):
+    """Its object is no argument of the operator, tuned or not."""
+    quiet(monkeypatch, tmp_path)
+    decorate = {"closure": contextual_autotune(), "function": autotune([{"factor": 1.0}], None)}.get(kind, lambda method: method)
+    operator = as_operator(decorate(Layer().scaled), name=f"dist_tune_tests::scaled_{kind}")
+    assert operator(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert list(inspect.signature(operator).parameters) == ["x", "factor"][: 1 if kind == "function" else 2]

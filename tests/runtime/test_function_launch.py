@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import io
 import math
+import pickle
 import pydoc
 import re
 from collections.abc import Callable
@@ -109,6 +112,60 @@ def test_what_can_be_called_can_be_tuned(function: Any, args: Any, kwargs: Any, 
     (record,) = tuned.records
     assert record.kernel == f"{__name__}.{name}"
     assert [each.config for each in record.candidates] == ["block=1", "block=2", "block=4"]
+
+
+class Scaling(torch.nn.Module):
+    """Decorates a method of its own, as models do that are built from options."""
+
+    def __init__(self, decorate: Any) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+        self.forward = decorate(self.forward)  # type: ignore[method-assign]  # as users do
+
+    def forward(self, x: torch.Tensor, block: int = 0) -> torch.Tensor:
+        return x * self.scale
+
+
+def saved(model: Scaling) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+RULES: dict[str, Any] = {"prune_fn": lambda config, x: config["block"] > 1, "check": lambda result, x: result.shape == x.shape}
+
+
+@pytest.mark.parametrize(
+    "decorate",
+    [
+        contextual_autotune(**QUICK),
+        autotune(BLOCKS, lambda x: x.shape, **QUICK, **RULES),
+        autotune(BLOCKS, key=["x"], nearest=True, **QUICK),
+    ],
+)
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_an_object_whose_bound_method_is_decorated_computes_with_its_own_values(decorate: Any, copied: Any):
+    """Made before or after the original's first call, and of a copy; the method itself comes with a copy of its object, too."""
+    model, x = Scaling(decorate), torch.ones(4)
+    early = copied(model)
+    values = [model(x)]
+    late = copied(model)
+    later = copied(late)
+    method = copied(model.forward)
+    for k, each in enumerate((early, late, later, method.__self__)):
+        each.scale.data.fill_(2.0 + k)
+    values += [early(x), late(x), later(x=x), method(x), model(x)]
+    assert [value.unique().tolist() for value in values] == [[1.0], [2.0], [3.0], [4.0], [5.0], [1.0]]
+
+
+def test_a_decorated_bound_method_is_one():
+    """It has the signature, records and configs of before; rules and ``key=`` know what the call is given, and not the object."""
+    options: Any = {**QUICK, "prune_fn": lambda config, x: config["block"] > 1, "check": lambda x: x}
+    tuned: Any = autotune(BLOCKS, key=["x"], **options)(Caller().method)
+    assert (tuned(8), tuned(x=8), tuned(9, autotune=False), list(inspect.signature(tuned).parameters)[:2]) == (8, 8, 9, ["x", "block"])
+    assert [len(each.candidates) for each in tuned.records] == [2]
+    assert (tuned.configs, tuned.__name__, tuned.__self__.method(7, 1)) == (BLOCKS, "method", 7)
 
 
 def test_a_builtin_without_a_signature():
