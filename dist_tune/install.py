@@ -2,7 +2,8 @@
 
     python -m dist_tune.install --step package.module:Class.method [--is-dist] (script.py | -m module) [arguments]
 
-runs a program so, as do ranks of ``dist-tune launch --step``. Knows how Python imports modules and runs programs.
+runs a program so, as do ranks of ``dist-tune launch --step``. It ends where a target is not found or cannot be wrapped.
+Knows how Python imports modules and runs programs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from functools import reduce
 from importlib.machinery import ModuleSpec
 from inspect import getattr_static, isroutine
-from types import ModuleType
+from itertools import accumulate
+from types import MethodType, ModuleType
 from typing import Any
 
 _targets: list[_Target] = []
@@ -28,6 +30,8 @@ class _Target:
     name: str
     """In the module: "Class.method"."""
     options: dict[str, Any]
+    is_needed: bool
+    """True if the program ends where it cannot be wrapped."""
     missing: str = "there is no such function"
     tuner: Any = None
     """Set when the target is wrapped."""
@@ -48,22 +52,66 @@ class _Target:
 
         decorate = contextual_autotune(**self.options)
         *outer, name = self.name.split(".")
+        found: Any = ...
         try:
             parent = reduce(getattr, outer, module)
-            found = getattr_static(parent, name, getattr(parent, name))
-            if isinstance(parent, type) and all(name not in vars(each) for each in parent.__mro__):
-                raise TypeError(f"it is of {parent.__qualname__}'s metaclass")
+            found = getattr(parent, name)
+            if isinstance(parent, type):  # as the class holds it; an object's method is bound
+                found = getattr_static(parent, name, found)
+                if all(name not in vars(each) for each in parent.__mro__):
+                    raise TypeError(f"it is of {parent.__qualname__}'s metaclass")
             kind = type(found) if isinstance(found, staticmethod | classmethod) else None
             function = found.__func__ if kind else found
             if not isroutine(function):
                 raise TypeError(f"install wraps functions and methods, got {spelled(function)}")
-            tuned = decorate(function)
+            tuned: Any = decorate(function)
             setattr(parent, name, kind(tuned) if kind else tuned)
         except (AttributeError, ImportError, RuntimeError, TypeError) as error:  # the middle ones of modules that import names on use
             _targets.remove(self)
-            self.tell(f"is not tuned: {error if isinstance(error, TypeError) else self.missing}")
+            self.refuse(f"{self.missing}{self.nearest(module)}" if found is ... else str(error))
         else:
             self.tuner = vars(tuned)["_tuner"]
+            if not isinstance(tuned, MethodType):  # pickle looks here for it: it may be inherited, or have another name where it was made
+                tuned.__module__, tuned.__qualname__ = self.module, self.name
+
+    def refuse(self, why: str) -> None:
+        """Say why it is not tuned; raises SystemExit if it is needed."""
+        if self.is_needed:
+            sys.exit(f"dist_tune: {self.module}:{self.name} is not tuned: {why}")
+        self.tell(f"is not tuned: {why}")
+
+    def nearest(self, module: Any) -> str:
+        """The function or method of the module whose name is most like that of the target, as the end of a line; or nothing."""
+        from difflib import get_close_matches
+
+        members = getattr(module, "__dict__", {}).items()
+        methods = [f"{name}.{each}" for name, cls in members if isinstance(cls, type) for each in dir(cls) if each[:2] != "__"]
+        near = get_close_matches(self.name, [*(name for name, each in members if isroutine(each)), *methods], 1)
+        return f"; the nearest is {self.module}:{near[0]}" if near else ""
+
+    def find(self) -> None:
+        """Refuse it if there is no such module, as far as that shows without an import."""
+        from difflib import get_close_matches
+        from pkgutil import iter_modules
+
+        path: Any = None
+        for name in [] if self.module in sys.modules else accumulate(self.module.split("."), "{}.{}".format):
+            try:
+                spec = _spec_of(name, path)
+            except KeyError:  # within folders without __init__.py, whose paths follow from those that are imported
+                return
+            if spec is None:
+                outer, _, last = name.rpartition(".")
+                near = get_close_matches(last, [each.name for each in iter_modules(path)], 1)
+                known = f"; the nearest is {'.'.join(filter(None, [outer, *near]))}" if near else ""
+                self.refuse(f"there is no module {name} on sys.path when the program begins{known}")
+                return
+            path = spec.submodule_search_locations or []
+
+
+def _spec_of(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not _Finder)
+    return next(filter(None, found), None)
 
 
 class _Finder:
@@ -73,8 +121,7 @@ class _Finder:
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if all(each.module != name for each in _targets):
             return None
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not _Finder)
-        spec = next(filter(None, found), None)
+        spec = _spec_of(name, path, target)
         if spec is not None:
             spec.loader = spec.loader and _Loader(spec.loader)  # type: ignore[assignment]  # none of a folder without __init__.py
         return spec
@@ -119,19 +166,26 @@ def install(target: str, **options: Any) -> None:
 
     Args:
         target: "package.module:function" or "package.module:Class.method": a method, also a static, a class or an inherited one, which is
-            wrapped for the class that is named alone.
+            wrapped for the class that is named alone; or "package.module:instance.method", for that object alone.
         options: those of ``contextual_autotune``, as ``is_dist=True``.
 
     Raises:
         ValueError: the target has no such form, or is in ``__main__``, torch, Triton or dist_tune.
         TypeError, ValueError: from the import of the target's module: an option is wrong, see ``contextual_autotune``.
     """
+    add(target, options)
+
+
+def add(target: str, options: dict[str, Any], *, is_needed: bool = False) -> None:
+    """``install``; ``is_needed``: a step of the command, without which the program ends."""
     module, _, name = target.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
         raise ValueError(f"a target is package.module:function or package.module:Class.method, got {target!r}")
     if module.partition(".")[0] in ("__main__", "torch", "triton", "dist_tune"):
         raise ValueError(f"{target} cannot be wrapped from outside: decorate the function of the program that calls it, or name that one")
-    _targets.append(_Target(module, name, options))
+    _targets.append(_Target(module, name, options, is_needed))
+    if is_needed:
+        _targets[-1].find()
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)
     if module in sys.modules:
@@ -159,14 +213,16 @@ def main() -> None:
     if not options.program:
         parser.error("no program")
     sys.argv[:] = options.program
-    try:
-        for step in options.step:
-            install(step, is_dist=options.is_dist)
-    except ValueError as error:
-        parser.error(str(error))
     script = os.path.abspath(sys.argv[0])
     if not (sys.flags.safe_path or options.module):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
+    sys.path.insert(0, script)  # meanwhile, as it will be if the program is a folder or an archive
+    try:
+        for step in options.step:
+            sys.modules[install.__module__].add(step, {"is_dist": options.is_dist}, is_needed=True)
+    except ValueError as error:
+        parser.error(str(error))
+    sys.path.remove(script)
     program = sys.modules["__main__"] = ModuleType("__main__")  # stays: threads and exit handlers that outlive its code may pickle
     try:
         if options.module:

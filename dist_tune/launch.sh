@@ -5,7 +5,8 @@
 #   dist-tune launch [--supervise] [torchrun options] script.py [script arguments]    from an installed package
 #
 # --step=package.module:Class.method: tunes this function or method of the unchanged program, as contextual_autotune would; several times
-# for several. --is-dist: all ranks decide together (is_dist=True). Behind torchrun itself: -m dist_tune.install --step ... script.py
+# for several; one that is not there ends the job. --is-dist: all ranks decide together (is_dist=True). Behind torchrun itself:
+# -m dist_tune.install --step ... script.py
 #
 # --supervise: when a rank dies (a kill, an illegal access, a config that ends its process, a config that never returns), all ranks are
 # started again after 1, 2 and 4 s, and tunings go on from their journals. --max-restarts=N: so often (3); each restart waits twice as

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import importlib.util
 import inspect
 import json
 import os
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -59,6 +62,15 @@ class Made(metaclass=Meta):
     pass
 
 trainer = Trainer()
+trainer.callback = step
+alias = step
+
+class Slotted:
+    __slots__ = ()
+    def step(self):
+        return 1
+
+slotted = Slotted()
 """
 
 
@@ -104,6 +116,32 @@ def test_functions_and_methods_of_all_kinds_are_wrapped():
     assert kinds == {"static": staticmethod, "made": classmethod, "inherited": type(is_wrapped)}
     assert all(is_wrapped(each) for each in (shop.step, trainer.training_step, trainer.static, trainer.made, trainer.inherited, inner.step))
     assert not is_wrapped(shop.Base.inherited)
+
+
+def test_a_method_of_an_instance_is_wrapped_for_that_instance():
+    """It is given its object, or its class, also as an attribute that was set; another instance stays as it is."""
+    names = ["training_step", "static", "made", "inherited", "callback"]
+    shop = loaded(*[f"trainer.{name}" for name in names])
+    trainer = shop.trainer
+    values = [trainer.training_step(1), trainer.static(5), trainer.made(), trainer.inherited(), trainer.callback(3)]
+    assert values == [2, 5, shop.Trainer, trainer, 6]
+    assert [is_wrapped(getattr(trainer, name)) for name in names] == [True] * 5
+    assert not any(is_wrapped(getattr(shop.Trainer(), name)) for name in names[:4])
+    assert [copied.training_step.__self__ is copied for copied in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer)))] == [
+        True
+    ] * 2
+
+
+def test_what_is_installed_pickles():
+    """Functions, also by another name and inherited, methods of classes and instances, partials of these, and objects of their classes."""
+    names = ["step", "alias", "Trainer.training_step", "Trainer.inherited", "Trainer.made", "Trainer.static", "trainer.callback"]
+    shop, other = loaded(*names), loaded("step", name="shop.loop")  # there by import
+    trainer, again = shop.Trainer(), lambda value: pickle.loads(pickle.dumps(value))
+    same = [shop.step, shop.alias, shop.Trainer.training_step, shop.Trainer.inherited, shop.Trainer.static, shop.Trainer, other.step]
+    assert all(again(each) is each for each in [*same, shop.trainer.callback])
+    assert again(shop.Trainer.made) == shop.Trainer.made
+    assert again(trainer.training_step)(1) == again(functools.partial(shop.step, 1))() == 2
+    assert type(again(trainer)) is shop.Trainer
 
 
 def test_who_imports_the_name_afterwards_has_the_wrapped_one():
@@ -198,6 +236,8 @@ def test_a_target_that_cannot_be_wrapped_from_outside_is_refused(target: str, wh
         ("Made.made_by_meta", "is not tuned: it is of Made's metaclass"),
         ("Trainer.batches", "got the function Trainer.batches, which makes a generator"),
         ("Trainer.wait", "got the function Trainer.wait, which makes a coroutine"),
+        ("slotted.step", "is not tuned: 'Slotted' object attribute 'step' is read-only"),
+        ("Traner.training_stp", "there is no such function; the nearest is shop.trainer:Trainer.training_step"),
     ],
 )
 def test_what_cannot_be_wrapped_is_one_line_and_the_program_goes_on(target: str, line: str, capfd: pytest.CaptureFixture[str]):
@@ -345,6 +385,45 @@ def test_a_command_that_is_not_understood_ends_with_2(tmp_path: Path, words: str
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("step", "line", "begins"),
+    [
+        ("shop.trainer:training_step", "there is no such function; the nearest is shop.trainer:Trainer.training_step", True),
+        ("shop.trainer:Trainer.trainin_step", "there is no such function; the nearest is shop.trainer:Trainer.training_step", True),
+        ("shop.trainer:Trainer", "install wraps functions and methods, got the class Trainer", True),
+        ("shop.trainr:step", "there is no module shop.trainr on sys.path when the program begins; the nearest is shop.trainer", False),
+        ("shp.trainer:step", "there is no module shp on sys.path when the program begins; the nearest is shop", False),
+        ("shop.trainer.step:x", "there is no module shop.trainer.step on sys.path when the program begins", False),
+        ("zzzz:step", "there is no module zzzz on sys.path when the program begins", False),
+    ],
+)
+def test_a_step_of_the_command_that_is_not_there_ends_the_program(tmp_path: Path, step: str, line: str, begins: bool):
+    """Before it begins where that shows without an import, else as soon as its module is imported."""
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "shop").rename(tmp_path / "jobs/shop")  # found beside the program, and nowhere else
+    (tmp_path / "jobs/job.py").write_text("print('begins')\ntry:\n    import shop.trainer\nexcept Exception:\n    pass\nprint('goes on')\n")
+    env = of_checkout(tmp_path)
+    done = run_python("-m", "dist_tune.install", "--step", step, "jobs/job.py", cwd=tmp_path, env=env)
+    assert (done.returncode, done.stdout) == (1, "begins\n" * begins)
+    assert done.stderr == f"dist_tune: {step} is not tuned: {line}\n"
+
+
+@pytest.mark.processes
+def test_a_step_in_a_folder_of_a_folder_or_an_archive_is_found(tmp_path: Path):
+    """Packages without ``__init__.py``, and a program that is an archive, whose modules are found when it runs."""
+    (tmp_path / "outer/inner").mkdir(parents=True)
+    (tmp_path / "outer/inner/steps.py").write_text("def step():\n    return 1\n")
+    with zipfile.ZipFile(tmp_path / "job.zip", "w") as archive:
+        test = "print([hasattr(each, 'records') for each in (step, packed.step)])\n"
+        archive.writestr(
+            "__main__.py", f"import dist_tune, packed\nassert callable(dist_tune.install)\nfrom outer.inner.steps import step\n{test}"
+        )
+        archive.writestr("packed.py", "def step():\n    return 2\n")
+    done = python("-m", "dist_tune.install", "--step=outer.inner.steps:step", "--step=packed:step", "job.zip", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "[True, True]\n"), done.stderr
+
+
+@pytest.mark.processes
 def test_nothing_heavy_is_imported_before_the_module_is(tmp_path: Path):
     """A sitecustomize runs in each Python."""
     code = "import sys, dist_tune, shop\ndist_tune.install('shop.trainer:step')\nprint({'torch', 'triton'} & {*sys.modules})"
@@ -377,7 +456,7 @@ def test_a_sitecustomize_is_silent_in_children(tmp_path: Path, method: str):
 def test_a_program_that_spawns_and_fails_is_told_of_nothing(tmp_path: Path):
     """By the command: neither in the child nor at the end."""
     (tmp_path / "job.py").write_text(SPAWNING)
-    done = python("-m", "dist_tune.install", "--step", "shop.none:step", "job.py", "spawn", "failed", cwd=tmp_path)
+    done = python("-m", "dist_tune.install", "--step", "shop.loop:run", "job.py", "spawn", "failed", cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("child\n", "failed\n")
 
 
