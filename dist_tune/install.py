@@ -13,11 +13,11 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import WRAPPER_ASSIGNMENTS, reduce
 from importlib.machinery import ModuleSpec
 from inspect import getattr_static, isroutine
 from itertools import accumulate
-from types import MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 _targets: list[_Target] = []
@@ -64,14 +64,17 @@ class _Target:
             function = found.__func__ if kind else found
             if not isroutine(function):
                 raise TypeError(f"install wraps functions and methods, got {spelled(function)}")
-            tuned: Any = decorate(function)
-            setattr(parent, name, kind(tuned) if kind else tuned)
+            if isinstance(function, FunctionType) and function.__qualname__ == self.name:
+                tuned: Any = _exchange(function, decorate)
+            else:  # inherited, under another name, an object's
+                tuned = decorate(function)
+                setattr(parent, name, kind(tuned) if kind else tuned)
         except (AttributeError, ImportError, RuntimeError, TypeError) as error:  # the middle ones of modules that import names on use
             _targets.remove(self)
             self.refuse(f"{self.missing}{self.nearest(module)}" if found is ... else str(error))
         else:
             self.tuner = vars(tuned)["_tuner"]
-            if not isinstance(tuned, MethodType):  # pickle looks here for it: it may be inherited, or have another name where it was made
+            if not isinstance(tuned, MethodType) and tuned is not function:  # pickle looks for it where it has been put
                 tuned.__module__, tuned.__qualname__ = self.module, self.name
 
     def refuse(self, why: str) -> None:
@@ -107,6 +110,23 @@ class _Target:
                 self.refuse(f"there is no module {name} on sys.path when the program begins{known}")
                 return
             path = spec.submodule_search_locations or []
+
+
+def _exchange(function: FunctionType, decorate: Any) -> FunctionType:
+    """Let the function itself run what is tuned: modules and objects may hold it by now, and pickle finds no other under its name."""
+    own = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    for name in (*WRAPPER_ASSIGNMENTS, "__kwdefaults__"):
+        setattr(own, name, getattr(function, name))
+    vars(own).update(vars(function))
+    tuned = decorate(own)
+    vars(function).update(vars(tuned))
+    function.__defaults__, function.__kwdefaults__ = None, {"_dist_tune": tuned}  # torch.compile cannot read a constant that is a function
+    function.__code__ = _run.__code__.replace(co_freevars=function.__code__.co_freevars)  # Python wants as many
+    return function
+
+
+def _run(*args: Any, _dist_tune: Any, **kwargs: Any) -> Any:
+    return _dist_tune(*args, **kwargs)
 
 
 def _spec_of(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -152,15 +172,14 @@ def _tell_end() -> None:
             if target.tuner is None:
                 target.tell(f"is not tuned: the program never imported {target.module}. If that is the script, decorate the function there")
             elif not target.tuner.calls.n_calls:
-                why = "a subclass may override it, or a module had imported it by its name before it was installed"
-                target.tell(f"was never called, other than inside another tuned step: {why}")
+                target.tell("was never called, other than inside another tuned step: a subclass may override it")
 
 
 def install(target: str, **options: Any) -> None:
     """Put ``contextual_autotune(**options)`` on a function or method of a program that is not edited.
 
     Call it before the target's module is imported: in a sitecustomize, a conftest, the first line of the program. The target is wrapped
-    at the end of that import; at once in a module that is there already, where names that others have imported from it stay as they are.
+    at the end of that import; at once in a module that is there already. Others that have imported it by its name call it tuned, too.
     If there is no such function, if it is no ordinary one, or if it was never imported or called by the end, the program goes on without,
     and the main process of the first rank says so in one line on stderr.
 

@@ -26,6 +26,8 @@ from tests.programs import ROOT, Done, of_checkout, run_python
 
 module = sys.modules["dist_tune.install"]
 MODULE = """
+import functools
+
 class Base:
     def inherited(self):
         return self
@@ -64,6 +66,19 @@ class Made(metaclass=Meta):
 trainer = Trainer()
 trainer.callback = step
 alias = step
+part = functools.partial(step, 1)
+
+class Subclass(Trainer):
+    def training_step(self, x, *, by=2):
+        return super().training_step(x) * by
+
+def made(n):
+    global counted
+    def counted():
+        return n
+    counted.__qualname__ = "counted"
+
+made(7)
 
 class Slotted:
     __slots__ = ()
@@ -144,13 +159,26 @@ def test_what_is_installed_pickles():
     assert type(again(trainer)) is shop.Trainer
 
 
-def test_who_imports_the_name_afterwards_has_the_wrapped_one():
-    """``from shop.trainer import step`` of another module, installed before; after that import it comes too late for this name."""
-    installer("shop.trainer:step")
-    loop = importlib.import_module("shop.loop")
-    assert is_wrapped(loop.step)
-    installer("shop.loop:run")  # at once
-    assert is_wrapped(loop.run)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_who_has_the_function_has_the_wrapped_one(is_late: bool):
+    """By an import or in an object, before it was installed or after; what it took for granted (defaults, cells, ``super()``) stays."""
+    targets = ["shop.trainer:step", "shop.loop:run", "shop.trainer:Subclass.training_step", "shop.trainer:counted"]
+    for target in targets[: 4 * (not is_late)]:
+        installer(target)
+    loop, shop = importlib.import_module("shop.loop"), importlib.import_module("shop.trainer")
+    held = [loop.step, shop.trainer.callback, loop.run, shop.Subclass.training_step, shop.counted, shop.part.func]
+    for target in targets[4 * (not is_late) :]:
+        installer(target)
+    assert all(is_wrapped(each) for each in held)
+    assert [pickle.loads(pickle.dumps(each)) is each for each in held] == [True] * 6
+    assert (loop.run(2), shop.part(), shop.Subclass().training_step(2), shop.Subclass().training_step(2, by=3), shop.counted()) == (
+        4,
+        2,
+        6,
+        9,
+        7,
+    )
+    assert [str(inspect.signature(each)) for each in held[2:4]] == ["(x)", "(self, x, *, by=2)"]
 
 
 def test_the_loader_of_a_module_is_its_own():
