@@ -168,7 +168,7 @@ class Tunable(Protocol):
     """The tuning key, the same on all ranks for equal keys."""
     owner: Any
     """The decorated object, one for all its launches."""
-    function: Callable[..., Any]
+    function: Any = None
     """What is called with them; of a function with configs alone."""
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     """Positional and keyword arguments, without those of the config."""
