@@ -93,15 +93,18 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, *, fo
     raise RefusedFileError(errno.EFBIG, f"larger than {max_bytes} bytes", os.fspath(path))
 
 
-def write_whole(path: Path, content: bytes, rights: Rights | None = None) -> None:
+def write_whole(path: Path, content: bytes, rights: Rights | None = None, *, keeps_old: bool = False) -> Path | None:
     """Write a file by renaming a temporary one, so that no reader and no crash sees a part of it. Its folder must exist.
 
-    Without ``rights`` its permissions follow the umask, as of files that are shipped.
+    Without ``rights`` its permissions follow the umask, as of files that are shipped. ``keeps_old``: what was in its place, unless that
+    is a folder, stays under the name that is returned; None if nothing was there.
 
     Raises:
         OSError: it could not be written; a file that was there is untouched, and nothing is left behind.
     """
     temporary = path.with_name(f"{path.stem[:100]}.{uuid.uuid4().hex}.tmp")
+    is_kept = keeps_old and os.path.lexists(path) and not path.is_dir()
+    copy = path.with_name(f"{path.name[:100]}.{uuid.uuid4().hex[:8]}.bak") if is_kept else None
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o666 if rights is None else rights.file)) as file:
             if rights is not None:
@@ -110,6 +113,8 @@ def write_whole(path: Path, content: bytes, rights: Rights | None = None) -> Non
             file.flush()
             # Before the rename: after a power cut some file systems have the new name on an empty file.
             os.fsync(file.fileno())
+        if copy is not None:
+            os.rename(path, copy)
         os.replace(temporary, path)
     finally:
         with suppress(OSError):
@@ -118,6 +123,7 @@ def write_whole(path: Path, content: bytes, rights: Rights | None = None) -> Non
         with suppress(OSError):
             if temporary.stat().st_mtime < time.time() - _STALE_S:
                 temporary.unlink()
+    return copy
 
 
 def make_folder(folder: Path, rights: Rights = PRIVATE) -> None:

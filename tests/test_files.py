@@ -34,6 +34,16 @@ def test_a_file_takes_the_place_of_another(tmp_path: Path):
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask
 
 
+def test_what_was_there_is_kept_where_that_is_asked_for(tmp_path: Path):
+    """Under a name of its own each time; nothing where nothing was there, and a folder is no file to replace."""
+    copies = [write_whole(tmp_path / "file", text.encode(), keeps_old=True) for text in "abc"]
+    assert [copy and copy.read_text() for copy in copies] == [None, "a", "b"]
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_whole(tmp_path / "folder", b"", keeps_old=True)
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "file", tmp_path / "folder", *filter(None, copies)])
+
+
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "interrupted"])
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException):

@@ -28,7 +28,9 @@ MAX_BYTES = 16 * 2**20
 """Of a record's file; a larger one is not read. 216 candidates with all fields set take 0.2 MB."""
 _PACKAGE = "package://"
 _FILE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{12}\.json")
-_OWN_FILE = re.compile(rf"({JOURNALS}|{QUARANTINE})/.*{LINES_SUFFIX}|[^/]+/([0-9a-f]{{12}}(-[0-9a-f]{{12}}){{1,2}}\.json|.*\.tmp)")
+_OWN_FILE = re.compile(
+    rf"({JOURNALS}|{QUARANTINE})/.*{LINES_SUFFIX}|[^/]+/([0-9a-f]{{12}}(-[0-9a-f]{{12}}){{1,2}}\.json(\..*\.bak)?|.*\.tmp)"
+)
 
 
 class Entry(NamedTuple):
@@ -132,7 +134,8 @@ class Cache:
     def store(self, record: TuningRecord, *, is_copy: bool = False) -> Path | None:
         """Put a record in the place of the one on disk, and unless it ``is_copy`` behind the URL; the path of its file.
 
-        None if that could not be written. Of two processes that store a record of one key, the later one's stays.
+        None if that could not be written. Of two processes that store a record of one key, the later one's stays. A file that was found
+        to hold no record of this version stays beside it, as a copy.
         """
         path = self.path_of(record.cache_key)
         try:
@@ -140,7 +143,7 @@ class Cache:
             if self.is_remote and not is_copy:
                 self.remotes[0].write(_place_of(record.cache_key), content)
             self._make(path.parent)
-            write_whole(path, content, self.rights)
+            write_whole(path, content, self.rights, keeps_old=path in self.unused)
         except BrokenRecordError as error:
             told = f"the tuning of {record.kernel[:100]} for {record.key[:100]} is not kept and will be repeated: {error}"
             warn_once(told, topic=f"not kept: {record.kernel}")
@@ -221,7 +224,7 @@ def _checked(content: bytes, place: str) -> TuningRecord:
 def _tell_unused(file: str, error: Exception) -> str:
     """The reason why a file is no record, of which it warns."""
     reason = str(getattr(error, "strerror", None) or error)
-    told = f"cache file {file} is not used: {reason}. A new tuning takes its place, or delete it"
+    told = f"cache file {file} is not used: {reason}. A new tuning takes its place and keeps it as *.bak, or delete it"
     warn_once(told, topic=f"unused {file}")
     return reason
 

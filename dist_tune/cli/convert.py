@@ -95,7 +95,8 @@ def convert(sources: list[str], engine: str | None, folder: Path | None, words: 
         lines.append(f"{path}: {amount(len(keys), 'config')}, for {plain(', '.join(keys))}")
         if folder:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, f"{json.dumps(values, indent=4)}\n".encode())
+            if copy := write_file(path, f"{json.dumps(values, indent=4)}\n".encode(), keeps_old=True):
+                lines.append(f"the file that was there is {copy}")
     by = f"{_TOLD[engine]}={folder}" if engine in _TOLD else "its own folder of configs, or dist_tune.offline.load_config"
     told = f"{engine} finds it by {by}" if folder else "nothing is written: -o FOLDER does it"
     return Answer({"written": bool(folder), "files": {str(path): values for path, values in files.items()}}, [*lines, told])

@@ -197,7 +197,7 @@ def convert(
     given: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=f"What a source lacks: {_FACTS}; a class's size, any=4096.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there, and keep them as *.bak.")] = False,
     as_json: AsJson = False,
 ) -> Answer:
     """Config files of vLLM, SGLang, FLA and aiter, made of each other or of records."""

@@ -256,10 +256,11 @@ def export(target: str, name: str | None = None, device: str = "") -> Answer:
         raise RefusedError(f"nothing to export: there are no records {f'of {plain(device)!r} ' if device else ''}in {cache.folder}")
     code = 1 if cache.unused and name is None else 0
     if target.endswith("/"):
+        cache = Cache(file)
         for each in records:  # not by ``store``: what is handed on has the rights that the umask leaves
-            path = Cache(file).path_of(each.cache_key)
+            path = cache.path_of(each.cache_key)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, record_bytes(each) + b"\n")
+            write_file(path, record_bytes(each) + b"\n", keeps_old=cache.find(each.cache_key) is None)
         return Answer({"path": str(file.absolute()), "n_records": len(records)}, [f"{amount(len(records), 'record')} in {file}/"], code)
     if file.is_file() and not isinstance(next(records_in(file))[1], TuningRecord):
         raise RefusedError(f"{file} exists and is no export: it is left alone")

@@ -50,13 +50,16 @@ def facts(pairs: Mapping[str, object]) -> list[str]:
     return table([{"name": name, "value": value} for name, value in pairs.items() if value], has_header=False)
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, of a link the file that it leads to. RefusedError if it cannot be, or is no regular file."""
+def write_file(path: Path, content: bytes, *, keeps_old: bool = False) -> Path | None:
+    """Write a file whole or not at all, of a link the file that it leads to; the copy of the one that was there, if it ``keeps_old``.
+
+    RefusedError if it cannot be written, or is no regular file.
+    """
     from dist_tune.files import write_whole
 
     if path.exists() and not path.is_file():
         raise RefusedError(f"{path} cannot be written: it is no regular file")
     try:
-        write_whole(Path(os.path.realpath(path)), content)
+        return write_whole(Path(os.path.realpath(path)), content, keeps_old=keeps_old)
     except OSError as error:
         raise RefusedError(f"{path}: {error.strerror}") from error

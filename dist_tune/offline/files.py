@@ -14,6 +14,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,8 +31,8 @@ _SMALL, _MEDIUM = 256, 2048
 """Largest sizes of the classes small and medium."""
 _NAMED = ("small", "medium", "large")
 _BOUND = re.compile(r"M_(LEQ|GEQ)_([0-9]{1,18})")
-_CONFIGS = TypeAdapter(dict[str, dict[str, Any]])
-"""The content of a file: class -> config."""
+_MEMBERS = TypeAdapter(dict[str, Any])
+"""The content of a file: class -> config, and what else engines and people write beside, as "triton_version"."""
 _MAX_SPELLED = 200
 """Characters of a file's content in a message."""
 
@@ -60,11 +61,11 @@ def load_config(path: str | Path, M: int) -> dict[str, Any]:
 
     It is that of the first class which the file has: the smallest "M_LEQ_<n>" with n >= M; the largest "M_GEQ_<n>" with n <= M; the class
     of M among small, medium and large, with any suffix; "any"; then the nearest: the next larger named class, the next smaller one,
-    the largest "M_LEQ_<n>". A file is read once, until it changes.
+    the largest "M_LEQ_<n>". What is no config in the file counts as absent. A file is read once, until it changes.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is no JSON object of configs, no regular file, or larger than 64 MiB; or it has none of these classes.
+        ValueError: the file is no JSON object, no regular file, or larger than 64 MiB; or it has none of these classes.
         OSError: the system refuses to read it.
     """
     status = os.stat(path)
@@ -77,10 +78,11 @@ def load_config(path: str | Path, M: int) -> dict[str, Any]:
 
 
 def save_configs_to_json(json_file_name: str, save_path: str | Path, configs: Mapping[str, Any]) -> None:
-    """Write configs, by class, into ``save_path / json_file_name``; classes that are only in the file stay.
+    """Write configs, by class, into ``save_path / json_file_name``; all else that is in the file stays, other classes and other fields.
 
     The file is replaced at once, so that no reader sees a part of it; of two writers at the same moment the last one's classes stay. A file
-    that holds no configs is replaced with a warning. The folder is made if it is missing.
+    that is no JSON object, or has no config where one is written, is kept as a copy, which a warning names. The folder is made if it is
+    missing.
 
     Raises:
         ValueError: the name is no plain file name, or a config holds what JSON cannot (NaN, a dtype).
@@ -89,18 +91,25 @@ def save_configs_to_json(json_file_name: str, save_path: str | Path, configs: Ma
     _content(json_file_name, configs)
     path = Path(save_path) / json_file_name
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, _content(json_file_name, {**configs_there(path), **configs}))
+    there, wrong = dict[str, Any](), ""
+    try:
+        there = _members(path)
+    except FileNotFoundError:
+        pass
+    except ValueError as error:
+        wrong = str(error)
+    if odd := [name for name in configs if not isinstance(there.get(name, {}), dict)]:
+        wrong = f"{path} has no config in {odd[0]!r}"
+    copy = write_whole(path, _content(json_file_name, {**there, **configs}), keeps_old=bool(wrong))
+    if wrong:
+        warnings.warn(f"{wrong}: a new file takes its place, and the old one is {copy}", stacklevel=callers_level())
 
 
 def configs_there(path: Path) -> dict[str, dict[str, Any]]:
-    """The configs of a file by class; none if it is missing, or with a warning if it holds none."""
-    try:
-        return _parsed(path)
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        warnings.warn(f"{error}: a new file takes its place", stacklevel=callers_level())
-        return {}
+    """The configs of a file by class; none if it is missing, or no JSON object, of which ``save_configs_to_json`` warns."""
+    with suppress(FileNotFoundError, ValueError):
+        return _configs(path)
+    return {}
 
 
 def _content(json_file_name: str, configs: Mapping[str, Any]) -> bytes:
@@ -129,20 +138,24 @@ def _fit(name: str, size: int) -> tuple[int, int] | None:
 
 @functools.lru_cache(maxsize=256)
 def _read(path: str, mtime_ns: int, n_bytes: int, inode: int) -> dict[str, dict[str, Any]]:
-    return _parsed(path)
+    return _configs(path)
 
 
-def _parsed(path: str | Path) -> dict[str, dict[str, Any]]:
-    """The configs in a file. Raises as ``load_config``, with messages that begin with its path."""
+def _configs(path: str | Path) -> dict[str, dict[str, Any]]:
+    return {name: config for name, config in _members(path).items() if isinstance(config, dict)}
+
+
+def _members(path: str | Path) -> dict[str, Any]:
+    """All that is in a file. Raises as ``load_config``, with messages that begin with its path."""
     try:
-        configs = _CONFIGS.validate_json(read_regular(path))
-        json.dumps(configs, allow_nan=False)  # pydantic takes NaN, which other readers of the file would not
+        members = _MEMBERS.validate_json(read_regular(path))
+        json.dumps(members, allow_nan=False)  # pydantic takes NaN, which other readers of the file would not
     except RefusedFileError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise ValueError(f"{path} is no JSON object of configs by class ({reason[:_MAX_SPELLED]})") from error
-    return configs
+    return members
 
 
 # -- one config for several sizes --------------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ STRANGE: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("kind", STRANGE)
 def test_what_is_no_record_is_a_miss_and_one_warning(cache: Cache, kind: str):
-    """It names the file and what to do, without terminal codes. A new record takes the place of all but a folder."""
+    """It names the file and what to do, without terminal codes. A new record takes the place of all but a folder, with a copy beside it."""
     path, (content, reason) = kept(cache, record()), STRANGE[kind]
     path.unlink()
     if kind == "folder":
@@ -201,6 +201,8 @@ def test_what_is_no_record_is_a_miss_and_one_warning(cache: Cache, kind: str):
     if kind != "folder":
         assert cache.store(record()) == path
         assert cache.find(record().cache_key) == record()
+        (copy,) = (each for each in cache.own_files() if each != path)
+        assert copy.read_bytes() == content
 
 
 OLD, NEW = (f"x.{digit * 32}.tmp" for digit in "01")

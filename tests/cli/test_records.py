@@ -83,7 +83,7 @@ def test_damaged_files_are_told_and_set_the_exit_code(cache: Cache, ask: Answers
     path = cache.path_of(record(key="[1]").cache_key)
     path.write_text("{")
     reason = "Invalid JSON: EOF while parsing an object at line 1 column 1"
-    told = f"cache file {path} is not used: {reason}. A new tuning takes its place, or delete it"
+    told = f"cache file {path} is not used: {reason}. A new tuning takes its place and keeps it as *.bak, or delete it"
     ask("ls", code=1)
     assert ask.err == f"dist-tune: {told}\n"
     assert ask.json("ls", code=1)["damaged"] == [{"path": str(path), "reason": reason}]

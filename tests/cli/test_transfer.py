@@ -80,6 +80,19 @@ def test_what_is_exported_can_be_merged(cache: Cache, ask: Answers, tmp_path: Pa
             assert {path.relative_to(other): content for path, content in everything(other).items()} == held
 
 
+def test_an_export_into_a_folder_keeps_what_is_no_record_of_this_version(cache: Cache, ask: Answers, tmp_path: Path):
+    """One of a later version, in the place of ours, stays beside it; a record of ours is replaced without a copy."""
+    keep(cache, record())
+    pack = Cache(tmp_path / "pack")
+    path = pack.path_of(record().cache_key)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(later := record_bytes(record()).replace(b'"schema_version":3', b'"schema_version":3,"more":[]'))
+    for _ in range(2):
+        ask("export", f"{tmp_path}/pack/")
+        (copy,) = everything(tmp_path / "pack").keys() - {path}
+        assert (copy.read_bytes(), pack.find(record().cache_key)) == (later, record())
+
+
 @pytest.mark.parametrize("command", ["cache export", "report"])
 def test_a_command_writes_over_nothing_but_its_own_kind_of_file(cache: Cache, logs: Path, tmp_path: Path, command: str):
     """A reason and exit code 1, and no trace of a file half written; through a link the file that it leads to is replaced."""

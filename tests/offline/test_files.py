@@ -146,14 +146,14 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytes
 
 
 CONTENTS: list[bytes | str] = [
-    b"{", b"", b"[1]", b"\xff", b"\xef\xbb\xbf{}", b"[" * 3000, b'"\\ud800"', b'{"any": 3}', b'{"any": {"BM": NaN}}',
+    b"{", b"", b"[1]", b"\xff", b"\xef\xbb\xbf{}", b"[" * 3000, b'"\\ud800"', b'{"any": {"BM": NaN}}',
     b'{"any": {"i": ' + b"9" * 5000 + b"}}", "fifo", "device", "huge",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("content", CONTENTS, ids=lambda content: repr(content)[:20])
-def test_a_file_that_is_none_is_an_error_to_read_and_is_replaced_with_a_warning(tmp_path: Path, content: bytes | str):
-    """At the caller's line. A FIFO would wait for a writer, a device never ends."""
+def test_a_file_that_is_none_is_an_error_to_read_and_is_kept_beside_the_new_one(tmp_path: Path, content: bytes | str):
+    """A warning at the caller's line names the copy. A FIFO would wait for a writer, a device never ends."""
     path = tmp_path / NAME
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -168,10 +168,37 @@ def test_a_file_that_is_none_is_an_error_to_read_and_is_replaced_with_a_warning(
     with pytest.raises(ValueError, match=reason) as told:
         load_config(path, 1)
     assert (str(path) in str(told.value), str(told.value).isprintable(), len(str(told.value)) < 2000) == (True, True, True)
+    before = path.lstat()
     with pytest.warns(UserWarning, match=f"{reason}.*a new file takes its place") as caught:
         save_configs_to_json(NAME, tmp_path, {"any": {"BM": 16}})
     assert [each.filename for each in caught] == [__file__]
-    assert (there(tmp_path), os.listdir(tmp_path)) == ({"any": {"BM": 16}}, [NAME])
+    (copy,) = (each for each in tmp_path.iterdir() if each != path)
+    assert (there(tmp_path), str(caught[0].message).endswith(str(copy))) == ({"any": {"BM": 16}}, True)
+    assert os.path.samestat(copy.lstat(), before)
+    assert not isinstance(content, bytes) or copy.read_bytes() == content
+
+
+FIELDS: dict[str, Any] = {
+    "triton_version": "3.6.0", "large": {"B": 7}, "metadata": {"by": ["a", None]}, "large_M": 3, "any": {"B": 9}, "notes": ["é", 0.5],
+}  # fmt: skip
+
+
+def test_what_is_no_config_stays_in_its_place(tmp_path: Path):
+    """Fields of any kind, in their order, through several saves; no size gets one. A config that is written over one costs a copy."""
+    (tmp_path / NAME).write_text(json.dumps(FIELDS))
+    for config in ({"B": 1}, {"B": 2}):
+        save_configs_to_json(NAME, tmp_path, {"small": config, "any": {"B": 8}})
+    expected = FIELDS | {"any": {"B": 8}, "small": {"B": 2}}
+    assert ([*there(tmp_path).items()], os.listdir(tmp_path)) == ([*expected.items()], [NAME])
+    assert [load_config(tmp_path / NAME, size) for size in (16, 5000)] == [{"B": 2}, {"B": 7}]
+    with pytest.warns(UserWarning, match="has no config in 'large_M': .*the old one is"):
+        save_configs_to_json(NAME, tmp_path, {"large_M": {"B": 4}})
+    assert [*there(tmp_path).items()] == [*(expected | {"large_M": {"B": 4}}).items()]
+    (copy,) = (each for each in os.listdir(tmp_path) if each != NAME)
+    assert json.loads((tmp_path / copy).read_text()) == expected
+    (tmp_path / NAME).write_text(json.dumps({"any": 3, "metadata": {}}))
+    with pytest.raises(ValueError, match="has no config for M=1"):
+        load_config(tmp_path / NAME, 1)
 
 
 def test_a_folder_in_its_place_is_an_error(tmp_path: Path):
@@ -225,7 +252,7 @@ def test_a_class_gets_the_config_that_loses_least_and_a_file_what_is_worth_it(
 
         return lambda config: None if (made := make(config))[0] is None else made
 
-    there_before = {"any": {"BM": 1}} | ({"M_LEQ_1024": old} if old else {})
+    there_before = {"triton_version": "3.6.0", "any": {"BM": 1}} | ({"M_LEQ_1024": old} if old else {})
     (tmp_path / NAME).write_text(json.dumps(there_before))
     (settled,) = tune_files([ConfigFile(NAME, list(ms), make_for_size, space, m_leq(1024))], tmp_path, num_iters=5, min_gain=min_gain)
     assert (settled.size_class, settled.config, settled.is_saved) == ("M_LEQ_1024", config, is_saved)

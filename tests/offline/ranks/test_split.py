@@ -168,7 +168,7 @@ def _count(size: int, folder: str) -> Any:
 
 
 def _files(rank: int, folder: str, mode: Any, is_full: bool) -> Any:
-    def refused(*args: object) -> None:
+    def refused(*args: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.MonkeyPatch.context() as patch:
