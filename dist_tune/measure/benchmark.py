@@ -47,8 +47,7 @@ def measure(run: Callable[[], Any], n_warmup: int = _N_WARMUP, num_iters: int = 
         ValueError: less than one timed run, or a negative number of others.
         Exception: errors of ``run``.
     """
-    latency, _ = _measure(run, n_warmup, num_iters, is_cold=is_cold)
-    return latency
+    return _measure(run, n_warmup, num_iters, lambda result: "", is_cold=is_cold)
 
 
 def benchmark_config(run: Callable[[], Any], ground_truth: Any, num_iters: int = 10, atol: float = 1e-1, rtol: float = 1e-1) -> float:
@@ -56,18 +55,17 @@ def benchmark_config(run: Callable[[], Any], ground_truth: Any, num_iters: int =
 
     ``ground_truth``: what ``run()`` is to return: a tensor of any dtype, fp8 too, or tuples, lists and dicts of them, of the same shapes
     and dtypes, every element within ``atol + rtol * |expected|``; None checks nothing. Before a second run the memory of the first one's
-    result is poisoned, so that a run which writes nothing, or not all, is found. The last timed run is checked as well.
+    result is poisoned, so that a run which writes nothing, or not all, is found. Each timed run is checked as well, off the clock.
 
     Raises:
         WrongResultError: an ``AssertionError`` that says where the result is wrong, and by how much.
         Exception: errors of ``run``, as ``triton.OutOfResources``.
     """
-    if ground_truth is not None and (wrong := _wrong(run, ground_truth, rtol, atol)):
+    if ground_truth is None:
+        return measure(run, num_iters=num_iters).mean_us
+    if wrong := _wrong(run, ground_truth, rtol, atol):
         raise WrongResultError(wrong)
-    latency, result = _measure(run, _N_WARMUP, num_iters, is_cold=True)
-    if ground_truth is not None and (wrong := difference(result, ground_truth, rtol, atol)):
-        raise WrongResultError(f"after {_N_WARMUP + num_iters} runs: {wrong}. A run must do the same however often it is repeated.")
-    return latency.mean_us
+    return _measure(run, _N_WARMUP, num_iters, lambda result: difference(result, ground_truth, rtol, atol), is_cold=True).mean_us
 
 
 def _wrong(run: Callable[[], Any], expected: Any, rtol: float, atol: float) -> str:
@@ -87,23 +85,22 @@ def _wrong(run: Callable[[], Any], expected: Any, rtol: float, atol: float) -> s
     return ""
 
 
-def _measure(run: Callable[[], Any], n_warmup: int, num_iters: int, *, is_cold: bool) -> tuple[Latency, Any]:
+def _measure(run: Callable[[], Any], n_warmup: int, num_iters: int, why_wrong: Callable[[Any], str], *, is_cold: bool) -> Latency:
     if num_iters < 1 or n_warmup < 0:
         raise ValueError(f"need num_iters >= 1 and n_warmup >= 0, got {num_iters} and {n_warmup}")
     clock = device_clock()
-    host_ms, run_ms, result = 1.0, 0.0, None
+    host_ms, run_ms = 1.0, 0.0
     for k in range(n_warmup):
         if k == n_warmup - 1:
             wait_for_device()  # a full launch queue would be taken for the host's own time
         began = time.perf_counter()
-        result = run()
+        run()
         host_ms = (time.perf_counter() - began) * 1e3
         if k == n_warmup - 1:
             wait_for_device()
             run_ms = (time.perf_counter() - began) * 1e3
     spans = []
-    for _ in range(num_iters):
-        result = None  # its memory is for the next one
+    for k in range(num_iters):
         # Until the host has queued the run; and the device rests for as long as it works, or it would throttle at its power limit.
         clock.prepare(min(max(1.5 * host_ms, run_ms), MAX_LEAD_MS), is_cold=is_cold)
         span = clock.span()
@@ -111,8 +108,11 @@ def _measure(run: Callable[[], Any], n_warmup: int, num_iters: int, *, is_cold: 
         result = run()
         span.end()
         spans.append(span)
+        if wrong := why_wrong(result):
+            told = "A run must do the same however often it is repeated."
+            raise WrongResultError(f"timed run {k + 1} of {num_iters}, after {n_warmup} untimed ones: {wrong}. {told}")
+        result = None  # its memory is for the next one
     wait_for_device()
     times_us = [span.ms() * 1e3 for span in spans]
     counted = without_outliers(times_us, _MAX_OUTLIERS)
-    latency = Latency(statistics.fmean(counted), min(counted), statistics.median(counted), len(counted), len(times_us) - len(counted))
-    return latency, result
+    return Latency(statistics.fmean(counted), min(counted), statistics.median(counted), len(counted), len(times_us) - len(counted))

@@ -83,6 +83,10 @@ class Checker:
 
     n_runs = 2
     """Runs of each candidate, the same on all ranks, since a check may be collective."""
+    n_last = 1
+    """Runs of the winner when the search is through, the same on all ranks."""
+    judges_all = False
+    """True if all that are left then have as many, and not the winner alone."""
 
     def __init__(self, check: Callable[..., Any], function: Callable[..., Any], *, is_alone: bool = False) -> None:
         self._check = check

@@ -60,7 +60,8 @@ def tune_kernel(
     """The fastest config of a space whose runs return the expected output.
 
     Triton kernels are compiled ahead in threads; every config is checked against the ground truth before it is timed, then configs race,
-    and the best few are compared again. A config that raises, does not fit or gives a wrong result is dropped, with the reason in the log.
+    and the best few are compared again. The winner runs at least ``num_iters`` times more with a check of each result; if one is wrong,
+    the next best is checked in its place. A config that raises, does not fit or gives a wrong result is dropped; the log has the reason.
     An interrupted tuning goes on where it was, with the journal under ``DIST_TUNE_CACHE_DIR``; a finished one begins anew.
 
     With torch.distributed initialised all ranks of ``group`` tune it together: collective, and the slowest rank decides.
@@ -70,7 +71,7 @@ def tune_kernel(
         make_run_and_gt_fn: from a config to ``(run, ground_truth)``: a function without arguments that returns the kernel's output, and
             the expected output (None: not checked). Called once a config, and again where memory is short: make shared inputs outside.
         config_callback: called with a copy of each config before it is used, to change it in place.
-        num_iters: timed runs of each of the best few.
+        num_iters: timed runs of each of the best few, and checked runs of the winner after them.
         atol: an element is right within ``atol + rtol * |expected|``.
         rtol: see ``atol``.
         name: of the problem in the log; that of ``make_run_and_gt_fn`` by default.
@@ -173,7 +174,7 @@ def tune_files(
     # All finalists are measured again, because a race times its losers only once.
     finals = [each.finals() for each in classes]
     again = [problem for problems in finals for problem in problems.values()]
-    second = job.tune(again, replace(options, search="exhaustive", max_configs=None, budget_s=None))
+    second = job.tune(again, replace(options, search="exhaustive", max_configs=None, budget_s=None, judges_all=True))
     measured = iter(second)
     choices = [each.settle({size: next(measured) for size in sizes}, min_gain) for each, sizes in zip(classes, finals, strict=True)]
     settled = [each for each in choices if isinstance(each, Settled)]

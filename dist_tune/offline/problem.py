@@ -86,6 +86,8 @@ class SearchOptions:
     search: SearchStrategy = "racing"
     max_configs: int | None = None
     budget_s: float | None = None
+    judges_all: bool = False
+    """True: at the end the results of all configs that are left are checked again and again, and not the winner's alone."""
 
     def __post_init__(self) -> None:
         if self.search not in get_args(SearchStrategy):

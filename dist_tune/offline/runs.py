@@ -133,6 +133,8 @@ class _RunChecker(Checker):
             return launch.made()[1]
 
         super().__init__(Matches(ground_truth, options.rtol, options.atol), run, is_alone=is_alone)
+        # With the two before the race at least as many runs as ``benchmark_config`` makes: 5, and ``num_iters``.
+        self.n_last, self.judges_all = options.num_iters + 3, options.judges_all
         self._launch = launch
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_repeated: bool) -> None:

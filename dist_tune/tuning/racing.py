@@ -83,18 +83,22 @@ def _first_reason(parts: Mapping[int, str]) -> str:
 
 
 def _is_right_again(context: TuningContext, closure: Closure) -> bool:
-    """Judge the winner of a checked function once more; false if it is out, because a result of a later run than its first is wrong."""
+    """Judge the winner of a checked function in more runs; false if it is out, because a result of a later run than its first is wrong."""
     race = context.race
     best = {label: best for label in context.entries if (best := race[label].best) is not None}
-    checked = {label for label in best if (site := context.sites.met.get(label)) is not None and site.is_whole and site.checker is not None}
-    if not checked:
+    batch: list[Replay] = []
+    for label, i in best.items():
+        if (site := context.sites.met.get(label)) is not None and site.is_whole and site.checker is not None:
+            others = {each: Trial(candidate, is_timed=False) for each, candidate in best.items()}
+            judged = race[label].alive() if site.checker.judges_all else [i]
+            batch += [others | {label: Trial(each, is_timed=False, is_checked=True)} for each in judged for _ in range(site.checker.n_last)]
+    if not batch:
         return True
-    schedule = {label: Trial(i, is_timed=False, is_checked=label in checked) for label, i in best.items()}
-    context.replays.run_batch(closure, [schedule], WARM_UP)
+    context.replays.run_batch(closure, batch, WARM_UP)
     context.replays.undo()
     context.reduce_reports("winners", Report(failures=context.sites.take_failures()))
     context.check_alive()
-    return all(race[label].best == best[label] for label in checked)
+    return all(race[label].best == i for label, i in best.items())
 
 
 def _tell_of_rungs(context: TuningContext) -> None:

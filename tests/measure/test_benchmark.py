@@ -13,6 +13,7 @@ from dist_tune.errors import WrongResultError
 from dist_tune.measure import benchmark
 from dist_tune.measure.benchmark import Latency, benchmark_config, measure
 from dist_tune.measure.clocks import Clock
+from dist_tune.measure.compare import difference
 
 
 @pytest.fixture(autouse=True)
@@ -109,9 +110,32 @@ def test_a_wrong_result_is_not_timed():
     assert next(n_runs) == 1
     with pytest.raises(WrongResultError, match=r"4 of 4 elements are NaN.*not written"):
         benchmark_config(lambda: out, torch.ones(4))
-    with pytest.raises(WrongResultError, match=r"after 12 runs: wrong by 1 .* A run must do the same"):
+    with pytest.raises(WrongResultError, match=r"timed run 2 of 7, after 5 untimed ones: wrong by 1 .* A run must do the same"):
         benchmark_config(run, torch.ones(4), num_iters=7)
     assert benchmark_config(run, None) > 0
+
+
+def test_each_timed_run_is_checked_and_no_check_is_timed(turn: Callable[[float], None], monkeypatch: pytest.MonkeyPatch):
+    """Whichever one of them is wrong, also if later ones are right again; the clock stands between two runs, whatever a check takes."""
+
+    def slow_difference(*args: Any) -> str:
+        turn(1e6)
+        return difference(*args)
+
+    monkeypatch.setattr(benchmark, "difference", slow_difference)
+    for wrong in (None, *range(8, 13)):
+        answers = iter([torch.full((4,), float(k == wrong)) for k in range(1, 13)])
+
+        def run() -> torch.Tensor:
+            turn(100.0)
+            return next(answers)  # noqa: B023  # called in this turn alone
+
+        if wrong is None:
+            assert round(benchmark_config(run, torch.zeros(4), num_iters=5), 3) == 100.0
+            assert next(answers, None) is None
+        else:
+            with pytest.raises(WrongResultError, match=f"timed run {wrong - 7} of 5"):
+                benchmark_config(run, torch.zeros(4), num_iters=5)
 
 
 def test_tolerances_are_those_of_the_caller():

@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -170,6 +170,26 @@ def test_every_dropped_config_has_its_reason(tmp_path: Path):
         assert reason != "ValueError: no such tile" or isinstance(caught.value.__cause__, ValueError)
 
 
+@pytest.mark.parametrize(("n_right", "num_iters"), [(7, 3), (7, 10), (12, 10), (30, 30)])
+@pytest.mark.parametrize("n_turning", [1, 2])
+def test_what_is_right_at_first_does_not_win(tmp_path: Path, n_right: int, num_iters: int, n_turning: int):
+    """The fastest are wrong from their eighth run on, or a later one of the 5 + num_iters of benchmark_config. Alone there is none."""
+
+    def make(config: Config) -> Any:
+        runs = count(1)
+
+        def run() -> Any:
+            ExactTime.pass_ms(1 + config["i"])
+            return torch.ones(4) * (2 if next(runs) > n_right and config["i"] < n_turning else 1)
+
+        return run, torch.ones(4)
+
+    assert tune_kernel(SPACE[:3], make, num_iters=num_iters) == SPACE[n_turning]
+    assert re.search(r"candidate=0 .*the result is wrong: wrong by 1", (tmp_path / "logs" / "rank-0.log").read_text())
+    with pytest.raises(NoValidConfigError, match="wrong by 1"):
+        tune_kernel(SPACE[:n_turning], make, num_iters=num_iters)
+
+
 @pytest.mark.parametrize(("atol", "is_right"), [(0.1, True), (0.01, False)])
 def test_a_result_is_right_within_the_tolerance(atol: float, is_right: bool):
     near = sleeping(lambda config: 0, lambda config: torch.ones(4) + 0.05)
@@ -295,6 +315,22 @@ def test_sizes_of_one_class_get_the_config_that_loses_least_over_them(tmp_path: 
     by_limit = tune_and_save_configs([64, 4096], make_for_size, SPACE[:2], "k.json", folder, classes=m_leq(64), num_iters=1)
     assert by_limit == {"M_LEQ_64": {"i": 0}, "any": {"i": 0}}
     assert json.loads((folder / "k.json").read_text()) == saved | by_limit
+
+
+def test_the_config_of_a_class_is_right_again_and_again_at_all_its_sizes(tmp_path: Path):
+    """The one that loses least is the best at no size; it is wrong from its eighth run on at the last, and out."""
+    ms = {64: [6, 36, 9], 128: [36, 7, 9]}
+
+    def make_for_size(size: int) -> Any:
+        runs: Counter[int] = Counter()
+
+        def result(config: Config) -> torch.Tensor:
+            runs[config["i"]] += 1
+            return torch.ones(4) * (2 if config["i"] == 2 and size == 128 and runs[2] > 7 else 1)
+
+        return sleeping(lambda config: ms[size][config["i"]], result)
+
+    assert tune_and_save_configs([64, 128], make_for_size, SPACE[:3], "k.json", tmp_path, num_iters=5) == {"small": {"i": 0}}
 
 
 def test_what_cannot_be_tuned_does_not_lose_the_rest(tmp_path: Path):

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune import PeerFailedError, RankMismatchError
+from dist_tune import NoValidConfigError, PeerFailedError, RankMismatchError
 from dist_tune.offline import (
     ConfigFile,
     Failed,
@@ -154,6 +155,26 @@ def test_what_all_ranks_tune_together_is_decided_by_the_slowest_rank(rank: int):
 
     assert tune_kernel(SPACE, make, num_iters=3)["i"] == 1
     assert _all_reduce(rank, "merge", 0) == [1, 1]
+
+
+@on_each_rank()
+def test_a_winner_that_turns_wrong_on_one_rank_is_out_on_both(rank: int):
+    """The fastest is wrong on rank 1 from its ninth run on, in runs that communicate; the next best is taken, or there is none."""
+
+    def make(config: dict[str, Any]) -> Any:
+        runs = count(1)
+
+        def run() -> torch.Tensor:
+            total = torch.ones(4)
+            time.sleep(5e-3 * (1 + config["i"]))
+            dist.all_reduce(total)
+            return total * (2 if rank == 1 and config["i"] == 0 and next(runs) > 8 else 1)
+
+        return run, torch.full((4,), 2.0)
+
+    assert tune_kernel(SPACE[:2], make, num_iters=10) == SPACE[1]
+    with pytest.raises(NoValidConfigError, match="rank 1: the result is wrong: wrong by 2"):
+        tune_kernel(SPACE[:1], make, num_iters=10)
 
 
 # -- files, and what goes wrong ----------------------------------------------------------------------------------------
