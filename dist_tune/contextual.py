@@ -27,7 +27,7 @@ from dist_tune.output import Story
 from dist_tune.replays import FirstRun
 from dist_tune.runtime import Buckets, Listener, Timings, Tunable, interception, own_runs
 from dist_tune.search import Objective, Plan, SearchName
-from dist_tune.settings import Settings, read_settings
+from dist_tune.settings import Settings, check_mode, read_settings
 from dist_tune.sites import Site, check_not_capturing, in_turn
 from dist_tune.tuning import Online, TunedClosure, Tuning, TuningOptions, note_of_tracing, note_use
 from dist_tune.validation import check_function, check_online, check_ordinary
@@ -184,6 +184,8 @@ class Tuner:
     """What a decorated function keeps between calls. Base of both decorators'."""
 
     def __init__(self, name: str, options: TuningOptions) -> None:
+        if not member_ranks(None):  # else in the first call, where the other ranks hear of it
+            check_mode()
         self.name, self.options = name, options
         self.records: list[TuningRecord] = []
         self.untuned = Untuned()

@@ -32,6 +32,7 @@ _ALLOWED = {
 _FOLDER = "~/.dist_tune/autotune"
 _ENTRY = re.compile(rf"[A-Za-z][\w+.-]+(?:::[\w+.-]+)*://[^{os.pathsep}/]*(?::[0-9]+(?=/))?[^{os.pathsep}]*|[^{os.pathsep}]+")
 """Of ``cache_path``: a path, or a URL, whose own colon separates nothing."""
+_MODES = ("tune", "cached", "require", "first")
 NEAREST = "nearest"
 """A mode that no variable asks for, only ``nearest=True`` in a call with ``autotune=False``: as cached, for one function."""
 
@@ -43,11 +44,9 @@ class SettingsError(ValueError):
         names: the settings.
     """
 
-    def __init__(self, error: ValidationError) -> None:
-        held = {str(each["loc"][0]): each["input"] for each in error.errors()}
-        told = [f"{_variable(name)}={spelled(value)} cannot be read: need {_ALLOWED.get(name, _BOOL)}" for name, value in held.items()]
-        super().__init__("; ".join(told))
-        self.names = tuple(held)
+    def __init__(self, told: str, names: tuple[str, ...] = ()) -> None:
+        super().__init__(told)
+        self.names = names
 
 
 class Settings(BaseSettings):
@@ -61,7 +60,8 @@ class Settings(BaseSettings):
         try:
             super().__init__(**given)
         except ValidationError as error:
-            raise SettingsError(error) from None
+            held = {str(each["loc"][0]): each["input"] for each in error.errors()}
+            raise SettingsError("; ".join(_unreadable(*each) for each in held.items()), tuple(held)) from None
 
     deadline_s: float = Field(default=30.0, gt=0, le=86400, allow_inf_nan=False)
     """Seconds without any progress of a rank before its peers give up, and the timeout of process groups while tuning."""
@@ -127,10 +127,20 @@ class Settings(BaseSettings):
 
 def read_settings() -> Settings:
     """Settings of a tuning that must not end a job: a variable that cannot be read costs a warning, once, and counts as unset."""
-    settings, told = _read(_variables())
+    settings, told, _ = _read(_variables())
     for each in told:
         warn_once(f"dist_tune: {each}")
     return settings
+
+
+def check_mode() -> None:
+    """Refuse to go on where it cannot be read whether anything may be tuned.
+
+    Raises:
+        SettingsError: DIST_TUNE_MODE or DIST_TUNE_REQUIRE_CACHE is misspelt, its name or its value, and no other one says it.
+    """
+    if wrong := _read(_variables())[2]:
+        raise SettingsError(f"{wrong}. Whether anything may be tuned is not known: correct it, or unset it to tune")
 
 
 def variables_read() -> list[str]:
@@ -140,12 +150,34 @@ def variables_read() -> list[str]:
 
 def unread_variables(names: Iterable[str]) -> list[str]:
     """Sentences about variables with our prefix that nothing reads: each is a mistake of spelling, as a rule."""
-    known = {each.removeprefix(_PREFIX): each for each in variables_read()}
-    told = []
-    for name in sorted(each for each in names if each.startswith(_PREFIX) and each not in known.values()):
-        near = get_close_matches(name.removeprefix(_PREFIX), known, n=1)
-        told.append(f"{name} is not read: " + (f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(known.values())}"))
-    return told
+    known = variables_read()
+    unread = sorted(each for each in names if each.startswith(_PREFIX) and each.upper() not in known)
+    return [
+        f"{each} is not read: " + (f"did you mean {near}?" if (near := _meant(each)) else f"known are {', '.join(known)}")
+        for each in unread
+    ]
+
+
+def _meant(name: str) -> str:
+    """The variable whose name is nearest; empty if none is near."""
+    near = get_close_matches(name.removeprefix(_PREFIX).upper(), [each.removeprefix(_PREFIX) for each in variables_read()], n=1)
+    return f"{_PREFIX}{near[0]}" if near else ""
+
+
+def _unreadable(name: str, value: Any) -> str:
+    """What is wrong with the value of a setting."""
+    near = get_close_matches(str(value).strip(" \"'").lower(), _MODES, n=1) if name == "mode" else ()
+    meant = "".join(f" (did you mean {each}?)" for each in near)
+    return f"{_variable(name)}={spelled(value)} cannot be read: need {_ALLOWED.get(name, _BOOL)}{meant}"
+
+
+def _forbids(name: str, text: str) -> bool:
+    """True if a variable that nothing reads was to say what must not be tuned."""
+    if not name.startswith(_PREFIX):
+        return False
+    meant, value = _meant(name), text.strip(" \"'").lower()
+    is_mode = meant == f"{_PREFIX}MODE" and get_close_matches(value, _MODES, n=1) not in ([], ["tune"])
+    return is_mode or (meant == f"{_PREFIX}REQUIRE_CACHE" and value not in ("", "0", "false", "no", "off"))
 
 
 def _variables() -> tuple[tuple[bytes, bytes], ...]:
@@ -154,18 +186,26 @@ def _variables() -> tuple[tuple[bytes, bytes], ...]:
 
 
 @lru_cache(maxsize=16)
-def _read(variables: tuple[tuple[bytes, bytes], ...]) -> tuple[Settings, list[str]]:
-    """Settings of an environment with these variables, which is that of the process, and what is wrong with it; read once, in 0.7 ms."""
+def _read(variables: tuple[tuple[bytes, bytes], ...]) -> tuple[Settings, list[str], str]:
+    """Settings of an environment with these variables, which is that of the process; read once, in 0.7 ms.
+
+    And what is wrong with it: what costs a warning, and what leaves it open whether anything may be tuned.
+    """
     told = unread_variables(os.fsdecode(name) for name, _ in variables)
+    wrong: list[str] = []
+    forbids = any(_forbids(os.fsdecode(name), os.fsdecode(text)) for name, text in variables)
     try:
         settings = Settings()
     except SettingsError as error:
         defaults = {name: Settings.model_fields[name].default for name in error.names}
-        settings, told = Settings(**defaults), [*told, f"{error}. The default is used"]
+        settings, wrong, forbids = Settings(**defaults), [str(error)], forbids or not {"mode", "require_cache"}.isdisjoint(error.names)
+    if forbids and settings.mode is None and not settings.require_cache:
+        return settings, [], "; ".join([*wrong, *told])
+    told += [f"{each}. The default is used" for each in wrong]
     if settings.require_cache:
         unused = ", and has no effect beside it" if settings.mode else ""
         told.append(f"DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require{unused}")
-    return settings, told
+    return settings, told, ""
 
 
 def shared_settings(settings: Settings) -> dict[str, float | bool | str]:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_tune import autotune, contextual_autotune
 from dist_tune.settings import Settings, SettingsError, read_settings, unread_variables, variables_read
 
 OURS, THEIRS = "DIST_TUNE_", "TRITON_DIST_AUTOTUNE_"
@@ -132,19 +133,61 @@ def test_one_variable_says_how_much_is_shown():
 
 
 def test_the_older_name_of_a_mode_says_the_new_one(monkeypatch: pytest.MonkeyPatch):
-    """Once; beside the new one it has no effect. A mode that does not exist is one line, and the default counts."""
+    """Once; beside the new one it has no effect."""
     assert [Settings(mode=each, require_cache=True).effective_mode for each in (None, "Cached", "tune")] == ["require", "cached", "tune"]
     assert [Settings(mode=each).may_tune for each in (None, "require", "cached", "FIRST")] == [True, True, False, False]
     for mode, told in {
         "": "DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require",
         "tune": "DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require, and has no effect beside it",
-        "fast": "DIST_TUNE_MODE='fast' cannot be read: need tune, cached, require or first. The default is used",
     }.items():
         monkeypatch.setenv("DIST_TUNE_MODE", mode)
-        monkeypatch.setenv("DIST_TUNE_REQUIRE_CACHE", "0" if mode == "fast" else "1")
+        monkeypatch.setenv("DIST_TUNE_REQUIRE_CACHE", "1")
         with pytest.warns(UserWarning, match="dist_tune") as warned:
             assert read_settings() == read_settings()
         assert [str(each.message) for each in warned] == [f"dist_tune: {told}"]
+
+
+MODE_WORDS = "need tune, cached, require or first"
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"MODE": "off"}, f"DIST_TUNE_MODE='off' cannot be read: {MODE_WORDS}."),
+        ({"MODE": "cachd"}, f"DIST_TUNE_MODE='cachd' cannot be read: {MODE_WORDS} (did you mean cached?)."),
+        ({"MODE": "'Requre'", "DEADLINE_S": "soon"}, f"{MODE_WORDS} (did you mean require?)"),
+        ({"REQUIRE_CACHE": "ture"}, "DIST_TUNE_REQUIRE_CACHE='ture' cannot be read: need 1, 0, true"),
+        ({"MOD": "cached"}, "DIST_TUNE_MOD is not read: did you mean DIST_TUNE_MODE?."),
+        ({"Modes": " requir", "ALWAYS_TUNE": "1"}, "DIST_TUNE_Modes is not read: did you mean DIST_TUNE_MODE?"),
+        ({"REQUIRECACHE": "1", "MODE": ""}, "DIST_TUNE_REQUIRECACHE is not read: did you mean DIST_TUNE_REQUIRE_CACHE?"),
+    ],
+)
+def test_a_misspelt_variable_that_may_forbid_to_tune_is_an_error(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], told: str):
+    """One line with the nearest name, where a step is decorated; what merely says how to tune is still a default or a warning."""
+    for name, text in environment.items():
+        monkeypatch.setenv(f"{OURS}{name}", text)
+    for decorate in (contextual_autotune(), autotune([{"i": 1}, {"i": 2}], lambda x: x)):
+        with pytest.raises(SettingsError) as caught:
+            decorate(lambda x, i=0: x)
+        assert (told in str(caught.value), str(caught.value).isprintable()) == (True, True), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"MODE": "cached", "REQUIRE_CACHE": "ture"}, {"MODE": " First ", "MOD": "require"}, {"REQUIRE_CACHE": "1", "MODE": "cachd"},
+        {"MODEL": "llama"}, {"MOD": "tune"}, {"REQUIRE_CACH": "0"}, {"CACHE_SHARED": "ture", "VERSION_CHECK": "flase"}, {"Mode": "cached"},
+    ],
+)  # fmt: skip
+def test_what_another_variable_says_or_nobody_forbids_is_no_error(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]):
+    """Where a mode can be read that one counts, and variables of other programs and versions cost a warning at most."""
+    for name, text in environment.items():
+        monkeypatch.setenv(f"{OURS}{name}", text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        contextual_autotune()(lambda x: x)
+        mode = environment.get("MODE", environment.get("Mode", "")).strip().lower()
+        assert read_settings().effective_mode == ("require" if environment.get("REQUIRE_CACHE") == "1" else mode or "tune")
 
 
 NAMES = [*variables_read(), f"{THEIRS}ALWAYS_TUNE", "dist_tune_deadline_s", "Dist_Tune_Progress", "DIST_TUNE_", "DIST"]

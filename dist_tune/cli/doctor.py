@@ -30,7 +30,7 @@ def examine() -> Answer:
     """Run all checks. Takes seconds; on a GPU it compiles a kernel. Leaves no file behind. Exit code 1 if nothing can be tuned here."""
     # Check, and the advice if it raises.
     checks: dict[str, tuple[Callable[[], Found], str]] = {
-        "settings": (_settings, "correct or unset it: a tuning warns and takes the default"),
+        "settings": (_settings, "correct or unset it: a tuning takes the default, or of DIST_TUNE_MODE does not begin"),
         "Triton": (_triton, "remove what replaces Autotuner.run, or install a Triton that dist_tune knows"),
         "GPU": (_gpu, "Triton needs a C compiler, Python.h and a driver as new as torch's runtime; nvidia-smi and dmesg may say more"),
         "interpreter": (_interpreter, "TRITON_INTERPRET=1 needs numpy, and before Triton 3.7 numpy<2.4"),

@@ -36,7 +36,7 @@ from dist_tune.offline.problem import Ended, Failed, MakeRun, Outcome, Problem, 
 from dist_tune.offline.runs import RunLaunch
 from dist_tune.output import Story
 from dist_tune.replays import FirstRun
-from dist_tune.settings import read_settings
+from dist_tune.settings import SettingsError, check_mode, read_settings
 from dist_tune.sites import is_fatal
 from dist_tune.tuning import Tuning, TuningOptions
 from dist_tune.validation import check_space, spelled
@@ -264,6 +264,7 @@ class Job:
     def _share_out(self, queue: WorkQueue, problems: Sequence[Problem], options: SearchOptions) -> None:
         began = time.monotonic()
         try:
+            check_mode()  # also on a rank that gets no task
             for task in queue:
                 ended = self._ended(problems[task], options, Ranks())
                 n_done, seconds = queue.put(task, _ENDED.dump_json(ended).decode()), time.monotonic() - began
@@ -279,7 +280,7 @@ class Job:
             return self._outcome(problem, options, ranks)
         except Exception as error:  # becomes a ``Failed``, for all ranks, if only this problem is concerned
             is_own = ranks.is_alone or isinstance(error, NoValidConfigError)
-            if isinstance(error, CommunicatesError | StuckDeviceError) or is_fatal(error) or not is_own:
+            if isinstance(error, CommunicatesError | StuckDeviceError | SettingsError) or is_fatal(error) or not is_own:
                 raise
             failed = Failed(problem.name, f"{type(error).__name__}: {error}")
             self.say(f"{problem.name}: {failed.error}")

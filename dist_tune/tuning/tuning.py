@@ -23,7 +23,7 @@ from dist_tune.output import Story, closure_name, events
 from dist_tune.replays import FirstRun, OnlineRuns, Replayer, Trials, Variants
 from dist_tune.runtime import Tunable
 from dist_tune.search import ONLINE, Pace, Race
-from dist_tune.settings import Settings
+from dist_tune.settings import Settings, check_mode
 from dist_tune.sites import Site, Sites, TuningJournal, one_at_a_time
 from dist_tune.tuning.applying import apply_winners
 from dist_tune.tuning.context import Closure, TuningContext, TuningOptions
@@ -256,6 +256,7 @@ class Tuning:
         with self._exit, one_at_a_time(self._context.name, self.settings.deadline_s):
             try:
                 self._begin()
+                check_mode()
                 yield
             except BaseException as error:
                 self._end(error)

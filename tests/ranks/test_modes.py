@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 import triton
 
 from dist_tune import autotune, files
+from dist_tune.offline import Mode, Problem, tune_problems
 from tests.programs import of_checkout, run_python
 from tests.ranks.jobs import FACES, Face, folder, is_hit, is_tuned, job, own_records, records, rewrite
 from tests.ranks.kernels import autotuned, best, launch, product_kernel, tuned
+from tests.ranks.world import caught
 from tests.shared_worlds import on_each_rank
 
 CACHED, FIRST = {"MODE": "cached"}, {"MODE": "first"}
@@ -118,6 +121,22 @@ def test_under_capture_a_record_is_used_where_nothing_may_be_tuned(rank: int, fa
         assert job(face, path).error.kind == "CaptureError"
 
 
+@on_each_rank(cases=FACES)
+def test_a_mode_that_one_rank_cannot_read_ends_the_call_on_all(rank: int, face: Face):
+    """At once, with what is misspelt, also where there is a record; nothing is tuned. So in a tuning script, whoever has the problem."""
+    told = "DIST_TUNE_MODE='cachd' cannot be read: need tune, cached, require or first (did you mean cached?)"
+    path, misspelt = folder() / str(rank), {"MODE": "cachd"} if rank == 1 else {}
+    for _ in range(2):
+        done = job(face, path, misspelt)
+        assert (done.error.kind, told in done.error.message, done.record) == (["PeerFailedError", "SettingsError"][rank], True, None)
+        own_records(face, rank)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DIST_TUNE_MODE", misspelt.get("MODE", ""))
+        for mode in get_args(Mode):
+            error = caught(partial(tune_problems, [Problem("p", [{"i": 1}], lambda config: (lambda: 1, None))], mode=mode))
+            assert (error.kind in ("PeerFailedError", "SettingsError"), told in error.message) == (True, True), error.message
+
+
 PROGRAM = """
 import torch
 import triton
@@ -149,6 +168,18 @@ def test_the_program_ends_with_one_line(tmp_path: Path):
         done = run_python("script.py", cwd=tmp_path, env=of_checkout(tmp_path, DIST_TUNE_MODE=mode, **variables), n_ranks=2)
         lines = [line for line in done.stderr.splitlines() if "DIST_TUNE_MODE" in line]
         assert (done.returncode, lines) == (0, [f"dist_tune: DIST_TUNE_MODE={mode.strip().lower()}: {told}"] * bool(told)), done.stderr
+
+
+def test_a_program_with_a_misspelt_mode_does_not_begin(tmp_path: Path):
+    """It ends where its step is decorated, on all ranks; without it the same program runs."""
+    (tmp_path / "script.py").write_text(PROGRAM + "print('has served')")
+    for mode, is_right in (("requre", False), ("first", True)):
+        done = run_python("script.py", cwd=tmp_path, env=of_checkout(tmp_path, DIST_TUNE_MODE=mode))
+        assert (done.returncode, "has served" in done.stdout, "(did you mean require?)" in done.stderr) == (
+            not is_right,
+            is_right,
+            not is_right,
+        )
 
 
 @on_each_rank()

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dist_tune.errors import DistTuneError
+from dist_tune.settings import SettingsError
 from dist_tune.testing import Outcome
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ def caught(call: Callable[[], object]) -> Any:
     """The error that ``call`` raises, as values; its ``kind`` is empty if there is none."""
     try:
         call()
-    except DistTuneError as error:
+    except (DistTuneError, SettingsError) as error:
         return SimpleNamespace(kind=type(error).__name__, message=str(error), cause=str(error.__cause__), **vars(error))
     return SimpleNamespace(kind="", message="")
 
