@@ -173,14 +173,16 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
         is_optional = gathers and not (context.sites.new or context.replays.trials.wrong)
         manifest = context.reduce("manifest", mine, MANIFESTS, is_gathering=gathers, is_optional=is_optional)
         gathers = False
+        differing = f"settings differ between ranks: {manifest.differing}. Give all ranks the same environment"
         if manifest.differing:
-            text = f"settings differ between ranks: {manifest.differing}. Give all ranks the same environment"
-            of_process.tell(context.story, {text: text})
+            of_process.tell(context.story, {differing: differing})
         required = "DIST_TUNE_MODE is require: tune once without it"
         if manifest.missed:
-            raise CacheMissError(f"{manifest.missed} {required}, or merge a file that has it.")
+            more = f" And {differing}." if manifest.differing else ""
+            raise CacheMissError(f"{manifest.missed} {required}, or merge a file that has it.{more}")
         if manifest.refused and context.lookup.is_required:
-            raise CacheMissError(f"site {manifest.refused[0]}: ranks have records that not all of them can use. {required}.")
+            why = differing if manifest.differing else required  # where a rank's settings let it use no record, no tuning helps
+            raise CacheMissError(f"site {manifest.refused[0]}: ranks have records that not all of them can use: {why}.")
         for label, how in manifest.wrong.items():
             if context.lookup.is_required:
                 raise CacheMissError(f"site {label}: {_WRONG}, {how}. {required}.")

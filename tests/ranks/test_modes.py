@@ -62,6 +62,31 @@ def test_one_rank_whose_mode_forbids_it_keeps_all_from_tuning(rank: int, case: t
     assert is_given(done, 16) if mode is FIRST else is_hit(done, 32)
 
 
+MODES = ("tune", "cached", "require", "first")
+
+
+@on_each_rank()
+def test_two_modes_have_one_outcome(rank: int):
+    """Without require no error: tuned if both let it, else the record or the first config. An error says what helps, and who differs."""
+    kept = {face: own_records(face, rank).rename(folder() / f"{face}{rank}") for face in FACES}
+    for k, (modes, has_record) in enumerate(product(product(MODES, MODES), (True, False))):
+        face = FACES[k // 2 % 2]
+        done = job(face, kept[face] if has_record else folder() / f"empty{k}-{rank}", {"MODE": modes[rank]})
+        told, differ = (
+            done.error.message,
+            f"DIST_TUNE_MODE is {modes[0]} on rank 0, {modes[1]} on rank 1. Give all ranks the same environment",
+        )
+        if "require" in modes and (not has_record or "first" in modes):
+            assert (done.error.kind, differ in told) == ("CacheMissError", modes[0] != modes[1]), (modes, told)
+            assert ("tune once" in told, "There is no record" in told) == (not has_record, not has_record), (modes, told)
+        elif "first" in modes or not has_record:
+            assert is_tuned(done) if {*modes} == {"tune"} else is_given(done, 16), (modes, vars(done))
+        else:
+            assert is_hit(done, 32), (modes, vars(done))
+    error = job("function", kept["function"], {"MODE": "require"} if rank else {"ALWAYS_TUNE": "1"}).error
+    assert ("DIST_TUNE_ALWAYS_TUNE is 1 on rank 0, 0 on rank 1. Give all" in error.message, "tune once" in error.message) == (True, False)
+
+
 @on_each_rank(cases=FACES)
 def test_ranks_with_other_folders_use_one_config(rank: int, face: Face):
     """The nearest record of the first rank that has one, and a record that another rank cannot use."""
