@@ -39,7 +39,7 @@ from dist_tune.replays import FirstRun
 from dist_tune.settings import SettingsError, check_mode, read_settings
 from dist_tune.sites import is_fatal
 from dist_tune.tuning import Tuning, TuningOptions
-from dist_tune.validation import check_space, spelled
+from dist_tune.validation import spelled
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -89,7 +89,7 @@ def tune_kernel(
             factory returns no pair.
     """
     options = SearchOptions(num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s)
-    problem = Problem(name or _name(make_run_and_gt_fn), check_space("search_space", search_space), make_run_and_gt_fn, config_callback)
+    problem = Problem(name or _name(make_run_and_gt_fn), search_space, make_run_and_gt_fn, config_callback)
     return problem.config_of(Job("merge", group).tune_one(problem, options).winner)
 
 
@@ -113,7 +113,7 @@ def tune_problems(
     """
     options = SearchOptions(num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s)
     job = Job(mode, group)
-    ended = job.tune(problems, options)
+    ended = job.tune([*problems], options)
     job.finish(lambda: None)
     return ended
 
@@ -160,7 +160,7 @@ def tune_files(
     new one is faster by at least this share: 0.03 is 3 %. None replaces all. The rest as of ``tune_problems``.
     """
     options = SearchOptions(num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s)
-    job = Job(mode, group)
+    job, files = Job(mode, group), [*files]
     first = job.tune([file.problem(size) for file in files for size in file.sizes], options)
 
     def found() -> str:

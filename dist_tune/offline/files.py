@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dist_tune.files import RefusedFileError, callers_level, read_regular, write_whole
 from dist_tune.offline.problem import Ended, Failed, MakeRun, Outcome, Problem, launchable, without_amd_keys
-from dist_tune.validation import check_function
+from dist_tune.validation import check_function, check_space
 
 N_SHORTLISTED = 8
 _SMALL, _MEDIUM = 256, 2048
@@ -181,6 +181,8 @@ class ConfigFile:
     def __post_init__(self) -> None:
         check_function("make_for_size", self.make_for_size, "make_for_size(size)", is_needed=True)
         check_function("classes", self.classes, "classes(size)", is_needed=True)
+        object.__setattr__(self, "sizes", [*self.sizes])  # as what can be gone through once
+        object.__setattr__(self, "search_space", check_space("search_space", self.search_space))
         if not self.sizes or len(set(self.sizes)) < len(self.sizes):
             raise ValueError(f"{self.json_file_name}: need sizes, and each once, got {list(self.sizes)}")
         _content(self.json_file_name, {str(i): config for i, config in enumerate(self.search_space)})

@@ -17,7 +17,7 @@ import torch
 from dist_tune.cache import digest
 from dist_tune.configs import describe, describe_all
 from dist_tune.search import Plan
-from dist_tune.validation import check_function, check_names, check_number, spelled
+from dist_tune.validation import check_function, check_names, check_number, check_space, spelled
 
 Run = Callable[[], Any]
 MakeRun = Callable[[dict[str, Any]], tuple[Run, Any] | None]
@@ -147,6 +147,7 @@ class Problem:
     """Given, inputs are made when the first run is, and freed when the problem is tuned."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "search_space", check_space("search_space", self.search_space))  # as what can be gone through once
         check_function("make_run_and_gt_fn", self.make_run_and_gt_fn, "make_run_and_gt_fn(config)", is_needed=True)
         check_function("config_callback", self.config_callback, "config_callback(config)")
 

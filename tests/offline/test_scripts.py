@@ -297,6 +297,15 @@ def test_problems_come_back_in_order_with_what_was_measured(search: Any):
     assert 900 < first.latency_us < 20_000  # a sleep of 1 ms, in us
 
 
+def test_lists_of_a_script_may_be_gone_through_once(tmp_path: Path):
+    """Problems, spaces and sizes as generators are tuned as lists are, and not in part, or as if there were none."""
+    make = sleeping(lambda config: 6.0 - config["i"])
+    problems = (Problem(name, (dict(each) for each in SPACE), make) for name in ("a", "b"))
+    assert [(each.name, isinstance(each, Outcome) and each.winner) for each in tune_problems(problems, num_iters=1)] == [("a", 5), ("b", 5)]  # type: ignore[arg-type]
+    found = tune_and_save_configs((n for n in (1, 4000)), lambda n: make, iter(SPACE), "k.json", tmp_path, num_iters=1)  # type: ignore[arg-type]
+    assert found == {"small": {"i": 5}, "large": {"i": 5}}
+
+
 def test_sizes_of_one_class_get_the_config_that_loses_least_over_them(tmp_path: Path):
     """Best at each size is another one; the third is second at both. Classes that are there stay. Inputs of one size live at a time."""
     ms = {64: [6, 36, 9], 128: [36, 6, 9], 512: [30, 30, 6], 4096: [1, 21, 21]}
