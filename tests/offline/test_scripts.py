@@ -300,9 +300,10 @@ def test_problems_come_back_in_order_with_what_was_measured(search: Any):
 def test_lists_of_a_script_may_be_gone_through_once(tmp_path: Path):
     """Problems, spaces and sizes as generators are tuned as lists are, and not in part, or as if there were none."""
     make = sleeping(lambda config: 6.0 - config["i"])
-    problems = (Problem(name, (dict(each) for each in SPACE), make) for name in ("a", "b"))
-    assert [(each.name, isinstance(each, Outcome) and each.winner) for each in tune_problems(problems, num_iters=1)] == [("a", 5), ("b", 5)]  # type: ignore[arg-type]
-    found = tune_and_save_configs((n for n in (1, 4000)), lambda n: make, iter(SPACE), "k.json", tmp_path, num_iters=1)  # type: ignore[arg-type]
+    once: Any = iter
+    problems = once([Problem(name, once(SPACE), make) for name in ("a", "b")])
+    assert [(each.name, isinstance(each, Outcome) and each.winner) for each in tune_problems(problems, num_iters=1)] == [("a", 5), ("b", 5)]
+    found = tune_and_save_configs(once([1, 4000]), lambda n: make, once(SPACE), "k.json", tmp_path, num_iters=1)
     assert found == {"small": {"i": 5}, "large": {"i": 5}}
 
 
