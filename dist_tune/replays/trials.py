@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
-from triton.runtime.errors import InterpreterError
-
 from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of
@@ -219,7 +217,7 @@ class Trials:
         """A launch of a candidate has failed: a vote."""
         self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
         # The next config runs on what it has left, as a lock that is held: this may be the cause of all that follows.
-        if site.last_error is None and isinstance(error, InterpreterError) and (names := launch.unrestored()):
+        if site.last_error is None and (names := launch.unrestored(error)):
             left = f"what it has written to {', '.join(names)} stays, because restore_value does not name it"
             self._log.warning(
                 f'site={site.label} config="{site.texts[index]}" failed in its launch: {reason_of(error)}; {left}', shown=True

@@ -20,7 +20,7 @@ import torch
 import triton
 from triton import knobs
 from triton.runtime import autotuner
-from triton.runtime.errors import AutotunerError
+from triton.runtime.errors import AutotunerError, InterpreterError
 from triton.runtime.jit import JITFunction
 
 from dist_tune.cache import Code, digest, read_code
@@ -140,8 +140,10 @@ class Launch(Tunable):
             given = {**self._named(), **self.arguments[1]}
             undo.copy(given[name] for name in names if hasattr(given.get(name), "clone"))
 
-    def unrestored(self) -> list[str]:
-        """Tensors that are not restored, or zeroed, when it fails."""
+    def unrestored(self, error: Exception) -> list[str]:
+        """Of an interpreted kernel that failed half way the tensors that are neither restored nor zeroed; a GPU is lost then."""
+        if not isinstance(error, InterpreterError):
+            return []
         named = {**self._named(), **self.arguments[1]}
         restored = {*self.kernel.restore_value, *self.kernel.reset_to_zero}
         return [name for name, value in named.items() if name not in restored and tensor_of(value) is not None]

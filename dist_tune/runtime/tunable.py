@@ -215,8 +215,8 @@ class Tunable(Protocol):
         """Zero as vanilla Triton does once after tuning, before the launch that counts."""
         return
 
-    def unrestored(self) -> list[str]:
-        """Tensors that it may have written to when it fails, and that stay so; those of a function are put back with its arguments."""
+    def unrestored(self, error: Exception) -> list[str]:
+        """Tensors that it may have written to before it failed, and that stay so; those of a function are put back with its arguments."""
         return []
 
     def checker(self) -> Checker | None:
