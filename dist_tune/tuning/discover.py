@@ -12,7 +12,7 @@ from dataclasses import replace
 from dist_tune.cache import TuningRecord, digest
 from dist_tune.distributed import Reduction
 from dist_tune.errors import AloneError, CacheMissError, PeerFailedError, RankMismatchError, StoreGoneError
-from dist_tune.output import kernels_told
+from dist_tune.output import amount, kernels_told
 from dist_tune.search import PriorTimes, Trial
 from dist_tune.settings import shared_settings
 from dist_tune.sites import RankManifest, SiteManifest, reduce_manifests
@@ -197,11 +197,8 @@ def _share_candidates(context: TuningContext, shared: Mapping[str, list[str]]) -
     """Tune of sites whose candidates differ between ranks those that all ranks have; where they race already, with all that do."""
     entries = context.entries
     kept = {label: entries[label].texts if label in entries else texts for label, texts in shared.items()}
-    differ = "its configs after pruning differ between ranks"
-    told = {
-        f"shared {label}": f"site={label}: {differ}: the {len(kept[label])} that all ranks have are tuned"
-        for label in context.sites.restrict(kept)
-    }
+    differ = "its configs after pruning differ between ranks, and what all ranks have is tuned"
+    told = {f"shared {label}": f"site={label}: {differ}: {amount(len(kept[label]), 'config')}" for label in context.sites.restrict(kept)}
     context.options.notices.tell(context.story, told)
 
 
