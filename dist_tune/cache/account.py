@@ -77,7 +77,8 @@ def faster(ratio: float, other: str = "", by_what: str = "") -> str:
     """A time before over that after: "23.9x faster", "as fast as before", "3 % slower"; beside ``other``: "8 % faster than other"."""
     if abs(ratio - 1) < 1 - _AS_FAST:
         return f"as fast as {other or 'before'}"
-    amount = f"{ratio:.3g}x" if ratio >= _TIMES else f"{100 * abs(ratio - 1):.0f} %"
+    share = max(ratio, 1 / ratio) - 1  # of the shorter time: twice as long is 100 % slower
+    amount = f"{ratio:.3g}x" if ratio >= _TIMES else f"{100 * share:.0f} %"
     return f"{amount} {'faster' if ratio > 1 else 'slower'}{by_what}" + f" than {other}" * bool(other)
 
 

@@ -106,16 +106,16 @@ def cut_off(context: TuningContext) -> str:
     n_timed = sum(len(race[label].times) for label in context.entries if label in race)
     after = f" after {amount(n_calls, 'call')}" if n_calls else ""
     name = closure_name(context.name)
-    kept = f"the times of {n_timed} of {n_all} configs are kept"
+    kept, then = f"the times of {n_timed} of {n_all} configs are kept", "; the next start goes on from there"
     if not context.lookup.folder:
-        kept = "nothing is kept without a cache"
+        kept, then = "nothing is kept without a cache", ""
     if n_timed:
         n_missing = max(1, 3 * race.n_left // 2)  # with those of what is in use
         far = f"in the {'finals' if race.is_final else 'race'}: {kept}, and at most {amount(n_missing, 'timed call')} are missing"
     else:
         n_loaded = sum(len(each.loaded) for site in context.sites.met.values() for each in site.variants[:1])
         far = f"before a config was timed: {n_loaded} of {n_all} are compiled"
-    return f"{name} is not tuned any further: the program ended first{after}, {far}; the next start goes on from there"
+    return f"{name} is not tuned any further: the program ended first{after}, {far}{then}"
 
 
 def tell_of_repeated(context: TuningContext, names: Sequence[str]) -> None:
