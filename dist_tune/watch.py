@@ -23,7 +23,7 @@ import torch
 
 from dist_tune.accelerator import api, device_type
 from dist_tune.compiler import is_compiling, noted
-from dist_tune.distributed import Asked, Ranks, within
+from dist_tune.distributed import Asked, Ranks, run_beside, within
 from dist_tune.errors import CandidateFailure, FailureKind, StuckConfigError
 from dist_tune.files import to_terminal, warn_once
 from dist_tune.search import Replay
@@ -144,11 +144,9 @@ class Watchdog:
         with self._lock:
             if self._thread is not None or self._over.is_set():
                 return
-            self._thread = Thread(target=self._run, name="dist_tune watchdog", daemon=True)
             try:
-                self._thread.start()
+                self._thread = run_beside(self._run, "watchdog")
             except RuntimeError as error:  # no more threads: not the doing of the config whose launch this is
-                self._thread = None
                 self._over.set()
                 warn_once(f"dist_tune does not watch for configs that never return: {error}")
 

@@ -63,7 +63,7 @@ GUARDS = (
     Guard("a capture on one rank is none on any", "tuning/racing.py", 'if why_not := context.reduce("graph", step(closure, batch), _first_reason):', "if why_not := step(closure, batch):", "tests/ranks/test_graphs.py"),
     Guard("collectives of captures do not count", "replays/replays.py", "self._ranks.n_captured += self._ranks.n_issued - n_issued", "pass", "tests/ranks/test_graphs.py"),
     Guard("a launched kernel stays loaded", "compiler/candidate.py", "if isinstance(launched, type(compiled)):", "if False:", "tests/ranks/test_loaded_kernels.py"),
-    Guard("farewell of the store's host", "distributed/presence.py", "            within(_FAREWELL_S, lambda: self._say_farewell(waits=is_exit))\n", "            self._say_farewell(waits=is_exit)\n", "tests/distributed"),
+    Guard("farewell of the store's host", "distributed/presence.py", "        while others and time.monotonic() < ends_at:\n", "        while others:\n", "tests/distributed"),
     Guard("a connection has a deadline", "distributed/store.py", "    return future.result(seconds)\n", "    return future.result()\n", "tests/distributed tests/ranks/test_silent_store.py"),
     # Reduction and choice
     Guard("MAX over ranks", "search/times.py", "slowest, fastest = max(ms, key=ms.__getitem__), min(ms, key=ms.__getitem__)", "fastest, slowest = max(ms, key=ms.__getitem__), min(ms, key=ms.__getitem__)", "tests/search"),

@@ -14,6 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from math import prod, sqrt
 from typing import Any
 
@@ -25,6 +26,7 @@ from dist_tune.compiler.compilation import Compilation, Failure, Toolchain, Turn
 from dist_tune.compiler.patches import SharedContext
 from dist_tune.compiler.processes import folder_in_use, is_possible
 from dist_tune.compiler.triton_cache import await_digest, begin_digest, writable_folder
+from dist_tune.distributed import run_beside
 from dist_tune.measure import is_interpreted
 
 EXIT_WAIT_S = 10.0
@@ -274,8 +276,7 @@ class Compiler:
     def _start_thread(self, compilation: Compilation | None) -> None:
         number = min({*range(len(self._threads) + 1)}.difference(self._threads))
         # A daemon, because a compilation that never ends must not keep the process from ending.
-        thread = threading.Thread(target=self._run, args=[number, compilation], name="dist_tune compiler", daemon=True)
-        thread.start()  # it touches _threads under the lock that the caller holds
+        thread = run_beside(partial(self._run, number, compilation), "compiler")  # it touches _threads under the lock that the caller holds
         self._threads[number] = thread, compilation
 
     def _run(self, number: int, urgent: Compilation | None) -> None:

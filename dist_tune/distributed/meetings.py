@@ -20,8 +20,8 @@ from dist_tune.distributed import messages
 from dist_tune.distributed.calls import Call, Calls, Card, Limits, Place, has_passed
 from dist_tune.distributed.messages import FAILED, Group, Header, Part, Reduction, Result, Verdict
 from dist_tune.distributed.presence import Activity, Presence, Questions
-from dist_tune.distributed.store import Asked, WatchedStore, absent, own_client, talk_beside
-from dist_tune.errors import DistTuneError, MachineError, StoreGoneError
+from dist_tune.distributed.store import Asked, WatchedStore, absent, own_client, run_beside
+from dist_tune.errors import DistTuneError, JobEndedError, MachineError, StoreGoneError
 from dist_tune.files import tell_held
 
 # Seconds between two requests of one rank, and requests a second of all ranks, which bound those of large groups:
@@ -56,6 +56,8 @@ class Meetings:
         self._lacks: StoreGoneError | None = None
         """Why there is no presence; the first meeting raises it."""
         self._step, self._k = "", 0
+        self.is_ending = False
+        """True once the program ends, which waits a moment for a thread that is in a meeting."""
         self._is_over = False
         self._last_check = 0.0
         self._looking, self._questions = Thread(), Questions(store)
@@ -223,7 +225,7 @@ class Meetings:
         # On a thread of its own: the store may be silent, and the calling thread has more to mind.
         if self._can_look and self.activity.is_waiting(tell) and not self._looking.is_alive():
             with suppress(RuntimeError):  # no more threads
-                self._looking = talk_beside(lambda: self._compare(tell))
+                self._looking = run_beside(lambda: self._compare(tell))
                 self._looking.join(0.25)
 
     def _compare(self, tell: Callable[[str], object]) -> None:
@@ -345,6 +347,8 @@ class Meetings:
         looked, every_s = began, max(_ASK_S, n / _ANSWERS_PER_S)
         shortest_s, longest_s = max(_POLL_S, n / _POLLS_PER_S), max(n / _LATER_PER_S, self.rest_s)
         while not self._store.check([f"{key}/verdict"]):
+            if self.is_ending:
+                raise JobEndedError("the program ends")
             now = time.monotonic()
             if now - looked >= every_s:
                 looked, every_s = now, min(1.5 * every_s, max(_LATER_S, n / _ANSWERS_PER_S))

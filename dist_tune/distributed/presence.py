@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dist_tune.distributed.calls import Call, Calls, Card, Place, State
 from dist_tune.distributed.messages import FAILED, Header
-from dist_tune.distributed.store import absent, within
+from dist_tune.distributed.store import absent, run_beside, within
 from dist_tune.files import topics_told
 from dist_tune.output import amount
 
@@ -225,11 +225,11 @@ class Presence:
         self._question = 0
         self._is_over = False
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._answer, name="dist_tune presence", daemon=True)
+        self._thread: Thread | None = None
         self._client.set(f"beat/{activity.rank}", "")
         self._post()  # peers know this process from here on, also if it ends before the thread runs
         with suppress(RuntimeError):  # no more threads: peers take this rank for one that does not answer
-            self._thread.start()
+            self._thread = run_beside(self._answer, "presence")
         atexit.register(self.stop)
 
     def stop(self, *, is_exit: bool = True) -> None:
@@ -239,16 +239,19 @@ class Presence:
             return
         self._is_over = True
         with suppress(dist.DistError, TimeoutError):  # the store's host is gone, or silent
-            within(_FAREWELL_S, lambda: self._say_farewell(waits=is_exit))
+            within(2 * _FAREWELL_S, lambda: self._say_farewell(waits=is_exit))
 
     def _say_farewell(self, *, waits: bool) -> None:
+        ends_at = time.monotonic() + _FAREWELL_S
         self._store.set(self._awaited(), "")
-        self._thread.join(_FAREWELL_S)
+        if self._thread is not None:
+            self._thread.join(_FAREWELL_S)
         others, questions = self._activity.others if self._activity.rank == 0 and waits else [], Questions(self._store)
         if others:
             self._store.set("host over", "")
-        while others:
-            others = [rank for rank, card in questions.ask(others).items() if card.question >= 0 and not card.is_over]
+        while others and time.monotonic() < ends_at:
+            cards = questions.ask(others)
+            others = [rank for rank, card in cards.items() if card.question >= 0 and not card.is_over and card.state != "gone"]
             time.sleep(0.005)
 
     def _awaited(self) -> str:

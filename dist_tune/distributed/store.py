@@ -7,6 +7,8 @@ a thread that is left behind after the deadline, and the watchdog sees since whe
 from __future__ import annotations
 
 import atexit
+import ctypes
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +25,7 @@ from dist_tune.settings import read_settings
 Result = TypeVar("Result")
 _connecting = threading.Lock()
 _EXIT_WAIT_S = 1.5
-_talking: WeakSet[threading.Thread] = WeakSet()
+_ours: WeakSet[threading.Thread] = WeakSet()
 
 
 class Asked(NamedTuple):
@@ -123,30 +125,37 @@ def within(seconds: float, talk: Callable[[], Result]) -> Result:
             future.set_exception(error)
 
     try:
-        talk_beside(run)
+        run_beside(run)
     except RuntimeError:  # no more threads
         run()
     return future.result(seconds)
 
 
-def talk_beside(talk: Callable[[], object]) -> threading.Thread:
-    """A thread that talks with the store, and may be left behind.
+def run_beside(run: Callable[[], object], name: str = "talk") -> threading.Thread:
+    """A thread that may be inside C++, as in the store or a compiler. It may be left behind: the program's end waits a moment for it.
 
     Raises:
         RuntimeError: there are no more threads.
     """
-    thread = threading.Thread(target=talk, name="dist_tune talk", daemon=True)
+    thread = threading.Thread(target=run, name=f"dist_tune {name}", daemon=True)
     thread.start()
-    _talking.add(thread)
+    _ours.add(thread)
     return thread
 
 
 @atexit.register
 def _let_end() -> None:
-    # Python ends a daemon thread that comes back from C++ while it finalizes, and the store's frames abort the process then.
+    # Python ends a daemon thread that comes back from C++ while it finalizes, and the frames there abort the process then.
     ends_at = time.monotonic() + _EXIT_WAIT_S
-    for thread in list(_talking):
-        thread.join(max(0.0, ends_at - time.monotonic()))
+    try:
+        for thread in list(_ours):
+            thread.join(max(0.0, ends_at - time.monotonic()))
+    finally:  # also after a signal whose handler raises
+        if any(thread.is_alive() for thread in _ours):
+            # In a store that is silent, which may answer in a moment: let a thread that aborts sleep for 6 s before, the number of the
+            # signal, and the process ends as it would without it.
+            libc = ctypes.CDLL(None)
+            libc.signal(signal.SIGABRT, libc.sleep)
 
 
 def absent(store: Any, keys: Sequence[str]) -> list[str]:

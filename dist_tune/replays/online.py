@@ -375,7 +375,9 @@ class OnlineRuns(Replayer):
         return "its replays are calls that count"
 
     def breathe(self, compiler: Compiler) -> None:
-        """Between two looks at compilations: let the job's calls be plain for a while, where it is time."""
+        """Between two looks at compilations: let the job's calls be plain for a while, where it is time. Raises ``JobEndedError``."""
+        if self._is_over:
+            raise JobEndedError("the program ends")
         if self._may_work():
             return
         until = time.monotonic() + _MOST_STOPPED_S
@@ -449,7 +451,7 @@ class OnlineRuns(Replayer):
     def give_up(self) -> None:
         """No batch begins any more, and what waits for calls ends: after an error, or with the program. What is in use stays so."""
         with self._changed:
-            self._is_over = True
+            self._is_over = self._ranks.is_ending = True
             self._changed.notify_all()
 
     def _agree(self, runs: list[Replay], conditions: Conditions) -> Batch:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable
-from threading import Thread
 
 from dist_tune.accelerator import allow_captures, api
-from dist_tune.distributed import Calls
+from dist_tune.distributed import Calls, run_beside
 from dist_tune.replays import OnlineRuns
 from dist_tune.tuning.tuning import Tuning
 
@@ -27,8 +26,7 @@ class Online:
         assert isinstance(runs, OnlineRuns)
         self.runs, self.calls, self._first, self._keep, self._pid = runs, calls, first, keep, os.getpid()
         self._device = api.current_device() if api.is_available() and api.is_initialized() else None
-        self._thread = Thread(target=self._run, name="dist_tune online", daemon=True)
-        self._thread.start()  # before slots are cleared: where there are no more threads the job goes on as it is
+        self._thread = run_beside(self._run, "online")  # before slots are cleared: where there are no more threads the job goes on as it is
         atexit.register(self._close)
         for site in first.sites:
             if site.winner is not None and site.record is None:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -139,11 +140,26 @@ def test_a_process_runs_is_stopped_and_ends():
 
 
 def test_the_host_of_the_store_waits_a_moment_for_peers_that_do_not_end():
-    """They may still read from it; but one that never says that it is over keeps no process."""
+    """They may still read from it; but one that never says that it is over keeps no process, and no thread goes on asking it."""
+    began = time.monotonic()
+    _ends_beside(Card(question=0))
+    assert 0.5 < time.monotonic() - began < 5.0
+
+
+def test_the_host_of_the_store_does_not_wait_for_a_peer_that_was_killed(monkeypatch: pytest.MonkeyPatch):
+    """It will never say that it is over."""
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)  # no wait has an end of its own
+    here, pid, start = process_name().rsplit(" ", 2)
+    _ends_beside(Card(question=0, process=f"{here} {pid} {int(start) + 1}"))
+
+
+def _ends_beside(peer: Card) -> None:
     store: Any = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
     host = Presence(store.clone(), store.clone(), Activity(0, [0, 1], lambda: 0, lambda: 0))
     store.set("beat/1", "")
-    store.set("card/1", CARD.dump_json(Card(question=0)).decode())
-    began = time.monotonic()
+    store.set("card/1", CARD.dump_json(peer).decode())
     host.stop()
-    assert 0.5 < time.monotonic() - began < 5.0
+    for thread in threading.enumerate():
+        if thread.name == "dist_tune talk":
+            thread.join(10.0)
+            assert not thread.is_alive(), thread

@@ -40,6 +40,7 @@ def test_a_host_that_is_stopped_is_told_within_the_deadline(monkeypatch: pytest.
             assert host.stdout is not None
             ranks = Meetings(dist.TCPStore("127.0.0.1", int(host.stdout.readline()), is_master=False), 0, (0, 1), 1.0)
             os.kill(host.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, host.pid, os.WSTOPPED)  # with its threads, one of which answers
             began = time.monotonic()
             ranks.calls("f")
             with pytest.raises(
@@ -127,3 +128,34 @@ except TimeoutError:
 """
     done = subprocess.run([sys.executable, "-c", program], env=of_checkout(tmp_path), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "left behind\n"), done.stderr
+
+
+@pytest.mark.processes
+def test_a_silent_host_that_answers_while_python_ends_does_not_abort_the_program(tmp_path: Path):
+    """Its exit code is the program's own."""
+    program = """
+import os, signal, sys, time
+import torch.distributed as dist
+from dist_tune.distributed.store import within
+host, port = map(int, sys.argv[1:])
+class Last:  # deleted when daemon threads that come back do not run any more
+    def __del__(self, go_on=(os.kill, host, signal.SIGCONT), sleep=time.sleep):
+        go_on[0](*go_on[1:])
+        sleep(1.0)
+sys.last = Last()
+store = dist.TCPStore("127.0.0.1", port, is_master=False)
+os.kill(host, signal.SIGSTOP)
+try:
+    while True:  # it may have answered before it stopped
+        within(0.1, lambda: store.check(["key"]))
+except TimeoutError:
+    sys.exit(3)
+"""
+    with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
+        try:
+            assert host.stdout is not None
+            command = [sys.executable, "-c", program, str(host.pid), host.stdout.readline().strip()]
+            done = subprocess.run(command, env=of_checkout(tmp_path), capture_output=True, text=True, check=False)
+        finally:
+            host.kill()
+    assert done.returncode == 3, done.stderr

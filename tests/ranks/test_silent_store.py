@@ -1,26 +1,34 @@
-"""A store that goes silent, because packets are lost and no connection is reset, or because its host has ended."""
+"""A store that goes silent, because packets are lost and no connection is reset, or whose host has ended; threads at a program's end."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import os
+import signal
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+import triton
 
 from dist_tune import autotune
+from dist_tune.compiler import pool
 from dist_tune.distributed import Reduction, group_of
 from dist_tune.testing import values
 from tests.cases import further
+from tests.ranks import online_steps
 from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.stuck import left_with
 from tests.ranks.world import DEADLINE_S, caught, over_tcp
@@ -161,3 +169,103 @@ def _group_ends(rank: int) -> bool:
 def test_the_host_of_the_store_lives_as_long_as_its_process():
     """Not only as long as the group: threads of peers that still answer would end in torch's warnings, with a stack each."""
     assert values(on_ranks(2, _group_ends)) == [True, True]
+
+
+# -- the end of a program: Python aborts it where a thread comes back from C++ then ------------------------------------
+
+
+def _left() -> list[str]:
+    """The threads that are left when Python ends."""
+    atexit._run_exitfuncs()
+    return [each.name for each in threading.enumerate() if each.name.startswith("dist_tune")]
+
+
+def _is_in(name: str) -> bool:
+    """True if the thread of an online tuning is in a function of this name."""
+    frames = sys._current_frames()
+    stacks = [traceback.walk_stack(frames[each.ident]) for each in online_steps.online_threads() if each.ident in frames]
+    return any(frame.f_code.co_name == name for stack in stacks for frame, _ in stack)
+
+
+def _peer_is_killed(rank: int, is_online: bool) -> Any:
+    over_tcp(rank)
+    kernel, runs, weight = autotuned(), [0], torch.zeros(1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs[0] += 1
+        if rank == 1 and runs[0] == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if is_online:
+            weight.add_(1.0)
+        y = launch(kernel, x)
+        dist.all_reduce(y)
+        return y
+
+    call = tuned(kernel, step, n_repeat=20, search="exhaustive")
+    try:
+        for _ in range(100):
+            call(torch.zeros(64))
+    except Exception as error:  # noqa: BLE001  # of dist_tune, or of the collective
+        return type(error).__name__, _left()
+
+
+@pytest.mark.parametrize(("is_online", "error"), [(False, "AbsentRanksError"), (True, "RuntimeError")])
+def test_a_rank_whose_peer_was_killed_leaves_no_thread_in_the_store(is_online: bool, error: str):
+    """It hosts the store, and waits no more for a peer that cannot say that it is over."""
+    first, second = on_ranks(2, _peer_is_killed, is_online)
+    assert second.error == "Died"
+    assert first.value == (error, []), first.notes
+
+
+def _peer_is_busy(rank: int, over: Path) -> Any:
+    over_tcp(rank)
+    kernel, weight = autotuned(), torch.zeros(1)
+
+    def step(x: torch.Tensor) -> float:
+        launch(kernel, x)
+        weight.add_(1.0)
+        return float(weight)
+
+    call, began = tuned(kernel, step), time.monotonic()
+    while float(weight) < 3 or (rank == 1 and not (float(weight) > 200 and _is_in("reduce"))):
+        call(torch.zeros(64))
+        assert time.monotonic() - began < 60
+    while rank == 0 and not over.exists() and time.monotonic() - began < 60:
+        time.sleep(0.01)
+    left = _left()
+    over.touch()
+    return left
+
+
+def test_a_program_that_ends_leaves_a_meeting_that_its_peer_does_not_come_to(tmp_path: Path):
+    """The thread of an online tuning waits there for a peer in a long call, for as long as that lives."""
+    assert values(on_ranks(2, _peer_is_busy, tmp_path / "over")) == [[], []]
+
+
+def _compiles_for_ever(rank: int) -> list[str]:
+    pool.EXIT_WAIT_S, weight, kernel, stuck = 0.1, torch.zeros(1), autotuned(blocks=(16, 32, 64, 128, 256, 512)), [0]
+
+    def listener(**facts: object) -> None:
+        if float(weight) > 0:  # the first launch has its kernel
+            stuck[0] += 1
+            time.sleep(1e6)
+
+    triton.knobs.compilation.listener = listener
+
+    def step() -> float:
+        launch(kernel, torch.zeros(64))
+        weight.add_(1.0)
+        return float(weight)
+
+    call, began = tuned(kernel, step, is_dist=False, max_slowdown=0.9), time.monotonic()
+    while not (stuck[0] and _is_in("load_all")):
+        call()
+        time.sleep(1e-3)
+        assert time.monotonic() - began < 60
+    return _left()
+
+
+def test_a_program_that_ends_waits_for_no_compilation_of_an_online_tuning():
+    """Its thread ends all the same; of the compiler's, one may never."""
+    ((*left,),) = values(on_ranks(1, _compiles_for_ever, mode="fake", is_dist=False))
+    assert {*left} == {"dist_tune compiler"}
