@@ -54,7 +54,14 @@ def test_a_tuning_ends_with_the_step_then_its_sites():
 
 @pytest.mark.parametrize(
     ("ratio", "told"),
-    [(23.94, "23.9x faster"), (1.1, "1.1x faster"), (1.08, "8 % faster"), (1.004, "as fast as before"), (0.97, "3 % slower"), (0.5, "100 % slower")],
+    [
+        (23.94, "23.9x faster"),
+        (1.1, "1.1x faster"),
+        (1.08, "8 % faster"),
+        (1.004, "as fast as before"),
+        (0.97, "3 % slower"),
+        (0.5, "100 % slower"),
+    ],
 )
 def test_a_gain_is_told_as_it_is_meant(ratio: float, told: str):
     """A number of times from 1.1 on, and percent below: "0.97x" would read like a gain."""
