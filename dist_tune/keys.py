@@ -100,6 +100,15 @@ def call_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> objec
     return tuple(signature)
 
 
+def exact_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells apart two calls with one key, as rules of pruning see them: shapes and plain values, by position."""
+    values = (*args, *kwargs.values()) if kwargs else args
+    try:
+        return tuple([value.shape if _is_tensor[type(value)] else value if type(value) in _PLAIN else type(value) for value in values])
+    except (AttributeError, RuntimeError):  # a nested tensor may have no shape
+        return tuple(map(_kind, values))
+
+
 def lasting_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """The signature without symbols that stand for the ragged sizes of one nested tensor alone.
 
@@ -129,6 +138,9 @@ class _IsTensor(dict[type, bool]):
 
 
 _is_tensor = _IsTensor()
+
+
+_PLAIN = frozenset((int, float, str, bool))
 
 
 def key_text(key: Any) -> str:

@@ -5,7 +5,7 @@ The only user of Triton's Autotuner internals. Knows nothing of ranks, times or 
 
 from dist_tune.runtime import interception
 from dist_tune.runtime.buckets import Buckets
-from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction, exact_sizes
+from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
 from dist_tune.runtime.interception import Listener
 from dist_tune.runtime.kernel import Argument, Launch, NoFitError, specialisation
 from dist_tune.runtime.libraries import own_runs, unheard_tuners
@@ -15,6 +15,6 @@ from dist_tune.runtime.tunable import Slot, Timings, Tunable
 
 __all__ = [
     "Argument", "Buckets", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "RecordedLaunch", "Slot",
-    "Timings", "Tunable", "TunableFunction", "around_launches", "exact_sizes", "interception", "noting_tensors", "noting_training",
+    "Timings", "Tunable", "TunableFunction", "around_launches", "interception", "noting_tensors", "noting_training",
     "own_runs", "predict", "refusing_talk", "specialisation", "unheard_tuners",
 ]  # fmt: skip

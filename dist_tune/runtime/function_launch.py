@@ -15,12 +15,10 @@ import torch
 from dist_tune.cache import Code, digest, read_code
 from dist_tune.configs import ConfigView, FunctionConfig, describe, distinct, functions_in
 from dist_tune.errors import NoValidConfigError
-from dist_tune.keys import bucketed, key_text
+from dist_tune.keys import bucketed, exact_sizes, key_text
 from dist_tune.measure import Checker, Snapshot, Span
 from dist_tune.runtime.tunable import Fits, Slot, Tunable, argument_texts, name_of, rule_error
 from dist_tune.validation import spelled
-
-_PLAIN = (int, float, str, bool)
 
 
 @dataclass(eq=False)
@@ -237,12 +235,6 @@ class FunctionLaunch(Tunable):
     def checker(self) -> Checker | None:
         """The user's check, if there is one."""
         return Checker(self.owner.check, self.function) if self.owner.check is not None else None
-
-
-def exact_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells two calls with one key apart for ``prune_fn``: shapes and plain values."""
-    values = (*args, *kwargs.values()) if kwargs else args
-    return tuple([each.shape if hasattr(each, "shape") else each if type(each) in _PLAIN else type(each) for each in values])
 
 
 def _together(codes: list[Code]) -> Code:
