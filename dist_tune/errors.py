@@ -7,6 +7,7 @@ and what to do about it. A caller's mistake in the arguments is a ``ValueError``
 from __future__ import annotations
 
 import errno
+import inspect
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
+_N_FRAMES = 8
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
 
@@ -68,18 +70,25 @@ def parsed(parse: Callable[[], T]) -> T:
 def free_frames(error: E) -> E:
     """Free what the frames of an error's traceback hold, as a kernel's workspace, for an error that is kept.
 
-    The traceback goes, and a note says where it ended: each of its frames holds the one that called it, up to the user's step.
+    The traceback goes, and a note has its last lines: each of its frames holds the one that called it, up to the user's step.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    if frames:
-        error.add_note(f"raised at {frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}")
+    if error.__traceback__ is not None:
+        error.add_note("".join(traceback.format_tb(error.__traceback__, limit=-_N_FRAMES)))
+    running, frame = set[int](), inspect.currentframe()
+    while frame is not None:
+        running.add(id(frame))
+        frame = frame.f_back
     waiting, seen = list[BaseException]([error]), set[int]()
     while waiting:
         each = waiting.pop()
         seen.add(id(each))
         traceback.clear_frames(each.__traceback__)
         each.__traceback__ = None
-        waiting += [other for other in (each.__cause__, each.__context__) if other is not None and id(other) not in seen]
+        for other in (each.__cause__, each.__context__):
+            began_in = None if other is None or other.__traceback__ is None else other.__traceback__.tb_frame
+            # One that the step was handling when it made the launch is the user's.
+            if other is not None and id(other) not in seen and id(began_in) not in running:
+                waiting.append(other)
     return error
 
 

@@ -114,7 +114,10 @@ def write_whole(path: Path, content: bytes, rights: Rights | None = None, *, kee
             # Before the rename: after a power cut some file systems have the new name on an empty file.
             os.fsync(file.fileno())
         if copy is not None:
-            os.rename(path, copy)
+            try:
+                os.link(path, copy, follow_symlinks=False)
+            except OSError:  # a file system without links
+                os.rename(path, copy)
         os.replace(temporary, path)
     finally:
         with suppress(OSError):

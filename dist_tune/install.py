@@ -105,7 +105,9 @@ class _Target:
                 return
             if spec is None:
                 outer, _, last = name.rpartition(".")
-                near = get_close_matches(last, [each.name for each in iter_modules(path)], 1)
+                near = get_close_matches(last, [each.name for each in iter_modules(path) if each.name not in sys.stdlib_module_names], 1)
+                if not (outer or near):  # the program may add a folder to sys.path before it imports that
+                    return
                 known = f"; the nearest is {'.'.join(filter(None, [outer, *near]))}" if near else ""
                 self.refuse(f"there is no module {name} on sys.path when the program begins{known}")
                 return

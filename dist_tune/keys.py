@@ -101,12 +101,23 @@ def call_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> objec
 
 
 def exact_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells apart two calls with one key, as rules of pruning see them: shapes and plain values, by position."""
-    values = (*args, *kwargs.values()) if kwargs else args
-    try:
-        return tuple([value.shape if _is_tensor[type(value)] else value if type(value) in _PLAIN else type(value) for value in values])
-    except (AttributeError, RuntimeError):  # a nested tensor may have no shape
-        return tuple(map(_kind, values))
+    """What tells apart two calls with one key, as rules of pruning see them: shapes, dtypes and plain values, also in containers."""
+    if not kwargs:
+        with suppress(AttributeError, RuntimeError, TypeError):
+            exact = tuple(map(_shape_and_dtype, args))  # where all are tensors, in a third of the time
+            hash(exact)
+            return exact
+    return (*kwargs, *map(_exact, args), *map(_exact, kwargs.values()))
+
+
+def _exact(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, tuple | list):
+        return (type(value), *map(_exact, value))
+    if isinstance(value, dict):
+        return (dict, *map(_exact, value), *map(_exact, value.values()))
+    return _kind(value)
 
 
 def lasting_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> object:

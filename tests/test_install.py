@@ -422,7 +422,6 @@ def test_a_command_that_is_not_understood_ends_with_2(tmp_path: Path, words: str
         ("shop.trainr:step", "there is no module shop.trainr on sys.path when the program begins; the nearest is shop.trainer", False),
         ("shp.trainer:step", "there is no module shp on sys.path when the program begins; the nearest is shop", False),
         ("shop.trainer.step:x", "there is no module shop.trainer.step on sys.path when the program begins", False),
-        ("zzzz:step", "there is no module zzzz on sys.path when the program begins", False),
     ],
 )
 def test_a_step_of_the_command_that_is_not_there_ends_the_program(tmp_path: Path, step: str, line: str, begins: bool):
@@ -434,6 +433,18 @@ def test_a_step_of_the_command_that_is_not_there_ends_the_program(tmp_path: Path
     done = run_python("-m", "dist_tune.install", "--step", step, "jobs/job.py", cwd=tmp_path, env=env)
     assert (done.returncode, done.stdout) == (1, "begins\n" * begins)
     assert done.stderr == f"dist_tune: {step} is not tuned: {line}\n"
+
+
+@pytest.mark.processes
+def test_a_step_in_a_folder_that_the_program_adds_is_found(tmp_path: Path):
+    """A module of a name that is like none is no misspelling."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/zzzz.py").write_text("def step():\n    return 1\n")
+    (tmp_path / "job.py").write_text(
+        "import sys\nsys.path.insert(0, 'own')\nimport zzzz\nprint(hasattr(zzzz.step, 'records'), zzzz.step())\n"
+    )
+    done = run_python("-m", "dist_tune.install", "--step", "zzzz:step", "job.py", cwd=tmp_path, env=of_checkout(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "True 1\n")
 
 
 @pytest.mark.processes

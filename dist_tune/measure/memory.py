@@ -26,6 +26,8 @@ _COPIES_SHARE = 0.25
 """Of a GPU's free memory that the copies of one snapshot may take."""
 _SMALL_BYTES = 64 << 20
 """Of any GPU's memory: tables of indices and the like."""
+_MOST_WRAPPED = 4
+"""Wrappers around one tensor."""
 _MAX_HOST_BYTES = 2 << 30
 """Of the host's memory."""
 _NO_MAPPINGS = (torch.Tensor, int, float, str, bytes, type(None), FunctionType, MethodType, partial, torch.dtype)
@@ -93,9 +95,11 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def tensor_of(value: Any) -> torch.Tensor | None:
     """The tensor that an argument of a kernel is or wraps, as a descriptor or ``triton.reinterpret`` of one; None for all else."""
-    while value is not None and not isinstance(value, torch.Tensor):
+    for _ in range(_MOST_WRAPPED):
+        if value is None or isinstance(value, torch.Tensor):
+            return value
         value = getattr(value, "base", None)
-    return value
+    return None
 
 
 @dataclass(frozen=True, slots=True)

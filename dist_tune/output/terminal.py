@@ -117,7 +117,7 @@ class Terminal:
             text += f", best {milliseconds(sum(self.best_ms.values()))} ms"
         if 0 < n < self._total:
             left_s = (now - self._phase_began) / n * (self._total - n) + self._more_s
-            return f"{text}, {self._most}{left_s:.0f} s left"
+            return f"{text}, {left_s:.0f} s left" + (" if all are needed" if self._most else "")
         return f"{text}, {now - self._began:.0f} s"
 
     def _begin_row(self) -> None:

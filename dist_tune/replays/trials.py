@@ -218,7 +218,7 @@ class Trials:
         self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
         # The next config runs on what it has left, as a lock that is held: this may be the cause of all that follows.
         if site.last_error is None and (names := launch.unrestored(error)):
-            left = f"what it has written to {', '.join(names)} stays, because restore_value does not name it"
+            left = f"what it may have written to {', '.join(names)} stays, because restore_value does not name it"
             self._log.warning(
                 f'site={site.label} config="{site.texts[index]}" failed in its launch: {reason_of(error)}; {left}', shown=True
             )

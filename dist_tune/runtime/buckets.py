@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from dist_tune.runtime.libraries import own_runs
-from dist_tune.runtime.tunable import Fits, name_of, rule_error
+from dist_tune.runtime.tunable import MAX_SIZES, Fits, name_of, rule_error
 from dist_tune.validation import check_function, spelled
 
 
@@ -23,6 +23,12 @@ class Bucketing(dict[str, Callable[[Any], Any]]):
         self.fits = Fits()
         self.coarse: dict[Any, Any] = {}
         """Key of an exact size -> that of its bucket."""
+
+    def note(self, exact: Any, key: Any) -> None:
+        """The key of a size's bucket."""
+        if len(self.coarse) >= MAX_SIZES:
+            self.coarse.clear()
+        self.coarse[exact] = key
 
     def known(self, cache: Any, exact: Any) -> Any:
         """The config that Triton may launch as it is at an exact size; None if that is yet to be seen."""

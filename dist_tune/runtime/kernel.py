@@ -51,7 +51,7 @@ class Launch(Tunable):
         self.name, self.key_text = name_of(kernel.base_fn), _text(key)
         if buckets:
             self.exact = tuning_key(kernel, args, kwargs)
-            buckets.coarse[self.exact] = key
+            buckets.note(self.exact, key)
         self.slot = KernelSlot(kernel, key, buckets.fits if buckets else None)
         self.identify = partial(_identity_of, kernel)
         if "<locals>" in kernel.base_fn.__qualname__:  # at once, because what a kernel of a factory has captured may change
@@ -176,10 +176,12 @@ class Launch(Tunable):
             ValueError: it is to restore or zero what it has not.
         """
         kernel = self.kernel
-        if any(isinstance(each, autotuner.Autotuner) for each in _layers(kernel)[1:]):
+        inner = next((each for each in _layers(kernel)[1:] if isinstance(each, autotuner.Autotuner)), None)
+        twice = kernel.configs[0].all_kwargs().keys() & inner.configs[0].all_kwargs().keys() if inner is not None else ()
+        if twice:
             raise TypeError(
-                f"kernel {self.name} is decorated with triton.autotune twice, and Triton cannot launch it: each decorator passes num_warps "
-                f"and num_stages. Give one decorator the configs of both, as their product"
+                f"kernel {self.name} is decorated with triton.autotune twice, and Triton cannot launch it: both decorators pass "
+                f"{' and '.join(sorted(twice))}. Give one decorator the configs of both, as their product"
             )
         given = self._full(kernel.configs[0])
         for option in ("restore_value", "reset_to_zero") if own_hook(kernel, "pre_hook") is None else ():

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from triton.errors import TritonError
 
 from dist_tune.cache import Code, nearest_key
 from dist_tune.files import warn_once
 from dist_tune.keys import key_text
-from dist_tune.measure import Checker, Snapshot, Span
+from dist_tune.measure import Checker, Snapshot, Span, is_interpreted, tensors_in
 from dist_tune.validation import spelled
 
 
@@ -25,8 +26,8 @@ class Timings:
     """Of the tuning."""
 
 
-_MAX_SIZES = 10_000
-_MAX_LISTS = 64
+MAX_SIZES = 10_000
+_MAX_LISTS = 1000
 
 
 class Fits:
@@ -53,7 +54,7 @@ class Fits:
 
     def note(self, exact: Any, config: Any, used: Any) -> None:
         """At this size ``used`` runs."""
-        if len(self._used) >= _MAX_SIZES:
+        if len(self._used) >= MAX_SIZES:
             self._used.clear()
         self._used[exact, id(config)] = config, used
 
@@ -65,13 +66,17 @@ class Fits:
         """Launch with the bucket's config (None: it has none), or the next best that the rules keep; of a kernel one that runs."""
         if config is not None and (used := self.known(launch.exact, config)) is not None:
             return launch.run(used, None, is_trial=False)
-        first = None
+        first, before = None, Snapshot()
+        if launch.is_compiled and is_interpreted():  # an interpreted kernel may fail half way
+            before.copy(tensors_in(launch.arguments).values())
         for used in self._order(launch, config):
             try:
                 value = launch.run(used, None, is_trial=False)
             except Exception as error:
-                if not launch.is_compiled:  # a function's collectives may have been made
+                # Not of a function, whose collectives may have been made, nor of a machine that is short of something now.
+                if not (launch.is_compiled and isinstance(error, TritonError)):
                     raise
+                before.put_back()
                 first = first or error
                 continue
             if config is not None:

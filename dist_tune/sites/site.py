@@ -116,9 +116,9 @@ class Site:
             slot.fill(self.winner, self.timings)
 
     def keep(self, texts: Sequence[str]) -> list[int]:
-        """Keep the candidates that all ranks have, counted anew in the order of ``texts``; the number of each before.
+        """Keep the candidates of these ``texts``, counted anew in this order; the number of each before.
 
-        Where others race already, one that this rank does not have is among them: it fails, and a number stands in for it.
+        A text that this rank lacks, of a site that races on other ranks, is a candidate that fails here; the first config is in its place.
         """
         kept = [self.texts.index(text) if text in self.texts else 0 for text in texts]
         now = {old: new for new, old in reversed([*enumerate(kept)])}
@@ -180,7 +180,8 @@ def none_left(label: str, texts: Sequence[str], failures: Mapping[int, Candidate
     advice = "Add a config that fits the device."
     same = {reason for _, reason in failures.values()}
     is_short = any(kind is FailureKind.LOAD or reason.startswith("OutOfResources") for kind, reason in failures.values())
-    if len(same) == 1 and len(failures) > 1 and not is_short:
+    is_launch_s = all(kind in (FailureKind.COMPILE, FailureKind.LAUNCH) for kind, _ in failures.values())
+    if len(same) == 1 and len(failures) > 1 and is_launch_s and not is_short and "OutOfMemory" not in str(same):
         shown, more = [f"  each of them: {same.pop()}"], ""
         advice = "No config cures that: the launch, or what decorates the kernel, is at fault."
     # Triton's words where it finds no GPU, which say nothing of GPUs.

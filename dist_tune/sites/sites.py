@@ -39,6 +39,8 @@ class Sites:
         """Label -> config, for launches that Triton had a config for."""
         self.fills_at_once = True
         """False where the step goes on meanwhile: a config comes into use at a call that ranks agree on."""
+        self.racing: dict[str, list[str]] = {}
+        """Label -> the candidates that race, described: a rank that comes to the site later counts its own as they do."""
         self.lookup = lookup
         self.journal = journal
         self.story = story
@@ -66,7 +68,8 @@ class Sites:
         label = self._label_of(launch)
         site = self.met.get(label)
         if site is None:
-            site = self.met[label] = self._enter(label, launch)
+            site = self._enter(label, launch)
+            self.met[site.label] = site
         site.slots.setdefault(id(launch.owner), launch.slot)
         return site
 
@@ -150,7 +153,7 @@ class Sites:
     def restrict(self, texts: Mapping[str, list[str]]) -> list[str]:
         """Keep of some sites the candidates that all ranks have, described, in this order, and look for a record of these.
 
-        Sites that have lost some here and are to be tuned.
+        The sites that have fewer candidates here now, and no record.
         """
         fewer = []
         for label in [each for each in texts if each in self.met and self.met[each].texts != texts[each]]:
@@ -240,10 +243,17 @@ class Sites:
         configs, texts, n_removed = launch.candidates()
         if launch.slot.fits is not None:
             launch.slot.fits.keep(launch.exact, dict(zip(texts, configs, strict=True)))
+        racing = self.racing.get(label, texts)
+        if not {*racing} & {*texts}:  # a site of this rank alone
+            racing, label = texts, f"{label}#apart"
+            self._labels[id(launch.owner), launch.name + launch.key_text] = launch.owner, label
         site = Site(
             label, launch.name, launch.key_text, configs, texts, n_removed,
             is_compiled=launch.is_compiled, is_whole=launch.is_whole, prepare=launch.prepare, identify=launch.identify,
         )  # fmt: skip
+        if racing != texts:
+            site.keep(racing)
+            configs, texts = site.configs, site.texts
         if label in self._outcomes and self._outcomes[label][0] in texts:  # others have tuned it; it is met in the final run
             self._settle(site)
             return site
@@ -267,7 +277,7 @@ class Sites:
             site.untried = guide.untried if guide is not None else set()
             # Where nothing is tuned only the first run needs anything.
             first = set(range(len(configs))) - site.untried if self.lookup.mode == "tune" else set()
-            site.quickest = sorted(quickest(configs), key=lambda i: (i in site.suspects, i in site.untried))
+            site.quickest = sorted(quickest(configs), key=lambda i: (i in site.failures, i in site.suspects, i in site.untried))
             site.variants.append(Variant(label, specialisation(launch)))
             self._compiler.begin(label, launch, dict(enumerate(configs)), first, site.first_guess)
         return site

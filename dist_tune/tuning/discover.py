@@ -177,29 +177,31 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
         if manifest.differing:
             of_process.tell(context.story, {differing: differing})
         required = "DIST_TUNE_MODE is require: tune once without it"
-        if manifest.missed:
+        shared = {label: texts for label, texts in manifest.shared.items() if texts}
+        is_settled = not shared and (not manifest.unlisted or bool(manifest.shared))  # all ranks have the same candidates, or none
+        if manifest.missed and is_settled:
             more = f" And {differing}." if manifest.differing else ""
             raise CacheMissError(f"{manifest.missed} {required}, or merge a file that has it.{more}")
-        if manifest.refused and context.lookup.is_required:
+        if manifest.refused and context.lookup.is_required and is_settled:
             why = differing if manifest.differing else required  # where a rank's settings let it use no record, no tuning helps
             raise CacheMissError(f"site {manifest.refused[0]}: ranks have records that not all of them can use: {why}.")
         for label, how in manifest.wrong.items():
             if context.lookup.is_required:
                 raise CacheMissError(f"site {label}: {_WRONG}, {how}. {required}.")
-        spelled |= set(manifest.unlisted)
-        if spelled_out := {label: texts for label, texts in manifest.shared.items() if texts}:
-            _share_candidates(context, spelled_out)
-        elif not manifest.unlisted or manifest.shared:
+        if is_settled:
             return manifest
+        spelled |= set(manifest.unlisted)
+        _share_candidates(context, shared)
 
 
 def _share_candidates(context: TuningContext, shared: Mapping[str, list[str]]) -> None:
-    """Tune of sites whose candidates differ between ranks those that all ranks have; where they race already, with all that do."""
-    entries = context.entries
-    kept = {label: entries[label].texts if label in entries else texts for label, texts in shared.items()}
+    """Tune of sites whose candidates differ between ranks those that all ranks have."""
     differ = "its configs after pruning differ between ranks, and what all ranks have is tuned"
-    told = {f"shared {label}": f"site={label}: {differ}: {amount(len(kept[label]), 'config')}" for label in context.sites.restrict(kept)}
-    context.options.notices.tell(context.story, told)
+    told = {
+        f"shared {label}": f"site={label}: {differ}: {amount(len(shared[label]), 'config')}" for label in context.sites.restrict(shared)
+    }
+    if context.lookup.mode == "tune":
+        context.options.notices.tell(context.story, told)
 
 
 def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) -> RankManifest:

@@ -56,6 +56,7 @@ def _enter(context: TuningContext, manifest: SiteManifest) -> None:
     for label in labels:
         entry = context.entries[label] = context.entries.get(label) or _entry(context, manifest, label)
         entry.writers.update(manifest.writers[label])
+        sites.racing[label] = entry.texts
         if label in sites.met:
             sites.met[label].untried = entry.untried
     sites.forget(labels)  # a rank that comes to one of them later shall not find a record of it

@@ -93,7 +93,7 @@ def test_the_live_line_says_phase_number_best_and_time_left(clock: _Clock, monke
         clock.now += 0.1
         progress.step(n)
         rows.append(shown.row)
-    assert rows[2] == "step: racing 3 of at most 40, best 0.146 ms, at most 6 s left"
+    assert rows[2] == "step: racing 3 of at most 40, best 0.146 ms, 6 s left if all are needed"
     assert rows[-1].startswith("step: racing ")
     assert len(dict.fromkeys(rows)) - 1 <= 2.0 / LIVE_EVERY_S  # less the empty row before the first
     progress.end()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import random
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -188,14 +187,35 @@ def test_a_function_s_rule_is_asked_at_each_size_of_a_bucket(rank: int, bucket: 
         bucket=bucket, reset=list, n_warmup=0, n_repeat=1, cache=False,
     )  # fmt: skip
     def work(n: int, block: int) -> int:
-        time.sleep(0.02 / block)  # the largest is the fastest
         ran.append((n, block))
         return n
 
     assert [work(n) for n in (512, 384, 320)] == [512, 384, 320]
     n_asked = len(asked)
     assert [work(n) for n in (512, 384, 320)] == [512, 384, 320]
-    assert (ran[-3:], len(asked)) == ([(512, 512), (384, 128), (320, 64)], n_asked)
+    assert [n % block for n, block in ran[-3:]] == [0, 0, 0]
+    assert len(asked) == n_asked
+
+
+@on_each_rank(1, is_dist=False)
+def test_calls_that_differ_in_anything_a_rule_may_see_ask_it(rank: int):
+    """Names of keywords, sizes in a tuple, a dtype: the key is one for all of them."""
+    wrong.clear()
+
+    def keep(config: Any, x: torch.Tensor, shape: tuple[int, int], m: int = 1, n: int = 1) -> bool:
+        fits = n % config["block"] == 0 and shape[1] % config["block"] == 0 and x.dtype is torch.float32
+        return bool(fits or config["block"] == 1)
+
+    @autotune([{"block": each} for each in (4, 1)], lambda *args, **kwargs: 0, keep, reset=list, n_warmup=0, n_repeat=1, cache=False)
+    def work(x: torch.Tensor, shape: tuple[int, int], m: int = 1, n: int = 1, *, block: int) -> None:
+        if not keep({"block": block}, x, shape, m, n):
+            wrong.append((n, block))
+
+    x = torch.zeros(4)
+    work(x, (1, 4), m=3, n=4)
+    for args, kwargs in [((x, (1, 4)), {"n": 3, "m": 4}), ((x, (4, 1)), {"m": 3, "n": 4}), ((x.half(), (1, 4)), {"m": 3, "n": 4})]:
+        work(*args, **kwargs)
+    assert wrong == []
 
 
 def _kept(rank: int, bucket: Any, n: int) -> tuple[list[bool], list[str], int]:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from dist_tune import autotune
 from dist_tune.testing import values
 from tests.cases import further
-from tests.ranks.kernels import autotuned, best, configs, is_unpatched, launch, tuned
+from tests.ranks.kernels import accumulate_kernel, autotuned, best, configs, is_unpatched, launch, tuned
 from tests.ranks.world import DEADLINE_S
 from tests.ranks.worlds import on_ranks
 from tests.shared_worlds import is_interpreted, log, on_each_rank
@@ -184,6 +184,37 @@ def test_of_candidate_lists_that_differ_the_common_part_is_tuned(rank: int):
         assert [each.config[:8] for each in record.candidates] == ["BLOCK=32", "BLOCK=64"]
         assert (record.is_recalled, best(kernel)) == (is_recalled, [int(record.best.config[6:8])])
     assert log().count("add_kernel [64]: its configs after pruning differ between ranks, and what all ranks have is tuned: 2 configs") == 1
+
+
+@on_each_rank()
+def test_a_record_of_shared_candidates_is_one_that_require_takes(rank: int):
+    """Ranks look for it when they know which candidates all of them have."""
+    for mode in ("tune", "require"):
+        os.environ["DIST_TUNE_MODE"] = mode
+        kernel = autotuned(configs=configs(*[(16, 32, 64), (128, 64, 32)][rank]))
+        step = tuned(kernel)
+        assert float(step(torch.zeros(64))[0]) == 1.0
+        assert [each.is_recalled for each in step.records] == [mode == "require"]
+
+
+@on_each_rank(cases=["overlap", "fewer", "apart"])
+def test_a_rank_that_comes_to_a_kernel_later_counts_its_candidates_as_the_others_do(rank: int, case: str):
+    """In the midst of a race: what it lacks fails there, and what it has besides does not race. With nothing in common it tunes alone."""
+    first = (16, 32, 64)
+    kernel = autotuned(configs=configs(*(first if rank == 0 else {"overlap": (8, 64, 32), "fewer": (32, 8), "apart": (4, 8)}[case])))
+    always, runs = autotuned(accumulate_kernel, blocks=(16, 32, 64)), [0]
+
+    def step(x: torch.Tensor) -> float:
+        runs[0] += 1
+        total = launch(always, x, torch.zeros(64)).sum()
+        if rank == 0 or runs[0] > 2:
+            total = total + launch(kernel, x).sum()
+        dist.all_reduce(total)
+        return float(total)
+
+    assert tuned(always, step, reset=list, cache=False, n_repeat=5)(torch.zeros(64)) == 128.0
+    (used,) = best(kernel)
+    assert used in {"overlap": (32, 64), "fewer": (32,), "apart": first if rank == 0 else (4, 8)}[case]
 
 
 @on_each_rank(cases=[False, True])

@@ -314,4 +314,4 @@ def test_what_a_failed_launch_leaves_is_told_on_the_terminal(rank: int):
         tuned(None, closure, is_dist=False, reset=list)(torch.zeros(64))
     (line,) = [each for each in terminal.getvalue().splitlines() if "failed in its launch" in each]
     assert "AssertionError" in line
-    assert line.endswith("what it has written to x_ptr, lock_ptr stays, because restore_value does not name it")
+    assert line.endswith("what it may have written to x_ptr, lock_ptr stays, because restore_value does not name it")

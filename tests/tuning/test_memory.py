@@ -76,6 +76,28 @@ def test_a_run_in_which_a_config_failed_is_freed(rank: int, case: str):
     assert set(n_alive) == {0}
 
 
+@on_each_rank(1, is_dist=False)
+def test_an_error_that_a_step_handles_keeps_its_traceback(rank: int):
+    """A step made in an except clause, with a config that fails: what the clause handles is the user's."""
+    kernel = autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=hook) for block, hook in ((16, _raises), (32, None))])
+    step = contextual_autotune(n_repeat=1, n_warmup=0, reset=list, cache=False)(lambda x: launch(kernel, x))
+
+    def handle() -> None:
+        try:
+            raise ValueError("the user's")
+        except ValueError:
+            step(torch.zeros(64))
+            raise
+
+    with pytest.raises(ValueError, match="the user's") as raised:
+        handle()
+    assert len(raised.traceback) == 2
+
+
+def _raises(args: Any) -> None:
+    raise RuntimeError("no room")
+
+
 def _watched(n_alive: list[int]) -> Callable[..., Any]:
     """A step that notes the values of its earlier runs that are alive when it begins."""
     kernel, values = autotuned(), list[Any]()
