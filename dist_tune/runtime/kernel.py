@@ -32,6 +32,8 @@ from dist_tune.runtime.buckets import NO_BUCKETS, Bucketing
 from dist_tune.runtime.libraries import own_key
 from dist_tune.runtime.tunable import Fits, Slot, Timings, Tunable, name_of, rule_error
 
+_IN_BUCKETS = ("in buckets",)
+"""Ends the key of a bucket: a launch elsewhere of the size that names it is no launch in it."""
 _PLAIN_WORD = re.compile(r"(?!(None|True|False|Ellipsis|inf|nan)$)[A-Za-z_][\w.-]*", re.ASCII)
 _codes: WeakKeyDictionary[Any, Code] = WeakKeyDictionary()
 _identities: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
@@ -224,6 +226,8 @@ def _rule_in(error: Exception, kernel: Any) -> tuple[str, str]:
 
 def _text(key: Any) -> str:
     values = key if isinstance(key, tuple) else (key,)  # a library's own is often a string
+    if values[-1:] == _IN_BUCKETS:
+        values = values[:-1]
     return "[" + ",".join(_word(value) if isinstance(value, str) else stable_repr(value) for value in values) + "]"
 
 
@@ -262,7 +266,7 @@ def key_of(kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any], buckets: 
     for value in named.values():
         if type(value) is not int and hasattr(value, "dtype"):
             values.append(_dtype_texts[value.dtype])
-    return tuple(values)
+    return tuple(values) if not buckets else (*values, *_IN_BUCKETS)
 
 
 @lru_cache(maxsize=1024)

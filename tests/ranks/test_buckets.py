@@ -26,6 +26,7 @@ from tests.shared_worlds import log, on_each_rank
 
 BUCKET: Any = {"add_*": {"n": power_of_two}}
 FLOATS = ("torch.float32", "torch.float32")
+IN_BUCKETS = (*FLOATS, "in buckets")
 
 
 def step_of(kernel: Any, bucket: Any = None, **options: Any) -> Any:
@@ -153,6 +154,20 @@ def test_a_config_is_used_only_at_sizes_of_its_bucket_where_it_fits(rank: int, c
     assert how == "online" or kind != "a rule drops it" or used[384] in (64, 128)
 
 
+@on_each_rank(1, is_dist=False)
+def test_the_size_that_names_a_bucket_does_not_find_its_config_elsewhere(rank: int):
+    """In a step without buckets the kernel's rule drops at 512 what was tuned at 384 for the bucket of 512."""
+
+    def prune(each: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
+        return [config for config in each if (named["n"] == 512) == (config.kwargs["BLOCK"] == 64)]
+
+    kernel = autotuned(blocks=(16, 32, 64), prune_configs_by={"early_config_prune": prune})
+    for bucket, n in (({"*": {"n": power_of_two}}, 384), (None, 512)):
+        contextual_autotune(bucket=bucket, n_warmup=0, n_repeat=1, cache=False)(over)(kernel, n)
+    assert {key[0]: config.kwargs["BLOCK"] == 64 for key, config in kernel.cache.items() if key[-1] != "in buckets"} == {512: True}
+    assert len(kernel.cache) == 2
+
+
 @on_each_rank(cases=["replayed", "online"])
 def test_ranks_at_other_sizes_of_a_bucket_use_what_fits_each(rank: int, how: str):
     """Rules drop another config on each rank: what both keep is tuned, and no rank dies; so at each size that follows."""
@@ -248,9 +263,9 @@ def test_a_config_for_the_exact_size_does_not_stand_for_the_bucket(rank: int):
         kernel.cache[(n_vanilla, *FLOATS)] = kernel.configs[0]
     step = step_of(kernel)
     assert step(torch.zeros(n_vanilla)) == 200.0
-    keys = {(128, *FLOATS), *([(n_vanilla, *FLOATS)] * rank)}
+    keys = {(128, *IN_BUCKETS), *([(n_vanilla, *FLOATS)] * rank)}
     assert (set(kernel.cache), len(step.records)) == (keys, 1)
-    assert len({*gathered(kernel.cache[(128, *FLOATS)].kwargs["BLOCK"])}) == 1
+    assert len({*gathered(kernel.cache[(128, *IN_BUCKETS)].kwargs["BLOCK"])}) == 1
     asked.clear()
     launch(kernel, torch.zeros(90))  # as ever: Triton tunes 90
     assert (asked, is_unpatched()) == ([90], True)
@@ -325,7 +340,7 @@ def test_a_step_tuned_online_has_one_site_for_a_bucket(rank: int):
 
     got = run_job(step)
     assert got == [2.0 * (k + 1) for k in range(len(got))]
-    assert (set(kernel.cache), best(kernel)) == ({(128, *FLOATS)}, [64])
+    assert (set(kernel.cache), best(kernel)) == ({(128, *IN_BUCKETS)}, [64])
     assert [each.key for each in step.records if each.best.latency_ms] == ["[128,torch.float32,torch.float32]"]
 
 

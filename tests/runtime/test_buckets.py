@@ -50,7 +50,7 @@ def test_the_first_pattern_decides_about_an_argument():
     kernel = autotuned(shift_kernel, key=("n", "shift"))
     x = torch.zeros(4)
     buckets = Buckets({"shift_kernel": {"n": size_classes(64)}, "*": {"n": power_of_two, "shift": power_of_two}})
-    assert key_of(kernel, {"x_ptr": x, "n": 65, "shift": 9}, {}, buckets.of(kernel)) == (">64", 16, "torch.float32")
+    assert key_of(kernel, {"x_ptr": x, "n": 65, "shift": 9}, {}, buckets.of(kernel)) == (">64", 16, "torch.float32", "in buckets")
 
 
 def test_what_is_no_size_stays():
