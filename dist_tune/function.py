@@ -165,7 +165,8 @@ class _FunctionTuner(Tuner):
         interception.triton_patch()  # takes some milliseconds; here rather than in the first call
         key_fn = None if self.tunable.bucket or self.tunable.n_bound else self.tunable.key_fn
         key_of = self.tunable.key if key_fn is None else key_fn
-        first, note_tracing, fits = self.tunable.configs[0], self.note_tracing, self.tunable.fits
+        first, note_tracing = self.tunable.configs[0], self.note_tracing
+        used = self.tunable.fits.used if self.tunable.fits is not None else None
 
         def call(
             *args: Any,
@@ -201,8 +202,12 @@ class _FunctionTuner(Tuner):
                     return self.call_traced(args, kwargs)
                 self.tunable.check_key(key)
                 raise
-            if config is not None and fits is not None:
-                config = fits.known(exact_sizes(args, kwargs), config)
+            if config is not None and used is not None:
+                try:
+                    found = used.get(exact_sizes(args, kwargs))
+                except TypeError:  # an object with a list as its shape
+                    found = None
+                config = found[1] if found is not None and found[0] is config else None
             if config is not None and not listeners:
                 calls[autotune_pg].n_calls += 1
                 return function(*args, **config) if not kwargs else function(*args, **{**config, **kwargs})

@@ -103,10 +103,10 @@ def call_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> objec
 def exact_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """What tells apart two calls with one key, as rules of pruning see them: shapes, dtypes and plain values, also in containers."""
     if not kwargs:
-        with suppress(AttributeError, RuntimeError, TypeError):
-            exact = tuple(map(_shape_and_dtype, args))  # where all are tensors, in a third of the time
-            hash(exact)
-            return exact
+        try:
+            return tuple(map(_shape_and_dtype, args))  # where all are tensors, in a third of the time
+        except (AttributeError, RuntimeError):  # a nested tensor may have no shape
+            pass
     return (*kwargs, *map(_exact, args), *map(_exact, kwargs.values()))
 
 

@@ -33,7 +33,7 @@ class Bucketing(dict[str, Callable[[Any], Any]]):
     def known(self, cache: Any, exact: Any) -> Any:
         """The config that Triton may launch as it is at an exact size; None if that is yet to be seen."""
         config = cache.get(self.coarse.get(exact)) if type(cache) is dict else None
-        found = None if config is None else self.fits.known(exact, config)
+        found = None if config is None else self.fits.known((exact, id(config)), config)
         return None if found is None or found.pre_hook is not None else found
 
 

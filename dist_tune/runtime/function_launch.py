@@ -15,7 +15,7 @@ import torch
 from dist_tune.cache import Code, digest, read_code
 from dist_tune.configs import ConfigView, FunctionConfig, describe, distinct, functions_in
 from dist_tune.errors import NoValidConfigError
-from dist_tune.keys import bucketed, exact_sizes, key_text
+from dist_tune.keys import bucketed, exact_sizes, key_text, to_hashable
 from dist_tune.measure import Checker, Snapshot, Span
 from dist_tune.runtime.tunable import Fits, Slot, Tunable, argument_texts, name_of, rule_error
 from dist_tune.validation import spelled
@@ -162,7 +162,7 @@ class FunctionLaunch(Tunable):
         self.is_whole = is_whole
         self.owner, self.identify = tunable, lambda: tunable.identity
         self.slot = Slot(tunable.winners, key if group is None else (group, key), tunable.fits)
-        self.exact = exact_sizes(args, kwargs) if tunable.fits is not None else None
+        self.exact = to_hashable(exact_sizes(args, kwargs)) if tunable.fits is not None else None
         text = key_text(key)
         self.name, self.key_text = tunable.name, text if text.startswith("[") else f"[{text}]"
         self.function: Callable[..., Any] = MethodType(tunable.body, args[0]) if tunable.n_bound else tunable.body

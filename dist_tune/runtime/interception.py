@@ -134,7 +134,7 @@ class _Patch:
         if (config := launch.slot.config) is not None:  # of a bucket, at another size or with a hook
             if id(config) in self.turns and launch.keeps(config):
                 buckets = self.buckets_of(kernel, kwargs)
-                buckets.fits.note(launch.exact, config, config)
+                buckets.fits.note(launch, config, config)
                 return self.turns[id(config)](kernel, args, kwargs)
             return launch.run_known(config)
         note_wrappers()

@@ -38,8 +38,8 @@ class Fits:
         """Key of a bucket -> its configs, from the best on."""
         self._kept: dict[Any, dict[str, Any]] = {}
         """Exact size -> the configs that the rules keep there, by description; of the latest sizes."""
-        self._used: dict[tuple[Any, int], tuple[Any, Any]] = {}
-        """Exact size, and identity of the bucket's config -> that config, and the one that is used."""
+        self.used: dict[Any, tuple[Any, Any]] = {}
+        """Exact size, of kernels with the identity of the bucket's config -> that config, and the one that is used."""
         self._has_told = False
 
     def rank(self, key: Any, config: Any, timings: Timings) -> None:
@@ -47,16 +47,16 @@ class Fits:
         times = {id(each): ms for each, (ms, _, _) in timings.quantiles_ms}
         self._ranked[key] = sorted((each for each, _ in timings.quantiles_ms), key=lambda each: (each is not config, times[id(each)]))
 
-    def known(self, exact: Any, config: Any) -> Any:
+    def known(self, place: Any, config: Any) -> Any:
         """The config to use at a size whose bucket has ``config``; None if that is yet to be seen."""
-        found = self._used.get((exact, id(config)))
+        found = self.used.get(place)
         return found[1] if found is not None and found[0] is config else None
 
-    def note(self, exact: Any, config: Any, used: Any) -> None:
-        """At this size ``used`` runs."""
-        if len(self._used) >= MAX_SIZES:
-            self._used.clear()
-        self._used[exact, id(config)] = config, used
+    def note(self, launch: Tunable, config: Any, used: Any) -> None:
+        """At the size of a launch ``used`` runs."""
+        if len(self.used) >= MAX_SIZES:
+            self.used.clear()
+        self.used[self._place(launch, config)] = config, used
 
     def keeps(self, launch: Tunable, config: Any) -> bool:
         """True if the rules keep a config at the size of a launch."""
@@ -64,7 +64,7 @@ class Fits:
 
     def run(self, launch: Tunable, config: Any = None) -> Any:
         """Launch with the bucket's config (None: it has none), or the next best that the rules keep; of a kernel one that runs."""
-        if config is not None and (used := self.known(launch.exact, config)) is not None:
+        if config is not None and (used := self.known(self._place(launch, config), config)) is not None:
             return launch.run(used, None, is_trial=False)
         first, before = None, Snapshot()
         if launch.is_compiled and is_interpreted():  # an interpreted kernel may fail half way
@@ -80,7 +80,7 @@ class Fits:
                 first = first or error
                 continue
             if config is not None:
-                self.note(launch.exact, config, used)
+                self.note(launch, config, used)
             if first is not None and not self._has_told:
                 self._has_told = True
                 told = f"{type(first).__name__}: {first}".partition("\n")[0]
@@ -98,6 +98,11 @@ class Fits:
         if len(self._kept) >= _MAX_LISTS:
             self._kept.clear()
         self._kept[exact] = kept
+
+    @staticmethod
+    def _place(launch: Tunable, config: Any) -> Any:
+        """In ``used``: the configs of an online tuning's trials take turns in a kernel's bucket."""
+        return (launch.exact, id(config)) if launch.is_compiled else launch.exact
 
     def _order(self, launch: Tunable, config: Any) -> Iterator[Any]:
         """What the rules keep at the size of a launch: its bucket's config, the others of the bucket from the best on, and the rest.
