@@ -271,7 +271,7 @@ class Trials:
 
     def _launch_first(self, site: Site, launch: Tunable, trial: Trial) -> Any:
         """Launch the candidate whose turn it is, or the first one that can stand in for it."""
-        is_kept = launch.keeps(site.configs[trial.candidate])  # else another takes its place whenever it is in use
+        is_kept = launch.keeps(site.configs[trial.candidate])  # else another one runs at this size whenever the candidate is in use
         if not is_kept and not any(map(launch.keeps, site.configs)):
             assert launch.slot.fits is not None
             return launch.slot.fits.run(launch)

@@ -263,7 +263,7 @@ def _disputed(manifests: Mapping[int, RankManifest]) -> set[str]:
 def _shared_candidates(
     lists: Mapping[str, list[str]], manifests: Mapping[int, RankManifest]
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Of sites whose ``lists`` differ the candidates that all ranks have; and why those are not tuned of which that is none."""
+    """Site whose lists differ -> the candidates that all ranks have; and site without any such candidate -> why it is not tuned."""
     shared: dict[str, list[str]] = {}
     unshared: dict[str, str] = {}
     for label, first in lists.items():
