@@ -133,8 +133,8 @@ class _Patch:
         launch = launch_of(kernel, args, kwargs)
         if (config := launch.slot.config) is not None:  # of a bucket, at another size or with a hook
             if id(config) in self.turns and launch.keeps(config):
-                buckets = self.buckets_of(kernel, kwargs)
-                buckets.fits.note(launch, config, config)
+                if launch.slot.fits is not None:  # else another thread has filled the slot meanwhile
+                    launch.slot.fits.note(launch, config, config)
                 return self.turns[id(config)](kernel, args, kwargs)
             return launch.run_known(config)
         note_wrappers()

@@ -72,9 +72,8 @@ class Fits:
         for used in self._order(launch, config):
             try:
                 value = launch.run(used, None, is_trial=False)
-            except Exception as error:
-                # Not of a function, whose collectives may have been made, nor of a machine that is short of something now.
-                if not (launch.is_compiled and isinstance(error, TritonError)):
+            except TritonError as error:  # a machine that is short of something now raises others
+                if not launch.is_compiled:  # a function's collectives may have been made
                     raise
                 before.put_back()
                 first = first or error

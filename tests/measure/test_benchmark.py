@@ -116,7 +116,7 @@ def test_a_wrong_result_is_not_timed():
 
 
 def test_each_timed_run_is_checked_and_no_check_is_timed(turn: Callable[[float], None], monkeypatch: pytest.MonkeyPatch):
-    """Whichever one of them is wrong, also if later ones are right again; the clock stands between two runs, whatever a check takes."""
+    """A run in the middle that is wrong is found though later ones are right; the time of the checks is on no clock."""
 
     def slow_difference(*args: Any) -> str:
         turn(1e6)

@@ -148,7 +148,7 @@ def test_under_capture_a_record_is_used_where_nothing_may_be_tuned(rank: int, fa
 
 @on_each_rank(cases=FACES)
 def test_a_mode_that_one_rank_cannot_read_ends_the_call_on_all(rank: int, face: Face):
-    """At once, with what is misspelt, also where there is a record; nothing is tuned. So in a tuning script, whoever has the problem."""
+    """At once, with what is misspelt, also where there is a record; nothing is tuned. So in a tuning script, with a problem or without."""
     told = "DIST_TUNE_MODE='cachd' cannot be read: need tune, cached, require or first (did you mean cached?)"
     path, misspelt = folder() / str(rank), {"MODE": "cachd"} if rank == 1 else {}
     for _ in range(2):
