@@ -23,7 +23,7 @@ import triton
 
 from dist_tune import contextual_autotune
 from dist_tune.testing import FakeH200, on_ranks, values
-from tests.ranks.kernels import accumulate_kernel, add_kernel, atomic_kernel, autotuned, launch
+from tests.steps import accumulate_kernel, add_kernel, atomic_kernel, autotuned, launch
 
 KERNELS = add_kernel, accumulate_kernel, atomic_kernel
 CONFIGS = [*product((16, 32, 64, 128), (1, 2, 4, 8), (0, 32, 64, 128))]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dist_tune import autotune, files
 from dist_tune.files import PRIVATE, RefusedFileError, json_bytes, read_regular, write_whole
-from tests.function_options import BLOCKS
+from tests.steps import BLOCKS
 
 _plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 _values = st.recursive(_plain, lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(), each, max_size=4), max_leaves=20)

@@ -21,8 +21,8 @@ from types import ModuleType
 import pytest
 
 from dist_tune import install as installer
-from tests.cases import further
 from tests.programs import ROOT, Done, of_checkout, run_python
+from tests.worlds import further
 
 module = sys.modules["dist_tune.install"]
 MODULE = """

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dist_tune.testing import on_ranks, values
-from tests.cases import further
+from tests.worlds import further
 
 pytestmark = pytest.mark.processes
 

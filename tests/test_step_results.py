@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from dist_tune.testing import on_ranks, values
-from tests.cases import further
+from tests.worlds import further
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dist_tune import autotune, contextual_autotune, to_hashable
-from tests.function_options import quiet
+from tests.steps import quiet
 
 
 class Made:

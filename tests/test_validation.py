@@ -14,7 +14,7 @@ import torch
 import triton
 
 from dist_tune import autotune, contextual_autotune, matches
-from tests.function_options import BLOCKS, QUICK, quiet
+from tests.steps import BLOCKS, QUICK, quiet
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ import triton.language as tl
 
 from dist_tune import autotune
 from dist_tune.cache import read_code
-from tests.function_options import BLOCKS, quiet
+from tests.steps import BLOCKS, quiet
 
 HELPERS = """
 import triton

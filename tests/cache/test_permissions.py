@@ -15,7 +15,7 @@ from dist_tune.cache.store import Cache
 from dist_tune.cli.main import main
 from dist_tune.files import PRIVATE, SHARED
 from tests.cached_records import record
-from tests.function_options import BLOCKS, QUICK, quiet
+from tests.steps import BLOCKS, QUICK, quiet
 
 
 @pytest.fixture(autouse=True, params=[0, 0o022, 0o377], ids=oct)

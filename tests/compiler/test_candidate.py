@@ -25,7 +25,7 @@ from dist_tune.compiler.pool import Compiler
 from dist_tune.errors import FailureKind
 from dist_tune.runtime.kernel import Launch
 from dist_tune.testing import FakeH200, Mode, on_ranks, values
-from tests.ranks.kernels import add_kernel, autotuned, dot_kernel
+from tests.steps import add_kernel, autotuned, dot_kernel
 
 TOOLS = Toolchain()
 

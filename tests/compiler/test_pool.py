@@ -26,7 +26,7 @@ from dist_tune.compiler.triton_cache import claim
 from dist_tune.runtime.kernel import Launch
 from dist_tune.testing import fake_gpu, on_ranks, values
 from dist_tune.testing.ranks import fork_context
-from tests.ranks.kernels import autotuned, configs, dot_kernel, launch, tuned
+from tests.steps import autotuned, configs, dot_kernel, launch, tuned
 
 NOTHING: Any = None
 

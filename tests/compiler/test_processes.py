@@ -25,7 +25,7 @@ from dist_tune.compiler import processes, worker
 from dist_tune.compiler.compilation import Toolchain
 from dist_tune.compiler.processes import Worker, folder_in_use, temporary_folder
 from dist_tune.testing import Outcome, on_ranks, values
-from tests.ranks.kernels import gemm_kernel
+from tests.steps import gemm_kernel
 
 pytestmark = pytest.mark.processes
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import further
 from tests.programs import ROOT, Done, of_checkout, run_python
+from tests.worlds import further
 
 pytestmark = pytest.mark.processes
 

@@ -75,7 +75,7 @@ def rank_main(case: str, folder: Path) -> None:
 
     from dist_tune import contextual_autotune
     from dist_tune.testing import FakeH200, install_fake_driver
-    from tests.ranks.kernels import autotuned, best, launch
+    from tests.steps import autotuned, best, launch
 
     if has_gpus := bool(os.environ["CUDA_VISIBLE_DEVICES"]):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -17,7 +17,7 @@ from pathlib import Path
 from dist_tune.testing import Outcome
 from tests.faults import write_table
 from tests.faults.jobs import DEADLINE_S, FAULTS, PHASES, VICTIM, Face, Phase, run
-from tests.ranks.worlds import on_ranks
+from tests.worlds import on_ranks
 
 MAX_PLAYS = 5
 TOLD_WITHIN_S = 2 * DEADLINE_S + 3.0

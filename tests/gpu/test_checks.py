@@ -16,7 +16,7 @@ from dist_tune.measure.checks import Checker
 from dist_tune.measure.compare import difference
 from dist_tune.measure.poison import NANS
 from tests.checked_runs import judge, run
-from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned
+from tests.steps import accumulate_kernel, add_kernel, autotuned
 
 pytestmark = pytest.mark.gpu
 

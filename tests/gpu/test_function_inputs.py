@@ -12,7 +12,7 @@ import torch
 import triton
 
 from dist_tune import autotune
-from tests.ranks.kernels import accumulate_kernel
+from tests.steps import accumulate_kernel
 
 pytestmark = pytest.mark.gpu
 BLOCKS = [{"block": block} for block in (256, 512, 1024)]

@@ -20,10 +20,9 @@ from dist_tune import CaptureError, autotune, contextual_autotune
 from dist_tune.testing import on_ranks
 from tests.gpu import needs_two_gpus
 from tests.ranks.journaled import BLOCKS
-from tests.ranks.kernels import autotuned, best, configs, launch, product_kernel, tuned
 from tests.ranks.test_journals import supervised
-from tests.ranks.world import DEADLINE_S
-from tests.shared_worlds import on_each_rank
+from tests.steps import autotuned, best, configs, launch, product_kernel, tuned
+from tests.worlds import DEADLINE_S, on_each_rank
 
 pytestmark = pytest.mark.gpu
 

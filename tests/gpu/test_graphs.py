@@ -18,8 +18,8 @@ import triton
 from dist_tune import contextual_autotune
 from tests.gpu import needs_two_gpus
 from tests.gpu.test_gpu import _turns_kernel
-from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, configs, launch
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import accumulate_kernel, add_kernel, autotuned, best, configs, launch
+from tests.worlds import log, on_each_rank
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,7 @@ import torch
 import triton
 
 from dist_tune import contextual_autotune
-from tests.ranks.kernels import add_kernel, autotuned
+from tests.steps import add_kernel, autotuned
 
 pytestmark = pytest.mark.gpu
 N = 1 << 22

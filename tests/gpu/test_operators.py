@@ -12,7 +12,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from dist_tune import as_operator, contextual_autotune, tune_all
-from tests.ranks.kernels import autotuned, best, launch
+from tests.steps import autotuned, best, launch
 
 pytestmark = pytest.mark.gpu
 N = 1 << 20

@@ -14,7 +14,7 @@ from dist_tune import autotune, contextual_autotune, matches
 from dist_tune.measure import Clock
 from dist_tune.offline import tune_kernel
 from dist_tune.testing import ExactTime
-from tests.function_options import QUICK, quiet
+from tests.steps import QUICK, quiet
 
 A, B = torch.arange(32.0).view(8, 4) / 8, torch.ones(4, 4)
 

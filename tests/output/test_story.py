@@ -22,8 +22,8 @@ from dist_tune import autotune
 from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.output import EVENT, Story, events
 from dist_tune.settings import Settings
-from tests.function_options import BLOCKS, QUICK, quiet
 from tests.programs import run_python
+from tests.steps import BLOCKS, QUICK, quiet
 
 CLOSURE, LABEL, KEY = "m.tune.<locals>.step", "m.k[64,torch.float32]", "[64,torch.float32]"
 ODD = "f\n12:00:00.000 INFO    winner=7\x1b[2J\r\x07\u202e\u2028\x00\udcff"

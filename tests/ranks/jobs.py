@@ -16,8 +16,8 @@ import torch.distributed as dist
 from dist_tune import autotune
 from dist_tune.cache.records import TuningRecord, record_bytes
 from dist_tune.cache.store import Cache
-from tests.ranks.kernels import autotuned, launch, tuned
-from tests.ranks.world import caught
+from tests.steps import autotuned, launch, tuned
+from tests.worlds import caught
 
 Face = Literal["contextual", "function"]
 FACES: tuple[Face, ...] = ("contextual", "function")

@@ -15,7 +15,7 @@ import triton
 
 from dist_tune import autotune, contextual_autotune
 from dist_tune.testing import ExactTime
-from tests.ranks.kernels import add_kernel, autotuned, best, launch
+from tests.steps import add_kernel, autotuned, best, launch
 
 BLOCKS = (8, 16, 32, 64, 128, 256)
 Ends = tuple[int, int, int, str]

@@ -23,7 +23,7 @@ import triton
 from dist_tune import contextual_autotune
 from dist_tune.measure import clocks
 from dist_tune.testing import FakeH200
-from tests.ranks.kernels import autotuned, launch
+from tests.steps import autotuned, launch
 
 BLOCKS = (16, 32, 64, 128)
 

@@ -9,7 +9,7 @@ from typing import Any
 import triton
 
 from dist_tune.testing import Outcome
-from tests.ranks.kernels import autotuned
+from tests.steps import autotuned
 
 BLOCKS = (16, 32, 64, 128)
 free = threading.Event()

@@ -14,8 +14,8 @@ import torch.distributed as dist
 import triton
 
 from dist_tune import PeerFailedError, autotune, contextual_autotune, to_hashable, tune_all
-from tests.ranks.kernels import autotuned, best, launch, tuned
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import autotuned, best, launch, tuned
+from tests.worlds import log, on_each_rank
 
 SIZES = (64, 128, 256)
 

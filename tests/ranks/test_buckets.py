@@ -16,13 +16,10 @@ import triton.language as tl
 
 from dist_tune import autotune, contextual_autotune, power_of_two
 from dist_tune.testing import FakeH200, values
-from tests.cases import further
-from tests.ranks.kernels import accumulate_kernel, autotuned, best, configs, is_unpatched, launch, tuned
 from tests.ranks.online_steps import BLOCKS, named, run_job
 from tests.ranks.test_library_kernels import Bare, Filed
-from tests.ranks.world import gathered
-from tests.ranks.worlds import on_ranks
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import accumulate_kernel, autotuned, best, configs, is_unpatched, launch, tuned
+from tests.worlds import further, gathered, log, on_each_rank, on_ranks
 
 BUCKET: Any = {"add_*": {"n": power_of_two}}
 FLOATS = ("torch.float32", "torch.float32")
@@ -381,7 +378,7 @@ def test_what_has_no_effect_is_told_once(rank: int):
     for n in (100, 200, 400):
         step(torch.zeros(n))
     name, told = (
-        "tests.ranks.kernels.",
+        "tests.steps.",
         [line.partition("has no effect on ")[2] for line in log().splitlines() if "has no effect" in line and " WARNING " in line],
     )
     assert told == [
@@ -413,7 +410,7 @@ def test_a_bucket_function_that_raises_is_heard_by_other_ranks():
     """Its rank has the error, the other one hears of it at once; nothing is left of the launch."""
     (kind, text, *left), (kind_1, text_1, *left_1) = values(on_ranks(2, _raises))
     assert (kind_1, left, left_1) == ("ValueError", [None, True], [None, True])
-    assert text_1.startswith("bucket of tests.ranks.kernels.add_kernel raised LookupError: no bucket for 300; it was asked of n=300")
+    assert text_1.startswith("bucket of tests.steps.add_kernel raised LookupError: no bucket for 300; it was asked of n=300")
     assert kind == "PeerFailedError"
     assert "rank 1" in text
     assert text_1 in text

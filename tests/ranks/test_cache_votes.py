@@ -15,10 +15,9 @@ import torch.distributed as dist
 from dist_tune import files
 from dist_tune.cache.records import record_bytes
 from dist_tune.cache.store import Cache
-from tests.ranks.functions import names
 from tests.ranks.jobs import FACES, Face, edited, folder, is_hit, is_tuned, job, own_records, records, rewrite
-from tests.ranks.kernels import accumulate_kernel, autotuned, best, configs, launch, tuned
-from tests.shared_worlds import on_each_rank
+from tests.steps import accumulate_kernel, autotuned, best, configs, launch, names, tuned
+from tests.worlds import on_each_rank
 
 EMPTY = "/dev/null/cache"
 """A folder that is not there and cannot be made."""

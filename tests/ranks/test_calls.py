@@ -15,10 +15,9 @@ import torch.distributed as dist
 
 from dist_tune import CaptureError, DistTuneError, NestedTuningError, NoValidConfigError, contextual_autotune
 from tests.programs import run_python
-from tests.ranks.kernels import autotuned, best, is_unpatched, launch, tuned
 from tests.ranks.stuck import threads_left
-from tests.ranks.world import ROOT
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import autotuned, best, is_unpatched, launch, tuned
+from tests.worlds import ROOT, log, on_each_rank
 
 
 @on_each_rank()
@@ -238,7 +237,7 @@ def wrapper(self, *args, **kwargs):
 Autotuner.run = wrapper
 code = original.__code__
 from dist_tune import contextual_autotune
-from tests.ranks.kernels import autotuned, launch
+from tests.steps import autotuned, launch
 assert original.__code__ is code, "importing changes nothing"
 many, one = autotuned(blocks=(16, 32)), autotuned(blocks=(16,))
 step = contextual_autotune(n_repeat=1)(lambda x: launch(one, launch(many, x)))
@@ -251,7 +250,7 @@ print("fine")
 """
 _ENDS = """
 import gc, weakref, torch, torch.distributed as dist
-from tests.ranks.kernels import autotuned, launch, tuned
+from tests.steps import autotuned, launch, tuned
 gc.disable()  # a collection may come too late as well
 dist.init_process_group("gloo")
 held = weakref.ref(dist.group.WORLD)

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from triton.runtime.autotuner import Autotuner
 
-from tests.cases import further
-from tests.ranks.kernels import autotuned, is_unpatched, launch, tuned
 from tests.ranks.test_library_kernels import Filed, made
-from tests.shared_worlds import on_each_rank
+from tests.steps import autotuned, is_unpatched, launch, tuned
+from tests.worlds import further, on_each_rank
 
 
 @on_each_rank(cases=[Autotuner, Filed])

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from dist_tune.tuning import tuning
-from tests.ranks.kernels import autotuned, best, is_unpatched, launch, tuned
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import autotuned, best, is_unpatched, launch, tuned
+from tests.worlds import log, on_each_rank
 
 
 @on_each_rank()

@@ -15,11 +15,8 @@ import torch.distributed as dist
 
 from dist_tune import autotune
 from dist_tune.testing import values
-from tests.cases import further
-from tests.ranks.kernels import accumulate_kernel, autotuned, best, configs, is_unpatched, launch, tuned
-from tests.ranks.world import DEADLINE_S
-from tests.ranks.worlds import on_ranks
-from tests.shared_worlds import is_interpreted, log, on_each_rank
+from tests.steps import accumulate_kernel, autotuned, best, configs, is_unpatched, launch, tuned
+from tests.worlds import DEADLINE_S, further, is_interpreted, log, on_each_rank, on_ranks
 
 LENGTHS = (64, 96, 128, 160, 192, 224)
 

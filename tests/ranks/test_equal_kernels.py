@@ -19,8 +19,8 @@ from dist_tune import autotune
 from dist_tune.search import Report, reduce_reports
 from dist_tune.testing import FakeH200
 from dist_tune.tuning.compilation import equals as same_kernels
-from tests.ranks.kernels import add_kernel, autotuned, launch, tuned
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import add_kernel, autotuned, launch, tuned
+from tests.worlds import log, on_each_rank
 
 STAGES = (1, 2, 3, 4)
 EQUAL = [None, 0, 0, 0, None, 4, 4, 4]

@@ -18,11 +18,9 @@ from dist_tune import PeerFailedError, autotune
 from dist_tune.distributed import Ranks
 from dist_tune.distributed.meetings import Meetings
 from dist_tune.testing import values
-from tests.cases import further
-from tests.ranks.kernels import autotuned, best, launch, tuned
 from tests.ranks.stuck import left_with, stuck_kernel
-from tests.ranks.world import DEADLINE_S
-from tests.ranks.worlds import on_ranks
+from tests.steps import autotuned, best, launch, tuned
+from tests.worlds import DEADLINE_S, further, on_ranks
 
 
 def until_it_works(call: Callable[[], object]) -> list[str]:

@@ -12,8 +12,8 @@ import triton.language as tl
 
 from dist_tune import NoValidConfigError
 from dist_tune.testing import FakeH200
-from tests.ranks.kernels import autotuned, best, configs, is_unpatched, launch, product_kernel, tuned
-from tests.shared_worlds import on_each_rank
+from tests.steps import autotuned, best, configs, is_unpatched, launch, product_kernel, tuned
+from tests.worlds import on_each_rank
 
 BLOCKS = (16, 32, 64, 128)
 On = dict[int, list[int]]

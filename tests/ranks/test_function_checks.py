@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import CacheMissError, autotune, contextual_autotune, matches
-from tests.ranks.functions import BLOCKS, QUICK, chosen, failures, told
-from tests.ranks.world import DEADLINE_S
-from tests.shared_worlds import on_each_rank
+from tests.steps import BLOCKS, QUICK, chosen, failures, told
+from tests.worlds import DEADLINE_S, on_each_rank
 
 
 def _reference(x: torch.Tensor) -> torch.Tensor:

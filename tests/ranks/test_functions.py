@@ -23,10 +23,24 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from dist_tune import DistTuneError, NestedTuningError, autotune, contextual_autotune, prune_by_shared_memory, to_hashable
 from dist_tune.testing import ExactTime
 from dist_tune.tuning import notices
-from tests.ranks.functions import BLOCKS, QUICK, chosen, failures, named, names, runs_of_this_process, shape_of, told
-from tests.ranks.kernels import add_kernel, autotuned, best, is_unpatched, launch, tuned
-from tests.ranks.world import DEADLINE_S, gathered
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import (
+    BLOCKS,
+    QUICK,
+    add_kernel,
+    autotuned,
+    best,
+    chosen,
+    failures,
+    is_unpatched,
+    launch,
+    named,
+    names,
+    runs_of_this_process,
+    shape_of,
+    told,
+    tuned,
+)
+from tests.worlds import DEADLINE_S, gathered, log, on_each_rank
 
 # -- who decides -------------------------------------------------------------------------------------------------------
 

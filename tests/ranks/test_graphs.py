@@ -15,8 +15,8 @@ from dist_tune import contextual_autotune
 from dist_tune.distributed import group as groups
 from dist_tune.replays import replays
 from dist_tune.testing import ExactTime
-from tests.ranks.kernels import accumulate_kernel, autotuned, configs, launch
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import accumulate_kernel, autotuned, configs, launch
+from tests.worlds import log, on_each_rank
 
 COMPARED_AS_IT_IS = 'is compared as it is, without objective="graph", because it cannot be captured: '
 

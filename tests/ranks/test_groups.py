@@ -16,12 +16,8 @@ import torch.distributed as dist
 from dist_tune import autotune
 from dist_tune.distributed.group import Ranks, group_of
 from dist_tune.distributed.messages import Reduction
-from tests.cases import further
-from tests.ranks.functions import BLOCKS, QUICK, named, shape_of
-from tests.ranks.kernels import autotuned, launch, tuned
-from tests.ranks.world import DEADLINE_S
-from tests.ranks.worlds import on_ranks
-from tests.shared_worlds import on_each_rank
+from tests.steps import BLOCKS, QUICK, autotuned, launch, named, shape_of, tuned
+from tests.worlds import DEADLINE_S, further, on_each_rank, on_ranks
 
 
 @Reduction

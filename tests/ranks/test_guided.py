@@ -14,9 +14,8 @@ from dist_tune import NoValidConfigError, autotune, contextual_autotune
 from dist_tune.search import NOT_TRIED
 from dist_tune.search.guided import ConfigSpace
 from dist_tune.testing import ExactTime, FakeH200
-from tests.ranks.kernels import autotuned, launch
-from tests.ranks.world import gathered
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import autotuned, launch
+from tests.worlds import gathered, log, on_each_rank
 
 SPACE = [
     triton.Config({"BLOCK": block, "PAD": pad, "FLAT": flat}, num_warps=warps)

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from dist_tune import autotune
-from tests.ranks.kernels import add_kernel, autotuned, best, configs, tuned
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import add_kernel, autotuned, best, configs, tuned
+from tests.worlds import log, on_each_rank
 
 
 def _runs_only(block: int, turn: int = 0) -> Any:

@@ -15,16 +15,12 @@ import triton
 
 from dist_tune import contextual_autotune
 from dist_tune.testing import values
-from tests.cases import further
 from tests.faults.jobs import run
 from tests.ranks import journaled
-from tests.ranks.functions import told
 from tests.ranks.jobs import folder as cache_folder
 from tests.ranks.journaled import BLOCKS, launches, tune
-from tests.ranks.kernels import autotuned, launch
-from tests.ranks.world import ROOT
-from tests.ranks.worlds import on_fake, on_ranks
-from tests.shared_worlds import on_each_rank
+from tests.steps import autotuned, launch, told
+from tests.worlds import ROOT, further, on_each_rank, on_fake, on_ranks
 
 N = len(BLOCKS)
 RACING: Any = {"search": "racing", "n_repeat": 4}

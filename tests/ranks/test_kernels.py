@@ -17,8 +17,8 @@ import triton.language as tl
 from torch.utils.checkpoint import checkpoint
 
 from dist_tune import DistTuneError
-from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, configs, launch, tuned
-from tests.shared_worlds import is_interpreted, on_each_rank
+from tests.steps import accumulate_kernel, add_kernel, autotuned, best, configs, launch, tuned
+from tests.worlds import is_interpreted, on_each_rank
 
 N = 200
 Step = Callable[[torch.Tensor], torch.Tensor]
@@ -260,7 +260,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str, str]] = {
     "autotuned twice": (
         lambda: triton.autotune([triton.Config({"SIZE": 1}), triton.Config({"SIZE": 2})], key=["n"])(autotuned()),
         "TypeError",
-        "kernel tests.ranks.kernels.add_kernel is decorated with triton.autotune twice",
+        "kernel tests.steps.add_kernel is decorated with triton.autotune twice",
     ),
     "left out": (
         lambda: autotuned(optional_kernel, restore_value=["z_ptr"]),

@@ -16,13 +16,10 @@ import torch.distributed as dist
 
 from dist_tune import autotune
 from dist_tune.testing import values
-from tests.cases import further
 from tests.faults.jobs import stop_for
-from tests.ranks.kernels import autotuned, best, launch, tuned
 from tests.ranks.stuck import threads_left
-from tests.ranks.world import same_error
-from tests.ranks.worlds import on_ranks
-from tests.shared_worlds import on_each_rank
+from tests.steps import autotuned, best, launch, tuned
+from tests.worlds import further, on_each_rank, on_ranks, same_error
 
 IMPATIENT = {"DIST_TUNE_DEADLINE_S": "1"}
 

@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.ranks.kernels import atomic_kernel, autotuned, best, configs, tuned
-from tests.shared_worlds import on_each_rank
+from tests.steps import atomic_kernel, autotuned, best, configs, tuned
+from tests.worlds import on_each_rank
 
 N = 128
 Step = Callable[[torch.Tensor], object]

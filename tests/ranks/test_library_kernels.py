@@ -12,9 +12,8 @@ import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import KernelInterface
 
-from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, configs, launch, tuned
-from tests.ranks.world import caught
-from tests.shared_worlds import is_interpreted, log, on_each_rank
+from tests.steps import accumulate_kernel, add_kernel, autotuned, best, configs, launch, tuned
+from tests.worlds import caught, is_interpreted, log, on_each_rank
 
 N = 64
 KEY = (N, "torch.float32", "torch.float32")

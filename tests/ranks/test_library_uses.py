@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from tests.ranks.kernels import autotuned, launch, tuned
-from tests.ranks.world import ROOT
-from tests.shared_worlds import is_interpreted, on_each_rank
+from tests.steps import autotuned, launch, tuned
+from tests.worlds import ROOT, is_interpreted, on_each_rank
 
 N = 64
 USES: dict[str, Callable[[Any], Any]] = {

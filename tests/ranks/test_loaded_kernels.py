@@ -11,8 +11,8 @@ import triton
 
 from dist_tune import contextual_autotune
 from dist_tune.testing import FakeH200
-from tests.ranks.kernels import add_kernel, autotuned, launch
-from tests.shared_worlds import on_each_rank
+from tests.steps import add_kernel, autotuned, launch
+from tests.worlds import on_each_rank
 
 pytestmark = pytest.mark.processes
 

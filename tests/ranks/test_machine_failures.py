@@ -23,11 +23,9 @@ from dist_tune import MachineError, autotune
 from dist_tune.cache.fingerprints import read_code
 from dist_tune.distributed import group_of
 from dist_tune.testing import ExactTime, FakeH200, values
-from tests.cases import further
-from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, launch, tuned
 from tests.ranks.stuck import left_with
-from tests.ranks.world import over_tcp
-from tests.ranks.worlds import on_ranks
+from tests.steps import accumulate_kernel, add_kernel, autotuned, best, launch, tuned
+from tests.worlds import further, on_ranks, over_tcp
 
 BLOCKS = (16, 32, 64, 128)
 

@@ -16,9 +16,8 @@ from dist_tune import autotune, files
 from dist_tune.offline import Mode, Problem, tune_problems
 from tests.programs import of_checkout, run_python
 from tests.ranks.jobs import FACES, Face, folder, is_hit, is_tuned, job, own_records, records, rewrite
-from tests.ranks.kernels import autotuned, best, launch, product_kernel, tuned
-from tests.ranks.world import caught
-from tests.shared_worlds import on_each_rank
+from tests.steps import autotuned, best, launch, product_kernel, tuned
+from tests.worlds import caught, on_each_rank
 
 CACHED, FIRST = {"MODE": "cached"}, {"MODE": "first"}
 
@@ -166,7 +165,7 @@ PROGRAM = """
 import torch
 import triton
 from dist_tune import contextual_autotune
-from tests.ranks.kernels import autotuned, launch
+from tests.steps import autotuned, launch
 
 kernel = autotuned()
 

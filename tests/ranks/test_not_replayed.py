@@ -22,10 +22,9 @@ from triton.runtime.jit import JITFunction
 
 from dist_tune import contextual_autotune
 from dist_tune.runtime import noting_tensors, noting_training
-from tests.cases import further
-from tests.ranks.kernels import autotuned, launch
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import autotuned, launch
 from tests.tuning.steps import QUICK, Case, New, beside_plain
+from tests.worlds import further, log, on_each_rank
 
 
 class _Doubled(torch.autograd.Function):

@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import autotune
-from tests.function_options import BLOCKS
-from tests.ranks.kernels import autotuned, launch, tuned
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import BLOCKS, autotuned, launch, tuned
+from tests.worlds import log, on_each_rank
 
 QUICK: Any = {"n_warmup": 0, "n_repeat": 1}
 
@@ -112,7 +111,7 @@ def test_a_miss_names_its_nearest_reason(rank: int):
     """Not of the first tuning of all, which has nothing to be near to, and not of a new shape, which is as it should be."""
     jobs = (((16, 32), 64), ((16, 64), 64), ((16, 64), 64), ((16, 64), 48))
     (told,) = on_first(shown(lambda: [tuned(autotuned(blocks=blocks))(torch.zeros(n)) for blocks, n in jobs]))
-    assert "is tuned: The nearest record of tests.ranks.kernels.add_kernel" in told
+    assert "is tuned: The nearest record of tests.steps.add_kernel" in told
     assert "candidates: the list of configs" in told
 
 

@@ -19,11 +19,9 @@ from dist_tune.distributed import Ranks
 from dist_tune.runtime import interception
 from dist_tune.testing import ExactTime, Outcome, values
 from tests.ranks import online_steps
-from tests.ranks.kernels import accumulate_kernel, autotuned, best, is_unpatched, launch
 from tests.ranks.online_steps import Launches, online_threads, run_job, silent_steps
-from tests.ranks.world import gathered
-from tests.ranks.worlds import on_fake
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import accumulate_kernel, autotuned, best, is_unpatched, launch
+from tests.worlds import gathered, log, on_each_rank, on_fake
 
 FAKE: Any = {"modes": ("fake",)}
 BLOCKS = (16, 32, 64, 128)

@@ -19,10 +19,9 @@ from dist_tune import contextual_autotune
 from dist_tune.measure import Clock
 from dist_tune.report import render, story_of_folder, text
 from dist_tune.testing import ExactTime, values
-from tests.ranks.kernels import accumulate_kernel, add_kernel, autotuned, best, launch, shift_kernel
 from tests.ranks.online_steps import Launches, online_threads, run_job
-from tests.ranks.worlds import on_fake
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import accumulate_kernel, add_kernel, autotuned, best, launch, shift_kernel
+from tests.worlds import log, on_each_rank, on_fake
 
 FAKE: Any = {"modes": ("fake",)}
 MS = {16: 1.0, 32: 0.5, 64: 0.25, 128: 0.8, 256: 0.7, 512: 0.6}

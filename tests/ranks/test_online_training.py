@@ -16,11 +16,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader
 
 from dist_tune import contextual_autotune
-from tests.cases import further
-from tests.ranks.kernels import autotuned
 from tests.ranks.online_steps import run_job
 from tests.ranks.test_not_replayed import Layer
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import autotuned
+from tests.worlds import further, log, on_each_rank
 
 BLOCKS = (16, 64, 128)
 """Of 128 elements: under the interpreter each program takes its time, so that the last one is the fastest by far."""

@@ -10,10 +10,8 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 
 from dist_tune import as_operator, autotune, contextual_autotune, to_hashable, tune_all
-from tests.cases import further
-from tests.function_options import quiet
-from tests.ranks.kernels import autotuned, best, launch
-from tests.shared_worlds import is_interpreted, on_each_rank
+from tests.steps import autotuned, best, launch, quiet
+from tests.worlds import further, is_interpreted, on_each_rank
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from triton.runtime.driver import driver
 from dist_tune import contextual_autotune
 from dist_tune.compiler.processes import Worker, is_possible
 from dist_tune.testing import FakeH200, on_ranks, values
-from tests.ranks.kernels import gemm_kernel
+from tests.steps import gemm_kernel
 
 pytestmark = pytest.mark.processes
 

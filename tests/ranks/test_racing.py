@@ -10,8 +10,8 @@ import triton
 
 from dist_tune import contextual_autotune
 from dist_tune.testing import ExactTime
-from tests.ranks.kernels import accumulate_kernel, autotuned, configs, launch, tuned
-from tests.shared_worlds import on_each_rank
+from tests.steps import accumulate_kernel, autotuned, configs, launch, tuned
+from tests.worlds import on_each_rank
 
 
 @on_each_rank(cases=[{}, {"objective": "kernel"}, {"n_repeat": 1, "n_warmup": 0}])

@@ -15,10 +15,9 @@ import torch.distributed as dist
 
 from dist_tune import autotune
 from dist_tune.testing import ExactTime
-from tests.ranks.functions import names
 from tests.ranks.jobs import FACES, RUNS, Face, edited, is_hit, is_tuned, job, records
-from tests.ranks.kernels import accumulate_kernel, autotuned, best, launch, tuned
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import accumulate_kernel, autotuned, best, launch, names, tuned
+from tests.worlds import log, on_each_rank
 
 
 @on_each_rank(cases=FACES)

@@ -18,7 +18,7 @@ from dist_tune.testing import values
 from tests.cached_records import record
 from tests.ranks.jobs import RUNS, folder, is_hit, is_tuned, job, records, work
 from tests.ranks.s3_server import s3_server
-from tests.ranks.worlds import on_ranks
+from tests.worlds import on_ranks
 
 pytestmark = pytest.mark.processes
 
@@ -67,7 +67,7 @@ def test_a_bucket_is_a_folder_for_all_machines():
         outcomes = values(on_ranks(2, share, env=server.env))
     for rank, each in enumerate(outcomes):
         (file,) = each["files"]
-        assert file.startswith("bucket/records/tests.ranks.kernels.add_kernel/")
+        assert file.startswith("bucket/records/tests.steps.add_kernel/")
         assert each["copies"] == 1
         assert each["hits"] == [False, True, True, False, True]
         assert each["tuned"] == [True, False, False, True, False]

@@ -18,8 +18,8 @@ import triton
 from triton import knobs
 
 from dist_tune import PeerFailedError
-from tests.ranks.kernels import autotuned, best, launch, tuned
-from tests.shared_worlds import on_each_rank
+from tests.steps import autotuned, best, launch, tuned
+from tests.worlds import on_each_rank
 
 HAS_LISTENER = hasattr(knobs.autotuning, "listener")
 VANILLA: Any = {"do_bench": lambda call, quantiles: (call(), [1.0, 0.5, 2.0])[1]}

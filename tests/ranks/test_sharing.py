@@ -19,13 +19,10 @@ from triton.runtime import _async_compile
 
 from dist_tune import contextual_autotune
 from dist_tune.testing import FakeH200
-from tests.cases import further
 from tests.compiler.test_candidate import in_memory
-from tests.ranks.functions import failures
 from tests.ranks.jobs import edited, job, records
-from tests.ranks.kernels import add_kernel, autotuned, best, configs, dot_kernel, launch, shift_kernel, tuned
-from tests.ranks.world import gathered
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import add_kernel, autotuned, best, configs, dot_kernel, failures, launch, shift_kernel, tuned
+from tests.worlds import further, gathered, log, on_each_rank
 
 QUICK: Any = {"n_repeat": 1, "n_warmup": 0}
 

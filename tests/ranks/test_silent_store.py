@@ -27,12 +27,10 @@ from dist_tune import autotune
 from dist_tune.compiler import pool
 from dist_tune.distributed import Reduction, group_of
 from dist_tune.testing import values
-from tests.cases import further
 from tests.ranks import online_steps
-from tests.ranks.kernels import autotuned, launch, tuned
 from tests.ranks.stuck import left_with
-from tests.ranks.world import DEADLINE_S, caught, over_tcp
-from tests.ranks.worlds import on_ranks
+from tests.steps import autotuned, launch, tuned
+from tests.worlds import DEADLINE_S, caught, further, on_ranks, over_tcp
 
 
 class Wire:

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from dist_tune import autotune
-from tests.ranks.functions import BLOCKS, QUICK
-from tests.ranks.kernels import autotuned, is_unpatched, launch, tuned
-from tests.shared_worlds import on_each_rank
+from tests.steps import BLOCKS, QUICK, autotuned, is_unpatched, launch, tuned
+from tests.worlds import on_each_rank
 
 
 def in_threads(n: int, work: Callable[[int], Any]) -> list[Any]:

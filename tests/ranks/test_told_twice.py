@@ -14,8 +14,8 @@ import torch
 import triton
 
 from dist_tune.output.events import EVENT
-from tests.ranks.kernels import add_kernel, configs, tuned
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import add_kernel, configs, tuned
+from tests.worlds import log, on_each_rank
 
 TOO_LARGE = 2**21
 """Elements of a block that Triton refuses."""

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from dist_tune import autotune, contextual_autotune
 from dist_tune.testing import Outcome, values
 from dist_tune.tuning import discover
-from tests.ranks.kernels import autotuned, launch
-from tests.ranks.worlds import on_ranks
+from tests.steps import autotuned, launch
+from tests.worlds import on_ranks
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,7 @@ from triton.runtime.driver import driver
 
 from dist_tune import contextual_autotune, power_of_two
 from dist_tune.testing import values
-from tests.ranks.worlds import on_fake
+from tests.worlds import on_fake
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]  # the library's kernels take seconds each to compile
 

@@ -24,8 +24,8 @@ from dist_tune.replays.trials import Trials
 from dist_tune.runtime import interception
 from dist_tune.testing import FakeH200, Outcome, values
 from kernels import shard_gemm
-from tests.ranks.kernels import gemm_kernel, shift_kernel
-from tests.ranks.worlds import on_ranks
+from tests.steps import gemm_kernel, shift_kernel
+from tests.worlds import on_ranks
 
 pytestmark = pytest.mark.processes
 
@@ -365,4 +365,4 @@ def test_a_replay_that_compiles_is_told_of_and_run_again(world: list[Outcome]) -
     """By a kernel beside the tuned one, and by one whose wrapper keeps it from being compiled ahead."""
     for each in world:
         assert "does not count: it compiled tests.ranks.test_variants.plain_kernel" in each.log
-        assert "does not count: it compiled tests.ranks.kernels.shift_kernel" in each.log
+        assert "does not count: it compiled tests.steps.shift_kernel" in each.log

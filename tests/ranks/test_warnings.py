@@ -14,7 +14,7 @@ PROGRAM = """
 import os
 import torch
 import torch.distributed as dist
-from tests.ranks.kernels import autotuned, launch, tuned
+from tests.steps import autotuned, launch, tuned
 
 dist.init_process_group("gloo")
 if str(dist.get_rank()) in os.environ["BLIND"]:

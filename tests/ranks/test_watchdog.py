@@ -17,11 +17,9 @@ import torch.distributed as dist
 from dist_tune import autotune, contextual_autotune
 from dist_tune.testing import values
 from tests.faults.jobs import stop_for
-from tests.ranks.kernels import autotuned, best, launch, tuned
 from tests.ranks.stuck import free, left_with, stuck_kernel, threads_left
-from tests.ranks.world import DEADLINE_S
-from tests.ranks.worlds import on_ranks
-from tests.shared_worlds import on_each_rank
+from tests.steps import autotuned, best, launch, tuned
+from tests.worlds import DEADLINE_S, on_each_rank, on_ranks
 
 
 def test_a_lone_process_leaves_a_config_that_never_returns(tmp_path: Path):

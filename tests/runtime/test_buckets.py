@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from dist_tune import contextual_autotune, power_of_two, size_classes
 from dist_tune.runtime import Buckets, Launch
 from dist_tune.runtime.kernel import key_of
-from tests.ranks.kernels import add_kernel, autotuned, configs, shift_kernel
+from tests.steps import add_kernel, autotuned, configs, shift_kernel
 
 POWERS: Any = {"n": power_of_two}
-NAME = "tests.ranks.kernels.add_kernel"
+NAME = "tests.steps.add_kernel"
 
 
 def key(kernel: Any, n: object, bucket: Any = None) -> str:

@@ -19,7 +19,7 @@ from dist_tune import contextual_autotune
 from dist_tune.configs import describe
 from dist_tune.runtime import Launch
 from dist_tune.testing import on_ranks, values
-from tests.ranks.kernels import autotuned, configs
+from tests.steps import autotuned, configs
 
 pytestmark = pytest.mark.once
 

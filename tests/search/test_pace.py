@@ -12,7 +12,7 @@ from benchmarks.simulator import Kernel, World, play
 from benchmarks.worlds import many
 from dist_tune.search import N_PLAIN, Account, Pace, Plan, Race, Report, Times, Trial
 from dist_tune.search.site_race import SiteRace
-from tests.cases import further
+from tests.worlds import further
 
 PLAN = Plan(n_warmup=0)
 

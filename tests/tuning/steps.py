@@ -16,7 +16,7 @@ import torch.distributed as dist
 import triton
 
 from dist_tune import autotune, contextual_autotune
-from tests.ranks.kernels import accumulate_kernel, add_kernel, atomic_kernel, autotuned, launch
+from tests.steps import accumulate_kernel, add_kernel, atomic_kernel, autotuned, launch
 
 Case = tuple[Callable[..., Any], Iterable[tuple[Any, ...]], Callable[[], Any]]
 """The step, the arguments of each call, and the state after all."""

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from dist_tune import NoValidConfigError, autotune, contextual_autotune
-from tests.function_options import BLOCKS, QUICK, quiet
-from tests.shared_worlds import on_each_rank
+from tests.steps import BLOCKS, QUICK, quiet
+from tests.worlds import on_each_rank
 
 NESTED = ([torch.ones(2), torch.ones(3)],)
 

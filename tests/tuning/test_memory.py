@@ -14,8 +14,8 @@ import triton.language as tl
 
 from dist_tune import autotune, contextual_autotune
 from dist_tune.measure import Snapshot
-from tests.ranks.kernels import autotuned, launch
-from tests.shared_worlds import on_each_rank
+from tests.steps import autotuned, launch
+from tests.worlds import on_each_rank
 
 
 class Held(dict[str, Any]):

@@ -12,9 +12,8 @@ import triton.language as tl
 
 from dist_tune import autotune
 from dist_tune.testing import ExactTime
-from tests.function_options import BLOCKS
-from tests.ranks.kernels import autotuned, launch
-from tests.shared_worlds import on_each_rank
+from tests.steps import BLOCKS, autotuned, launch
+from tests.worlds import on_each_rank
 
 N, N_WAYS = 256, 30
 

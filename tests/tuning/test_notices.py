@@ -15,7 +15,7 @@ from dist_tune import __version__, autotune
 from dist_tune.cache.lookup import Miss
 from dist_tune.tuning import notices
 from dist_tune.tuning.notices import TESTED, Notices, _numbers, newer_than_tested, tell_of_sites
-from tests.function_options import BLOCKS
+from tests.steps import BLOCKS
 
 
 class _Story:

@@ -12,9 +12,9 @@ import torch
 
 from dist_tune import autotune, contextual_autotune
 from dist_tune.measure import memory
-from tests.ranks.kernels import accumulate_kernel, autotuned, launch
-from tests.shared_worlds import log, on_each_rank
+from tests.steps import accumulate_kernel, autotuned, launch
 from tests.tuning import steps
+from tests.worlds import log, on_each_rank
 
 KINDS = ("one config", "known", "zeroed", "cache")
 BESIDE = [pytest.param(partial(steps.beside, kind=kind), id=kind) for kind in KINDS]

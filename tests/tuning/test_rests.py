@@ -12,8 +12,8 @@ from dist_tune import contextual_autotune
 from dist_tune.measure import Span
 from dist_tune.replays.replays import Replayer
 from dist_tune.tuning import tuning
-from tests.ranks.kernels import autotuned, launch
-from tests.shared_worlds import on_each_rank
+from tests.steps import autotuned, launch
+from tests.worlds import on_each_rank
 
 LAUNCH_S = 0.004
 

@@ -27,9 +27,7 @@ from dist_tune.offline import (
     tune_problems,
 )
 from dist_tune.testing import values
-from tests.ranks.world import DEADLINE_S
-from tests.ranks.worlds import on_ranks
-from tests.shared_worlds import on_each_rank
+from tests.worlds import DEADLINE_S, on_each_rank, on_ranks
 
 SPACE = [{"i": i, "waves_per_eu": 2} for i in range(4)]
 

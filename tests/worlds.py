@@ -1,6 +1,7 @@
 """Tests whose body runs on each rank. Those of a module share a world of ranks, which takes longer to start than most bodies run.
 
-Each body has an environment, logs and caches of its own. What it returns must be equal on all ranks.
+Each body has an environment, logs and caches of its own. What it returns must be equal on all ranks. Times do not depend on how busy the
+machine is: what is chosen among kernels is the same in every run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,8 +22,10 @@ import torch
 import torch.distributed as dist
 import triton
 
-from dist_tune.testing import FakeH200, Mode
-from tests.ranks.worlds import on_ranks
+from dist_tune import testing
+from dist_tune.errors import DistTuneError
+from dist_tune.settings import SettingsError
+from dist_tune.testing import FakeH200, Mode, Outcome
 
 Body = Callable[..., Any]
 
@@ -152,3 +156,60 @@ def _told(error: Exception, path: str) -> str:
     for frame in told.stack:
         frame.locals = {name: value[:200] for name, value in (frame.locals or {}).items()} if frame.filename == path else None
     return "".join(told.format()) + log()
+
+
+# -- worlds of a test's own, and what is asked of their ranks --------------------------------------------------
+
+on_ranks = functools.partial(testing.on_ranks, clock="exact", timeout_s=110.0)
+
+
+def on_fake(n: int, function: Callable[..., Any], *args: Any, is_dist: bool = True, **env: str) -> list[testing.Outcome]:
+    """Real compilation."""
+    # Triton 3.9 warns on the terminal if this is not set.
+    return on_ranks(n, function, *args, mode="fake", is_dist=is_dist, env={"TRITON_DEFAULT_FP_FUSION": "1", **env})
+
+
+ROOT = Path(__file__).parents[1]
+DEADLINE_S = 3.0
+"""Deadline of a tuning on ``on_ranks``; long enough for a compile on a busy machine."""
+
+
+def same_error(outcomes: list[Outcome], error: str, *words: str, within_s: float = 3 * DEADLINE_S) -> None:
+    """Assert that all raised this error, in time, and that its message has the words."""
+    for outcome in outcomes:
+        assert outcome.error == error, f"{outcome.error}: {outcome.message}\n{outcome.notes}"
+        for word in words:
+            assert word in outcome.message
+        assert outcome.seconds < within_s
+
+
+def caught(call: Callable[[], object]) -> Any:
+    """The error that ``call`` raises, as values; its ``kind`` is empty if there is none."""
+    try:
+        call()
+    except (DistTuneError, SettingsError) as error:
+        return SimpleNamespace(kind=type(error).__name__, message=str(error), cause=str(error.__cause__), **vars(error))
+    return SimpleNamespace(kind="", message="")
+
+
+def gathered(value: object) -> list[Any]:
+    """The values of all ranks, in their order."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def over_tcp(rank: int, lead: Callable[[int], int] = lambda port: port) -> None:
+    """Join a process group anew, over a TCP store that rank 0 hosts; others find it at the port to which ``lead`` leads."""
+    n = dist.get_world_size()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+    port: list[Any] = [lead(store.port) if store is not None else 0]
+    dist.broadcast_object_list(port)
+    dist.destroy_process_group()
+    store = store or dist.TCPStore("127.0.0.1", port[0], is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=n)
+
+
+def further(*values: Any) -> Any:
+    """A case that shows what another one shows; `make test` leaves it out, `make test-faults` runs it."""
+    return pytest.param(*values, marks=pytest.mark.slow)
