@@ -1,18 +1,21 @@
-"""Small kernels for the tests of tuning, and closures made of them."""
+"""Kernels and steps for the tests: the one library of them."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
+import torch.distributed as dist
 import triton
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 
-from dist_tune import TunedFunction, contextual_autotune
+from dist_tune import TunedFunction, autotune, contextual_autotune
+from dist_tune.testing import ExactTime
 
 
 @triton.jit
@@ -101,6 +104,97 @@ def tuned(kernel: Any, closure: Any = None, **options: Any) -> Any:
 def is_unpatched() -> bool:
     """Whether ``Autotuner.run`` has Triton's own code: none of its constants is ours."""
     return not any(type(constant).__module__.startswith("dist_tune") for constant in Autotuner.run.__code__.co_consts)
+
+
+# -- a step under either decorator -------------------------------------------------------------------------------------
+
+Face = Literal["contextual", "function"]
+FACES: tuple[Face, ...] = ("contextual", "function")
+"""Both decorators, as cases of a test: ``@on_each_rank(cases=FACES)``."""
+_steps: dict[str, Any] = {}
+
+
+class Step:
+    """One step with some configs under either decorator: what it ran, and what was chosen. Its value is its tensor plus 1.
+
+        step = Step(face, {16: 2.0, 32: 1.0 + rank}, rest=all_reduced)
+        step(torch.zeros(64))
+        assert (step.best, step.failures) == ([16], [None, None])
+
+    A second one of the same ``name`` is what a later job makes: its kernel or function is the same one, by code.
+    """
+
+    def __init__(
+        self,
+        face: Face,
+        ms: Mapping[int, float] | Sequence[int] = (16, 32, 64),
+        *,
+        act: Callable[[int], object] = lambda block: None,
+        rest: Callable[[torch.Tensor], Any] = lambda y: y,
+        name: str = "step",
+        **options: Any,
+    ) -> None:
+        """``ms``: block -> milliseconds of its launch on this rank, or blocks alone, the smaller the slower.
+
+        ``act(block)`` is called in each launch, and ``rest(y)`` after it; both may raise, sleep, or talk to other ranks. Options are those
+        of the decorators; each config is timed once if they say nothing else.
+        """
+        self.ran: list[int] = []
+        """The block of each launch."""
+        self.ms = dict(ms) if isinstance(ms, Mapping) else {block: 640.0 / block for block in ms}
+
+        self.act, self.rest = act, rest
+        # What a hook or function captures is a part of its code, and ranks and jobs would have different ones.
+        _steps[name] = self
+        options = {"n_repeat": 1, "n_warmup": 0, **options}
+        if face == "contextual":
+
+            def hook(full: dict[str, Any]) -> None:
+                globals()["_steps"][name].work(full["BLOCK"])
+
+            self.kernel = autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=hook) for block in self.ms])
+
+            def closure(x: torch.Tensor) -> Any:
+                return rest(launch(self.kernel, x))
+
+            self.call: Any = contextual_autotune(is_dist=dist.is_initialized(), **options)(named(name, closure))
+        else:
+
+            def function(x: torch.Tensor, BLOCK: int) -> Any:
+                step = globals()["_steps"][name]
+                step.work(BLOCK)
+                return step.rest(x + 1.0)
+
+            space = [{"BLOCK": block} for block in self.ms]
+            self.call = autotune(space, lambda x: x.numel(), **options)(named(name, function))
+
+    def work(self, block: int) -> None:
+        self.ran.append(block)
+        ExactTime.pass_ms(self.ms[block])
+        self.act(block)
+
+    def __call__(self, x: torch.Tensor, **options: Any) -> Any:
+        return self.call(x, **options)
+
+    @property
+    def records(self) -> Any:
+        return self.call.records
+
+    @property
+    def best(self) -> list[int]:
+        """The block of each record, in the order of tunings."""
+        return [record.best.fields["BLOCK"] for record in self.records]
+
+    @property
+    def failures(self) -> list[str | None]:
+        """Why candidates of the last record failed."""
+        return failures(self)
+
+
+def all_reduced(y: torch.Tensor) -> torch.Tensor:
+    """The rest of a step: a sum over all ranks."""
+    dist.all_reduce(y)
+    return y
 
 
 # -- functions with configs --------------------------------------------------------------------------------

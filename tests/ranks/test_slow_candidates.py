@@ -14,8 +14,8 @@ import triton
 
 from dist_tune import autotune
 from dist_tune.testing import ExactTime
+from tests import steps
 from tests.ranks.jobs import FACES, Face
-from tests.steps import autotuned, tuned
 from tests.worlds import on_each_rank
 
 
@@ -33,7 +33,7 @@ def tuned(face: Face, seconds: Sequence[float], **options: Any) -> SimpleNamespa
         step: Any = autotune(space, None, cache=False, **options)(lambda x, i: spend(i, x))
     else:
         configs = [triton.Config({"BLOCK": 16 << i % 4}, pre_hook=lambda _, i=i: spend(i)) for i in range(len(seconds))]
-        step = tuned(autotuned(configs=configs), n_repeat=5, n_warmup=3, **options)
+        step = steps.tuned(steps.autotuned(configs=configs), n_repeat=5, n_warmup=3, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: monotonic() + ExactTime.seconds)
         assert step(torch.zeros(4))[0].item() == 1.0
