@@ -108,16 +108,12 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     _running[:] = [item]
-    if getattr(item, "execution_count", 1) > 1:  # pytest-rerunfailures keeps a module's fixtures, in which ranks have run
-        info = item._fixtureinfo  # type: ignore[attr-defined]
-        for definition in (each[-1] for each in info.name2fixturedefs.values() if each[-1].scope == "module"):
-            definition.finish(item._request)  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Tests of ranks wait for deadlines more than they compute: those of a file that take no fixture run in threads, some at once."""
-    if not _runs_in_thread(pyfuncitem) or getattr(pyfuncitem, "execution_count", 1) > 1:
+    if not _runs_in_thread(pyfuncitem):
         return None
     for each in pyfuncitem.session.items if pyfuncitem not in _under_way else []:
         if isinstance(each, pytest.Function) and each.path == pyfuncitem.path and _runs_in_thread(each):
@@ -137,9 +133,9 @@ def _cases(test: pytest.Function) -> dict[str, object]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.skipped and not hasattr(report, "wasxfail") and "ranks" in item.path.parts:
+    if report.skipped and not hasattr(report, "wasxfail") and ("ranks" in item.path.parts or "CI" in os.environ):
         report.outcome = "failed"
-        report.longrepr = f"a distributed test that skips has failed: {report.longrepr}"
+        report.longrepr = f"a test of ranks that skips has failed, and so has any other in CI: {report.longrepr}"
     if (error := _unmarked.pop(item.nodeid, None)) is not None and report.passed:
         report.outcome, report.longrepr = "failed", error
     return report

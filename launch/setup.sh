@@ -51,6 +51,6 @@ what=. bytecode=--compile
 if [[ ${1:-run} == test ]]; then what=".[test]" bytecode=--no-compile; fi  # a hundred packages, of which tests import a few
 if "$python" -m pip install --quiet $bytecode -c "$pins" -e "$what"; then exit; fi
 
-if ! has_triton "$python" || ! has_modules "$runtime, pytest, pytest_timeout, pytest_rerunfailures, hypothesis, loguru"; then die "pip failed (see above)"; fi
+if ! has_triton "$python" || ! has_modules "$runtime, pytest, pytest_timeout, hypothesis, loguru"; then die "pip failed (see above)"; fi
 echo "launch/setup.sh: pip failed (see above); going on with the versions at hand" >&2
 pwd > "$site/checkout.pth"

@@ -91,12 +91,12 @@ def on_each_rank(
 
 
 def check(request: pytest.FixtureRequest, key: tuple[World, Turn]) -> None:
-    """Play the test's body, and with it those of all selected tests of its world; one that is run again plays alone."""
-    world, turn = key
-    if key not in _played or getattr(request.node, "execution_count", 1) > 1:
+    """Play the test's body, and with it those of all selected tests of its world."""
+    world, _ = key
+    if key not in _played:
         bodies: list[tuple[Any, pytest.Item]] = [(getattr(item, "function", None), item) for item in request.session.items]
         all_turns = [test.turn_of(item) for test, item in bodies if hasattr(test, "turn_of")]
-        turns = [turn] if key in _played else [each for its_world, each in all_turns if its_world == world]
+        turns = [each for its_world, each in all_turns if its_world == world]
         how: dict[str, Any] = {"mode": world.mode, "env": ENVIRONMENTS.get(world.mode), "is_dist": world.is_dist, "timeout_s": 110.0}
         outcomes = on_ranks(world.n, _play, world.module, turns, clock="wall" if world.mode == "gpu" else "exact", **how)
         for k, each in enumerate(turns):

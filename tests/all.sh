@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# All tests, as `make test` runs them. Three runs side by side, because tests of ranks wait: those, all others, and those that
+# another Triton decides. What the runs in the background print comes at their end; the last line says what was skipped.
+#
+#   tests/all.sh [FOLDER]     FOLDER has the other Triton, which stands before the installed one on PYTHONPATH
+set -uo pipefail
+if [[ ${1:-} == -* ]]; then  # the help is the comment above
+    sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+    [[ $1 == -h || $1 == --help ]]
+    exit
+fi
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+of_ranks=(tests/ranks tests/faults)
+of_triton=(
+    tests/compiler tests/runtime tests/test_configs.py tests/test_pruning.py
+    tests/ranks/test_compiled.py tests/ranks/test_hooks.py tests/ranks/test_variants.py
+)
+logs=$(mktemp -d) runs=() code=0
+trap 'rm -rf "$logs"' EXIT
+
+run() { .venv/bin/python -m pytest "${@:2}" >"$logs/$1" 2>&1; }
+
+run ranks "${of_ranks[@]}" & runs+=($!)
+if (($#)); then
+    PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH} run newer -m "not gpu and not slow and not once" "${of_triton[@]}" & runs+=($!)
+fi
+.venv/bin/python -m pytest "${of_ranks[@]/#/--ignore=}" | tee "$logs/others" || code=1
+for each in "${runs[@]}"; do wait "$each" || code=1; done
+for each in "$logs"/ranks "$logs"/newer; do [[ ! -e $each ]] || cat "$each"; done
+skipped=$(sed -n 's/^SKIPPED \[\([0-9]*\)\] \([^:]*\):[0-9]*: \(.*\)/\1 of \2 (\3)/p' "$logs"/* | sort -u | paste -sd ';')
+echo "skipped: ${skipped:-nothing}"
+exit $code
