@@ -24,7 +24,7 @@ _LATE = (
     "there, or raise DIST_TUNE_DEADLINE_S, which collectives wait for while ranks tune. A process group that timed out has to be made anew"
 )
 _MAX_DISCOVERIES = 4
-_MAX_WAIT = 10
+MAX_WAIT = 10
 _WRONG = "the config from the cache answers wrongly"
 MANIFESTS = Reduction(reduce_manifests)
 
@@ -98,9 +98,9 @@ def _any(parts: Mapping[int, bool]) -> bool:
 def _await_records(context: TuningContext, labels: Collection[str]) -> None:
     """Wait until the job that tunes the same is through, or has died, and look for its records.
 
-    Not for ever: a job that was stopped holds its journal. After ``_MAX_WAIT`` deadlines this one has lost as much as a tuning takes.
+    Not for ever: a job that was stopped holds its journal. After ``MAX_WAIT`` deadlines this one has lost as much as a tuning takes.
     """
-    journal, limit_s = context.sites.journal, _MAX_WAIT * context.settings.deadline_s
+    journal, limit_s = context.sites.journal, MAX_WAIT * context.settings.deadline_s
     told = f"a job that shares {context.lookup.cache.folder} is tuning the same; this one waits for its records, {limit_s:g} s at most"
     context.story.info(f"{context.name}: {told}", shown=True)
     ends_at, step_s = time.monotonic() + limit_s, min(1.0, context.settings.deadline_s / 4)
