@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,9 @@ import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 
 from dist_tune import TunedFunction, autotune, contextual_autotune
+from dist_tune.cache import Cache, TuningRecord, record_bytes
 from dist_tune.testing import ExactTime
+from tests.worlds import caught, folder, is_interpreted
 
 
 @triton.jit
@@ -195,6 +198,82 @@ def all_reduced(y: torch.Tensor) -> torch.Tensor:
     """The rest of a step: a sum over all ranks."""
     dist.all_reduce(y)
     return y
+
+
+# -- jobs that share a cache -------------------------------------------------------------------------------------------
+
+
+class Job(Step):
+    """The first two calls of a step in the next job of all ranks, which decorates it anew, as another process would."""
+
+    def __init__(
+        self,
+        face: Face,
+        ms: Mapping[int, float] | Sequence[int] = (16, 32, 64),
+        *,
+        n: int = 64,
+        path: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        """The cache lies at ``path``, and variables ``DIST_TUNE_...`` are set as ``settings`` says. Other options are those of ``Step``."""
+        if dist.is_initialized():
+            dist.barrier()
+        super().__init__(face, ms, **options)
+        x, values = torch.zeros(n), list[Any]()
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned:
+            for name, setting in {"CACHE_DIR": str(path or folder()), **(settings or {})}.items():
+                patch.setenv(f"DIST_TUNE_{name}", setting)
+            warnings.simplefilter("always")
+            self.error = caught(lambda: values.append(self(x)))
+            self.first = list(self.ran)
+            """The blocks of the first call's launches."""
+            self.record: Any = self.records[-1] if self.records else None
+            self.how = self.error.kind
+            """"tuned 64", "hit 64", "given 64" (without a tuning or a record of its own), or the error's name."""
+            if values:
+                n_records = len(self.records)
+                values.append(self(x))
+                (block,) = self.ran[len(self.first) :]
+                assert not is_interpreted() or [value.tolist() for value in values] == [[1.0] * n] * 2
+                assert (len(self.first) == 1 or not (self.record is None or self.record.is_recalled), len(self.records)) == (
+                    True,
+                    n_records,
+                )
+                kinds = {None: "given", True: "hit", False: "tuned"}
+                self.how = f"{kinds[self.record and self.record.is_recalled]} {block}"
+        self.warned = [str(each.message) for each in warned]
+
+
+def records(path: Path | None = None) -> list[TuningRecord]:
+    """All that are kept here, or where the cache of this body lies."""
+    return [entry.record for entry in Cache(path or folder()).entries()]
+
+
+def edited(rank: int, path: Path | None = None, *, environment: Mapping[str, Any] | None = None, **changes: Any) -> None:
+    """Change fields of all records of a rank at ``path``, or else of all ranks, and keep each under its new key; ``winner`` is a block."""
+    if path is None:
+        dist.barrier()
+    cache = Cache(path or folder())
+    for entry in cache.entries() if path is not None or rank == 0 else []:
+        record, update = entry.record, dict(changes)
+        if "winner" in changes:
+            update["winner"] = next(each.index for each in record.candidates if each.fields["BLOCK"] == changes["winner"])
+        if environment is not None:
+            update["environment"] = record.environment.model_copy(update=dict(environment))
+        changed = record.model_copy(update=update)
+        entry.path.unlink()
+        cache.path_of(changed.cache_key).write_bytes(record_bytes(changed))
+    if path is None:
+        dist.barrier()
+
+
+def own_records(face: Face, rank: int, winner: int = 32, **options: Any) -> Path:
+    """The rank's own folder after a job, with records that say this winner."""
+    path = folder() / str(rank)
+    Job(face, path=path, **options)
+    edited(rank, path, winner=winner)
+    return path
 
 
 # -- functions with configs --------------------------------------------------------------------------------

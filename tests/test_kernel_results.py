@@ -11,8 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.ranks.jobs import folder
-from tests.worlds import further, on_each_rank
+from tests.worlds import folder, further, on_each_rank
 
 FP16, BF16, CPU = torch.float16, torch.bfloat16, torch.device("cpu")
 alone = on_each_rank(1, is_dist=False)

@@ -6,10 +6,12 @@ machine is: what is chosen among kernels is the same in every run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
 import inspect
+import io
 import os
 import traceback
 from collections.abc import Callable, Sequence
@@ -113,6 +115,11 @@ def log() -> str:
     return path.read_text() if path.exists() else ""
 
 
+def folder() -> Path:
+    """Where the cache of this body lies."""
+    return Path(os.environ["DIST_TUNE_CACHE_DIR"])
+
+
 def is_interpreted() -> bool:
     """True where kernels are interpreted, so that they have results."""
     return os.environ["TRITON_INTERPRET"] == "1"
@@ -197,6 +204,17 @@ def gathered(value: object) -> list[Any]:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
+
+
+def shown(work: Callable[[], object], *, all_lines: bool = False) -> list[str]:
+    """Lines of ours on the first rank's terminal, for all ranks; without those that begin and end a tuning. Other ranks show nothing."""
+    os.environ["DIST_TUNE_VERBOSITY"] = "normal"
+    with contextlib.redirect_stderr(io.StringIO()) as terminal:
+        work()
+    lines = [line.removeprefix("dist_tune: ") for line in terminal.getvalue().splitlines() if line.startswith("dist_tune: ")]
+    first, *others = gathered(lines) if dist.is_initialized() else [lines]
+    assert others == [[]] * len(others)
+    return [line for line in first if all_lines or not (line.startswith("tuning ") or ", tuned " in line)]
 
 
 def over_tcp(rank: int, lead: Callable[[int], int] = lambda port: port) -> None:

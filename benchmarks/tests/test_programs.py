@@ -34,7 +34,7 @@ def run(cwd: Path, *command: str, n_ranks: int = 0, **variables: str) -> Done:
     return run_python(*command, cwd=cwd, env=environment, n_ranks=n_ranks)
 
 
-@pytest.mark.slow  # tests/ranks/test_recall.py has what is measured here
+@pytest.mark.slow  # tests/ranks/test_cache.py has what is measured here
 @pytest.mark.parametrize("tuner", ["function", "contextual"])
 def test_what_some_processes_tune_others_find(tmp_path: Path, tuner: str) -> None:
     """New processes take the config from the cache, first and later, which costs something; also where rank 1's folder is empty."""

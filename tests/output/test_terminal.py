@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import re
-import select
 import sys
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,14 +16,19 @@ from dist_tune.output.terminal import LIVE_EVERY_S, Terminal
 
 
 class _Screen(io.TextIOWrapper):
-    """A terminal of few rows, or a file."""
+    """A terminal of few rows, or a file; or it refuses what is written."""
 
-    def __init__(self, *, is_terminal: bool) -> None:
+    def __init__(self, *, is_terminal: bool = True, is_full: bool = False) -> None:
         super().__init__(io.BytesIO(), "utf-8", write_through=True)
-        self.is_terminal = is_terminal
+        self.is_terminal, self.is_full = is_terminal, is_full
 
     def isatty(self) -> bool:
         return self.is_terminal
+
+    def write(self, text: str) -> int:
+        if self.is_full:
+            raise BrokenPipeError
+        return super().write(text)
 
     @property
     def text(self) -> str:
@@ -60,31 +65,25 @@ class _Screen(io.TextIOWrapper):
         return self.rows[-1].lstrip()
 
 
-class _Clock:
-    """Seconds that pass when the test says so."""
-
-    now = 1000.0
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
-    made = _Clock()
-    monkeypatch.setattr("dist_tune.output.terminal.time.monotonic", lambda: made.now)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Seconds that pass when the test says so; the terminal understands escapes and has 100 columns."""
+    made = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(time, "monotonic", lambda: made.now)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
     return made
 
 
-def screen(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = True, term: str = "xterm", columns: int = 100) -> _Screen:
-    made = _Screen(is_terminal=is_terminal)
-    monkeypatch.setattr(sys, "stderr", made)
-    monkeypatch.setenv("TERM", term)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    return made
+def shown_on(screen: Any, monkeypatch: pytest.MonkeyPatch, name: str = "m.f", *, is_shown: bool = True) -> tuple[Any, Terminal]:
+    """This stream in place of stderr, and the progress of a tuning on it."""
+    monkeypatch.setattr(sys, "stderr", screen)
+    return screen, Terminal(name, is_shown=is_shown)
 
 
-def test_the_live_line_says_phase_number_best_and_time_left(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
+def test_the_live_line_says_phase_number_best_and_time_left(clock: Any, monkeypatch: pytest.MonkeyPatch):
     """Drawn at most four times a second, in place of the line before; gone at the end."""
-    shown = screen(monkeypatch)
-    progress = Terminal("kernels.ag_gemm.step", is_shown=True)
+    screen, progress = shown_on(_Screen(), monkeypatch, "kernels.ag_gemm.step")
     progress.begin_phase("race")
     progress.expect(40, 2.0)
     progress.best_ms |= {"a": 0.1, "b": 0.0464}
@@ -92,167 +91,122 @@ def test_the_live_line_says_phase_number_best_and_time_left(clock: _Clock, monke
     for n in range(1, 21):
         clock.now += 0.1
         progress.step(n)
-        rows.append(shown.row)
+        rows.append(screen.row)
     assert rows[2] == "step: racing 3 of at most 40, best 0.146 ms, 6 s left if all are needed"
-    assert rows[-1].startswith("step: racing ")
     assert len(dict.fromkeys(rows)) - 1 <= 2.0 / LIVE_EVERY_S  # less the empty row before the first
     progress.end()
-    assert shown.row == ""
-    assert "\n" not in shown.text
+    assert (screen.row, "\n" in screen.text) == ("", False)
 
 
-def test_what_the_program_prints_stands_alone(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
+def test_what_the_program_prints_stands_alone(clock: Any, monkeypatch: pytest.MonkeyPatch):
     """From Python, C or another rank: the live line is in the row below. A line of ours begins a row, also behind the program's bar."""
-    shown = screen(monkeypatch)
-    progress = Terminal("f", is_shown=True)
+    screen, progress = shown_on(_Screen(), monkeypatch)
 
     def above() -> list[str]:
         clock.now += 1
         progress.step(1, 2)
-        assert shown.row.startswith("f: first run 1 of 2")
-        return [row for row in shown.rows[:-1] if row]
+        assert screen.row.startswith("f: first run 1 of 2")
+        return [row for row in screen.rows[:-1] if row]
 
     assert above() == []
-    shown.buffer.write(b"another rank's\n")
+    screen.buffer.write(b"another rank's\n")
     assert above() == ["another rank's"]
-    print("50 %", end="", file=shown)
+    print("50 %", end="", file=screen)
     assert above() == ["another rank's", "50 %"]
-    print(", 60 %", file=shown)
+    print(", 60 %", file=screen)
     assert above() == ["another rank's", "50 %, 60 %"]
     progress.show(["site 1"])
-    print("\r 50 %|###", end="", file=shown)
+    print("\r 50 %|###", end="", file=screen)
     progress.show(["page"])
-    assert shown.rows == (rows := ["another rank's", "50 %, 60 %", "site 1", " 50 %|###", "page"])
-    assert above() == rows
+    rows = ["another rank's", "50 %, 60 %", "site 1", " 50 %|###", "page"]
+    assert (screen.rows, above()) == (rows, rows)
     progress.end()
-    assert shown.rows == rows
+    assert screen.rows == rows
 
 
-def test_a_long_name_stays_in_one_row(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
+def test_a_long_name_stays_in_one_row(clock: Any, monkeypatch: pytest.MonkeyPatch):
     """A row that wraps could not be erased."""
-    shown = screen(monkeypatch)
-    monkeypatch.delenv("COLUMNS")
-    monkeypatch.setattr("dist_tune.output.terminal.os.get_terminal_size", lambda descriptor: os.terminal_size((40, 24)))
-    monkeypatch.setattr(shown, "fileno", lambda: 2, raising=False)
-    progress = Terminal("f" * 100, is_shown=True)
+    monkeypatch.setenv("COLUMNS", "40")
+    screen, progress = shown_on(_Screen(), monkeypatch, "f" * 100)
     clock.now += 1
     progress.step(1, 2)
-    assert 30 < len(shown.text.rpartition("\x1bD")[2].removesuffix("\x1b8")) < 40
+    assert 30 < len(screen.row) < 40
+
+
+class _Own(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.mark.parametrize("kind", ["file", "dumb", "own", "own later"])
-def test_without_a_terminal_there_is_a_plain_line_every_five_seconds(clock: _Clock, monkeypatch: pytest.MonkeyPatch, kind: str):
+def test_without_a_terminal_there_is_a_plain_line_every_five_seconds(clock: Any, monkeypatch: pytest.MonkeyPatch, kind: str):
     """No escapes, and none in a shorter tuning. So in a stream as rich's Live puts in place, also while the tuning runs: it keeps rows."""
-
-    class _Own(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    shown: Any = screen(monkeypatch, is_terminal=kind != "file", term="dumb" if kind == "dumb" else "xterm")
-    before = Terminal("m.f", is_shown=True)
-    if "own" in kind:
-        shown = _Own()
-        monkeypatch.setattr(sys, "stderr", shown)
-    progress = before if "later" in kind else Terminal("m.f", is_shown=True)
+    if kind == "dumb":
+        monkeypatch.setenv("TERM", "dumb")
+    screen, progress = shown_on(_Own() if kind == "own" else _Screen(is_terminal=kind != "file"), monkeypatch)
+    if kind == "own later":
+        monkeypatch.setattr(sys, "stderr", screen := _Own())
     progress.begin_phase("compile")
     for n in range(120):
         clock.now += 0.1
         progress.step(n, 120)
     progress.end()
-    lines = (shown.getvalue() if "own" in kind else shown.text).splitlines()
+    lines = (screen.getvalue() if "own" in kind else screen.text).splitlines()
     assert len(lines) == 2
     assert re.fullmatch(r"dist_tune: f: compiling \d+ of 120, \d+ s left", lines[0])
 
 
 @pytest.mark.parametrize("columns", ["", "0", "60"])
-def test_a_terminal_without_a_size_shows_all_lines(clock: _Clock, monkeypatch: pytest.MonkeyPatch, columns: str):
+def test_a_terminal_without_a_size_shows_all_lines(clock: Any, monkeypatch: pytest.MonkeyPatch, columns: str):
     """Of 0 columns, as a bare pty or one under ``script``: plain lines, and a live one where COLUMNS says a width."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.delenv("COLUMNS", raising=False)
-    reader, writer = pty.openpty()
-    with open(writer, "w") as stream, open(reader, "rb", buffering=0) as screen_of_pty:
-        assert os.get_terminal_size(stream.fileno()).columns == 0
-        monkeypatch.setattr(sys, "stderr", stream)
-        progress = Terminal("m.f", is_shown=True)
-        progress.begin_phase("race")
-        clock.now += 6
-        progress.step(3, 10)
-        print("50 %", end="", file=stream, flush=True)
-        progress.show(["page"])
-        progress.end()
-        shown = ""
-        while "page\r\n" not in shown and select.select([screen_of_pty], [], [], 5)[0]:  # it comes in parts
-            shown += screen_of_pty.read(10_000).decode()
-    assert "f: racing 3 of 10, 14 s left" in shown
-    assert ("\x1b" in shown) == (columns == "60")
-    assert "50 %" in shown
-    assert shown.count("page\r\n") == 1
-
-
-def test_a_late_rank_is_the_live_line(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
-    """With the seconds so far, in place of the progress, which stands there again after it."""
-    shown = screen(monkeypatch)
-    progress = Terminal("m.f", is_shown=True)
-    for seconds in (2, 3):
-        clock.now += 1
-        progress.late(f"rank 1 has not come to call 1 of f, {seconds} s")
-        assert shown.row == f"rank 1 has not come to call 1 of f, {seconds} s"
-    clock.now += 1
-    progress.step(1, 2)
-    assert shown.row.startswith("f: first run 1 of 2")
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((0, 0)))
+    monkeypatch.setattr(_Screen, "fileno", lambda self: 2)
+    screen, progress = shown_on(_Screen(), monkeypatch)
+    progress.begin_phase("race")
+    clock.now += 6
+    progress.step(3, 10)
+    progress.show(["page"])
     progress.end()
-    assert shown.row == ""
+    assert ("f: racing 3 of 10, 14 s left" in screen.text, "page\n" in screen.text) == (True, True)
+    assert ("\x1b" in screen.text) == (columns == "60")
 
 
-def test_a_late_rank_is_a_plain_line_every_ten_seconds(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
-    """At once, then every ten seconds, and at once again for another time: where no line can be erased, and on a rank without progress."""
-    for is_shown in (True, False):
-        shown = screen(monkeypatch, is_terminal=not is_shown)
-        progress = Terminal("m.f", is_shown=is_shown)
-        for seconds in range(1, 26):
-            clock.now += 1
-            progress.late(f"rank 1 is late, {seconds} s" if seconds != 23 else "")
-        assert shown.text.splitlines() == [f"dist_tune: rank 1 is late, {seconds} s" for seconds in (1, 11, 21, 24)]
-
-
-def test_a_wait_for_a_late_rank_is_not_told_as_work(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
-    """A phase that begins after it has no line of its own until it has taken five seconds."""
-    shown = screen(monkeypatch, is_terminal=False)
-    progress = Terminal("m.f", is_shown=True)
-    for seconds in range(2, 10):
+def test_a_late_rank_is_the_live_line(clock: Any, monkeypatch: pytest.MonkeyPatch):
+    """With the seconds so far, in place of the progress, which stands there again after it."""
+    screen, progress = shown_on(_Screen(), monkeypatch)
+    for told in ("rank 1 is late, 2 s", "rank 1 is late, 3 s", ""):
         clock.now += 1
-        progress.late(f"rank 1 is late, {seconds} s")
+        progress.late(told) if told else progress.step(1, 2)
+        assert screen.row.startswith(told or "f: first run 1 of 2")
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_a_late_rank_is_a_plain_line_every_ten_seconds(clock: Any, monkeypatch: pytest.MonkeyPatch, is_shown: bool):
+    """At once, then every ten seconds, and at once again for another time: where no line can be erased, and on a rank without progress.
+
+    The wait is not told as work: a phase that begins after it has no line of its own until it has taken five seconds.
+    """
+    screen, progress = shown_on(_Screen(is_terminal=not is_shown), monkeypatch, is_shown=is_shown)
+    for seconds in range(1, 26):
+        clock.now += 1
+        progress.late(f"rank 1 is late, {seconds} s" if seconds != 23 else "")
     progress.begin_phase("compile")
-    assert shown.text == "dist_tune: rank 1 is late, 2 s\n"
+    late = [f"dist_tune: rank 1 is late, {seconds} s" for seconds in (1, 11, 21, 24)]
+    assert screen.text.splitlines() == late
     clock.now += 5
     progress.step(1)
-    assert shown.text.endswith("\ndist_tune: f: compiling, 13 s\n")
-
-
-def test_other_ranks_show_nothing(clock: _Clock, monkeypatch: pytest.MonkeyPatch):
-    shown = screen(monkeypatch)
-    progress = Terminal("f", is_shown=False)
-    clock.now += 60
-    progress.step(1, 2)
     progress.show(["line"])
-    progress.end()
-    assert shown.text == ""
+    assert screen.text.splitlines() == late + ["dist_tune: f: compiling, 30 s", "line"] * is_shown
 
 
-@pytest.mark.parametrize("stream", ["none", "closed", "raises"])
-def test_a_terminal_that_is_gone_costs_nothing(clock: _Clock, monkeypatch: pytest.MonkeyPatch, stream: str):
+@pytest.mark.parametrize("screen", [None, _Screen(is_full=True), "closed"])
+def test_a_terminal_that_is_gone_costs_nothing(clock: Any, monkeypatch: pytest.MonkeyPatch, screen: Any):
     """Closed, absent, or on a full disk: no step raises."""
-
-    class _Gone(_Screen):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    gone: Any = {"none": None, "closed": _Screen(is_terminal=True), "raises": _Gone(is_terminal=True)}[stream]
-    if stream == "closed":
-        gone.close()
-    monkeypatch.setattr(sys, "stderr", gone)
-    monkeypatch.setenv("TERM", "xterm")
-    progress = Terminal("f", is_shown=True)
+    if screen == "closed":
+        screen = _Screen()
+        screen.close()
+    _, progress = shown_on(screen, monkeypatch)
     for _ in range(3):
         clock.now += 10
         progress.step(1, 2)

@@ -17,10 +17,10 @@ from dist_tune import contextual_autotune
 from dist_tune.testing import values
 from tests.faults.jobs import run
 from tests.ranks import journaled
-from tests.ranks.jobs import folder as cache_folder
 from tests.ranks.journaled import BLOCKS, launches, tune
 from tests.steps import autotuned, launch, told
 from tests.worlds import ROOT, further, on_each_rank, on_fake, on_ranks
+from tests.worlds import folder as cache_folder
 
 N = len(BLOCKS)
 RACING: Any = {"search": "racing", "n_repeat": 4}

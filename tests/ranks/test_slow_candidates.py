@@ -15,7 +15,7 @@ import triton
 from dist_tune import autotune
 from dist_tune.testing import ExactTime
 from tests import steps
-from tests.ranks.jobs import FACES, Face
+from tests.steps import FACES, Face
 from tests.worlds import on_each_rank
 
 
