@@ -19,7 +19,6 @@ import pytest
 import torch
 
 from dist_tune import autotune
-from dist_tune.errors import CandidateFailure, FailureKind
 from dist_tune.output import EVENT, Story, events
 from dist_tune.settings import Settings
 from tests.programs import run_python
@@ -177,22 +176,6 @@ def test_an_event_that_cannot_be_is_left_out(tmp_path: Path):
             story.emit(events.Met, topic=topic, seconds=seconds)
         story.broken("", {}, 0)
     assert [each.topic for each in events_of(tmp_path) if each.kind == "meeting"] == ["done", "NaN or Infinity", "a?", "/a"]
-
-
-def test_a_journal_has_the_same_lines(tmp_path: Path):
-    """Of sites and what was dropped; and what a restart alone reads."""
-    journal: list[bytes] = []
-    with story_in(tmp_path) as story:
-        story.open_journal(journal.append)
-        story.site(LABEL, ("k", "[64]"), ["B=1", "B=2"], cache_key="0123")
-        story.under_way([(LABEL, 1), ("unknown", 0)])
-        for _ in range(2):
-            story.dropped({LABEL: {1: CandidateFailure(FailureKind.LAUNCH, "why")}})
-    told: list[Any] = [EVENT.validate_json(line) for line in journal]
-    run, site, under_way, dropped = told
-    assert (run.kind, site.label, site.cache_key, under_way.candidates, dropped.reason) == ("run", LABEL, "0123", [(1, 1)], "why")
-    lines = (tmp_path / "rank-0.jsonl").read_bytes().splitlines(keepends=True)
-    assert [line for line in journal[1:] if line not in lines] == [journal[2]]
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

@@ -53,24 +53,16 @@ ONES = torch.ones(64)
 
 
 @on_each_rank(cases=FACES)
-def test_a_second_job_hits_on_all_ranks(rank: int, face: Face):
-    """One run and no replay, no tuning in the log, and the winner where the next call finds it."""
-    assert Job(face).how == "tuned 64"
+def test_a_later_job_hits_on_all_ranks_without_a_replay(rank: int, face: Face):
+    """One run, and no tuning in the log, also for a new key in the midst of an ordinary call; later calls find the winner."""
+    for n in (64, 128):
+        assert Job(face, n=n).how == "tuned 64"
     edited(rank, winner=32)
     before = len(log())
-    assert Job(face).how == "hit 32"
-    assert [words in log()[before:] for words in (", from the cache, tuned 2", "searches in", " on 2 ranks: ")] == [True, False, False]
-
-
-@on_each_rank(cases=FACES)
-def test_a_new_key_in_a_later_call_hits_without_a_replay(rank: int, face: Face):
-    """The miss comes in the midst of an ordinary call, on all ranks: one meeting, and the step has run once."""
-    for n in (64, 128):
-        Job(face, n=n)
-    edited(rank, winner=32)
     step = Step(face, rest=all_reduced)
     assert [step(torch.zeros(n))[0].item() for n in (64, 128, 128)] == [2.0] * 3
     assert (step.ran, [each.is_recalled for each in step.records]) == ([32] * 3, [True] * 2)
+    assert [words in log()[before:] for words in (", from the cache, tuned 2", "searches in", " on 2 ranks: ")] == [True, False, False]
 
 
 @on_each_rank()

@@ -568,28 +568,16 @@ def test_prune_fn_must_return_a_bool(rank: int):
 @on_each_rank()
 def test_a_closure_that_launches_nothing_tunable_says_so(rank: int):
     """Once for each closure; a kernel with one config is not tunable."""
-
-    def work() -> None:
-        step = tuned(None, lambda x: len(x))
-        for n in (1, 2, 2):
-            step(torch.zeros(n))
-        for blocks in ((32,), (16, 32)):
-            tuned(autotuned(blocks=blocks))(torch.zeros(64))
-
-    assert [": nothing tunable was launched in this call" in line for line in shown(work)] == [True] * 2
+    steps = [tuned(None, lambda x: len(x)), tuned(autotuned(blocks=(32,))), tuned(autotuned())]
+    lines = shown(lambda: [step(torch.zeros(n)) for step in steps for n in (64, 64, 32)])
+    assert [": nothing tunable was launched in this call" in line for line in lines] == [True] * 2
 
 
 @on_each_rank()
 def test_ranks_that_choose_alone_beside_others_say_so(rank: int):
     """Once for a closure without is_dist."""
-
-    def work() -> None:
-        for is_dist in (False, True):
-            step = tuned(autotuned(), is_dist=is_dist, cache=False)
-            for n in (64, 32):
-                step(torch.zeros(n))
-
-    (line,) = shown(work)
+    steps = [tuned(autotuned(), is_dist=is_dist, cache=False) for is_dist in (False, True)]
+    (line,) = shown(lambda: [step(torch.zeros(n)) for step in steps for n in (64, 32)])
     assert "each rank chooses alone; ranks may disagree: a process group of 2 ranks is initialised and is_dist was not given" in line
 
 
@@ -600,7 +588,7 @@ def test_one_rank_of_a_group_is_not_told_that_it_chooses_alone(rank: int):
 
 @on_each_rank()
 def test_a_value_that_has_not_run_is_told(rank: int):
-    """A generator, a coroutine or a context manager of a function that looks ordinary."""
+    """A generator, a coroutine or a context manager of a function that looks ordinary; once for each closure."""
 
     def numbers(x: torch.Tensor) -> Any:
         yield x
@@ -608,15 +596,10 @@ def test_a_value_that_has_not_run_is_told(rank: int):
     async def later(x: torch.Tensor) -> Any:
         return x
 
-    def work() -> None:
-        step = tuned(None, lambda x: numbers(x))
-        for n in (64, 32):
-            next(step(torch.zeros(n)))
-        tuned(None, lambda x: later(x))(X).close()
-        tuned(None, lambda x: contextlib.contextmanager(numbers)(x))(X)
-
-    kinds = ("generator", "coroutine", "context manager")
-    for line, kind in zip(shown(work), kinds, strict=True):
+    kinds = {"generator": numbers, "coroutine": later, "context manager": contextlib.contextmanager(numbers)}
+    steps = [tuned(None, lambda x, make=make: make(x)) for make in kinds.values()]
+    lines = shown(lambda: [getattr(step(torch.zeros(n)), "close", list)() for step in steps for n in (4, 8)])
+    for line, kind in zip(lines, kinds, strict=True):
         assert f" returned a {kind}, which has not run when it returns: nothing of it is tuned." in line
         assert line.endswith(f"and call it within the {kind}")
 
@@ -624,8 +607,6 @@ def test_a_value_that_has_not_run_is_told(rank: int):
 @on_each_rank()
 def test_a_kernel_with_one_config_left_is_no_kernel_that_was_launched_once(rank: int):
     """There was nothing to compare: no warning says that replays did not launch it."""
-    one_left = {"perf_model": lambda BLOCK, **named: BLOCK, "top_k": 1}
-    tuner, beside = autotuned(prune_configs_by=one_left), autotuned(blocks=(16, 32))
-    for n, step in enumerate([tuned(tuner), tuned(None, lambda x: launch(beside, launch(tuner, x)))], 1):
-        step(torch.zeros(64 * n))
-    assert [line for line in log().splitlines() if "is not tuned" in line or "WARNING" in line] == []
+    one_left, beside = autotuned(prune_configs_by={"perf_model": lambda BLOCK, **named: BLOCK, "top_k": 1}), autotuned(blocks=(16, 32))
+    tuned(None, lambda x: launch(beside, launch(one_left, x)))(torch.zeros(64))
+    assert not re.search("is not tuned|WARNING", log())
