@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ ENVIRONMENTS: list[tuple[dict[str, str], dict[str, Any]]] = [
         {"deadline_s": 2.5, "log_level": "TRACE", "log_dir": Path("/x/y"), "cache_dir": "/x"},
     ),
     ({f"{OURS}VERBOSITY": "quiet", f"{OURS}PROGRESS": "0"}, {"verbosity": "quiet", "progress": False}),
-    ({f"{OURS}ALWAYS_TUNE": "1", f"{OURS}VERSION_CHECK": "0"}, {"always_tune": True, "version_check": False}),
     ({f"{OURS}REQUIRE_CACHE": "1", f"{OURS}CACHE_SHARED": "1"}, {"require_cache": True, "cache_shared": True}),
     ({f"{THEIRS}ALWAYS_TUNE": "1", f"{THEIRS}VERSION_CHECK": "0"}, {"always_tune": True, "version_check": False}),
     ({f"{THEIRS}ALWAYS_TUNE": "1", f"{OURS}ALWAYS_TUNE": "0"}, {}),  # where both are set, ours counts
@@ -38,14 +37,29 @@ ENVIRONMENTS: list[tuple[dict[str, str], dict[str, Any]]] = [
 ]
 
 
+Set = Callable[..., None]
+
+
 @pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Not even those that all tests have."""
-    for name in [name for name in os.environ if name.startswith((OURS, THEIRS))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setattr("dist_tune.files._told", set())
-    with warnings.catch_warnings():
-        yield
+def setting(monkeypatch: pytest.MonkeyPatch) -> Set:
+    """Sets variables of ours, and unsets all others, even those that all tests have."""
+
+    def put(**texts: str) -> None:
+        for name in [name for name in os.environ if name.upper().startswith((OURS, THEIRS))]:
+            monkeypatch.delenv(name)
+        for name, text in texts.items():
+            monkeypatch.setenv(name if name.startswith(THEIRS) else f"{OURS}{name}", text)
+
+    put()
+    return put
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Warnings, each of which tests/test_files.py gives once."""
+    texts: list[str] = []
+    monkeypatch.setattr("dist_tune.settings.warn_once", texts.append)
+    return texts
 
 
 @pytest.mark.parametrize(("environment", "changed"), ENVIRONMENTS)
@@ -56,95 +70,86 @@ def test_each_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch, environm
     assert Settings().model_dump() == {**DEFAULTS, **changed}  # set after the import, as by a launcher
 
 
-def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch):
-    """Once, with the name that was meant; a variable that a script of kernels/ reads is no mistake."""
-    monkeypatch.setenv("DIST_TUNE_CONFIG_DIR", "/x")
-    monkeypatch.setenv("DIST_TUNE_CACHE_DRI", "/x")
-    with pytest.warns(UserWarning, match="is not read") as told:
-        assert read_settings() == read_settings()
-    assert [str(each.message) for each in told] == ["dist_tune: DIST_TUNE_CACHE_DRI is not read: did you mean DIST_TUNE_CACHE_DIR?"]
+def test_a_misspelt_variable_is_told(setting: Set, told: list[str]):
+    """With the name that was meant; a variable that a script of kernels/ reads is no mistake."""
+    setting(CONFIG_DIR="/x", CACHE_DRI="/x")
+    read_settings()
+    assert told == ["dist_tune: DIST_TUNE_CACHE_DRI is not read: did you mean DIST_TUNE_CACHE_DIR?"]
     assert unread_variables(["DIST_TUNE_QUX"])[0].endswith("QUX is not read: known are " + ", ".join(variables_read()))
 
 
 @pytest.mark.parametrize(
-    ("names", "texts", "allowed"),
+    ("name", "texts", "allowed"),
     [
-        (["DIST_TUNE_DEADLINE_S"], ["soon", "0", "-1", "nan", "inf"], "a number of seconds above 0, at most 86400"),
-        (["DIST_TUNE_LOG_LEVEL"], ["LOUD"], "TRACE, DEBUG, INFO or WARNING"),
-        (["DIST_TUNE_PROGRESS", "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE"], ["perhaps", "2"], "1, 0, true, false, yes, no, on or off"),
+        ("DIST_TUNE_DEADLINE_S", "soon 0 -1 nan inf", "a number of seconds above 0, at most 86400"),
+        ("DIST_TUNE_LOG_LEVEL", "LOUD", "TRACE, DEBUG, INFO or WARNING"),
+        ("TRITON_DIST_AUTOTUNE_ALWAYS_TUNE", "perhaps 2", "1, 0, true, false, yes, no, on or off"),
     ],
 )
-def test_a_bad_value_is_one_line_with_what_is_allowed(monkeypatch: pytest.MonkeyPatch, names: list[str], texts: list[str], allowed: str):
-    for name, text in [(name, text) for name in names for text in texts]:
+def test_a_bad_value_is_one_line_with_what_is_allowed(monkeypatch: pytest.MonkeyPatch, name: str, texts: str, allowed: str):
+    for text in texts.split():
         monkeypatch.setenv(name, text)
         with pytest.raises(SettingsError) as caught:
             Settings()
-        monkeypatch.delenv(name)
         assert str(caught.value) == f"{name}={text!r} cannot be read: need {allowed}"
 
 
-def test_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The log's may be in the home directory. Of several of the cache the first path is written; a URL stays whole."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("DIST_TUNE_LOG_DIR", "~/logs")
-    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", "/c")
-    assert (Settings().log_dir, Settings().cache_folders) == (tmp_path / "logs", ["/c"])
-    urls = ["s3://b/r", "http://localhost:8080/r", "simplecache::s3://b/r", "memory://"]
-    monkeypatch.setenv("DIST_TUNE_CACHE_PATH", os.pathsep.join(["a", *urls, "b"]))
-    assert (Settings().cache_folders, Settings().is_cache_remote) == (["a", *urls, "b"], False)
-    for first, is_written in {**dict.fromkeys(urls, True), "package://x": False, "/a": False}.items():
-        assert Settings(cache_path=f":{first}:/b").is_cache_remote is is_written
-    monkeypatch.setenv("DIST_TUNE_CACHE_PATH", os.pathsep.join(["", "/a", "", "~/b"]))
-    assert Settings().cache_folders == ["/a", "~/b"]
-    for path, folders in {
-        "x/my.s3:/b:c://d": ["x/my.s3", "/b", "c", "//d"],
-        "/a:s3://b/c:package://d/e:f": ["/a", "s3://b/c", "package://d/e", "f"],
-        "s3://b/c:/a": ["/c", "s3://b/c", "/a"],
-    }.items():
-        monkeypatch.setenv("DIST_TUNE_CACHE_PATH", path)
-        assert Settings().cache_folders == folders
-    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", "gs://c")
-    assert Settings().cache_folders == ["~/.dist_tune/autotune", "s3://b/c", "/a"]
-    monkeypatch.delenv("DIST_TUNE_CACHE_PATH")
-    assert Settings().cache_folders == ["~/.dist_tune/autotune", "gs://c"]
+def test_the_log_s_folder_may_be_in_the_home_directory(setting: Set, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/h")
+    setting(LOG_DIR="~/logs")
+    assert Settings().log_dir == Path("/h/logs")
 
 
-def test_a_tuning_goes_on_with_defaults_and_one_warning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Of the variables that cannot be read; the others count. Where warnings are errors it is written to the terminal."""
-    for name, text in {"DEADLINE_S": "soon", "PROGRESS": "perhaps", "ALWAYS_TUNE": "1"}.items():
-        monkeypatch.setenv(f"DIST_TUNE_{name}", text)
-    with pytest.warns(UserWarning, match="cannot be read") as warned:
-        settings = [read_settings(), read_settings()]
-    assert [(each.deadline_s, each.shown, each.always_tune) for each in settings] == [(30.0, "normal", True)] * 2
-    (text,) = [str(each.message) for each in warned]
+HOME = "~/.dist_tune/autotune"
+
+
+@pytest.mark.parametrize(
+    ("path", "folder", "folders"),
+    [
+        ("", "/c", ["/c"]),
+        ("", "gs://c", [HOME, "gs://c"]),
+        (":/a::~/b", "/c", ["/a", "~/b"]),
+        ("a:s3://b/r:http://localhost:8080/r:simplecache::s3://b/r:memory://:b", "",
+         ["a", "s3://b/r", "http://localhost:8080/r", "simplecache::s3://b/r", "memory://", "b"]),
+        ("x/my.s3:/b:c://d", "", ["x/my.s3", "/b", "c", "//d"]),
+        ("s3://b/c:/a", "/c", ["/c", "s3://b/c", "/a"]),
+        ("s3://b/c:/a", "gs://c", [HOME, "s3://b/c", "/a"]),
+        ("package://d/e:f", "/c", ["/c", "package://d/e", "f"]),
+    ],
+)  # fmt: skip
+def test_of_several_folders_of_the_cache_the_first_path_is_written(setting: Set, path: str, folder: str, folders: list[str]):
+    """And a URL, which stays whole, if it stands first."""
+    setting(CACHE_PATH=path, CACHE_DIR=folder)
+    assert Settings().cache_folders == folders
+    assert Settings().is_cache_remote == ((path or folder).startswith(("s3:", "gs:")))
+
+
+def test_a_tuning_goes_on_with_defaults_and_one_warning(setting: Set, told: list[str]):
+    """Of the variables that cannot be read; the others count."""
+    setting(DEADLINE_S="soon", PROGRESS="perhaps", ALWAYS_TUNE="1")
+    settings = read_settings()
+    assert (settings.deadline_s, settings.shown, settings.always_tune) == (30.0, "normal", True)
+    (text,) = told
     assert text.startswith("dist_tune: DIST_TUNE_DEADLINE_S='soon' cannot be read: need a number")
     assert ("DIST_TUNE_PROGRESS='perhaps'" in text, "\n" in text) == (True, False)
-    warnings.simplefilter("error")
-    monkeypatch.setenv("DIST_TUNE_LOG_LEVEL", "LOUDER")
-    assert read_settings().log_level == "INFO"
-    assert "DIST_TUNE_LOG_LEVEL='LOUDER'" in capsys.readouterr().err
 
 
 def test_one_variable_says_how_much_is_shown():
     """And the older one counts where that is unset."""
-    for verbosity, shown in {"": "quiet", "Quiet": "quiet", "verbose": "verbose", "normal": "normal"}.items():
-        assert Settings(verbosity=verbosity or None, progress=False).shown == shown
+    for verbosity, shown in {None: "quiet", "Quiet": "quiet", "verbose": "verbose", "normal": "normal"}.items():
+        assert Settings(verbosity=verbosity, progress=False).shown == shown
     assert [Settings(progress=each).shown for each in (None, True)] == ["normal", "normal"]
 
 
-def test_the_older_name_of_a_mode_says_the_new_one(monkeypatch: pytest.MonkeyPatch):
-    """Once; beside the new one it has no effect."""
+def test_the_older_name_of_a_mode_says_the_new_one(setting: Set, told: list[str]):
+    """Beside the new one it has no effect."""
     assert [Settings(mode=each, require_cache=True).effective_mode for each in (None, "Cached", "tune")] == ["require", "cached", "tune"]
     assert [Settings(mode=each).may_tune for each in (None, "require", "cached", "FIRST")] == [True, True, False, False]
-    for mode, told in {
-        "": "DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require",
-        "tune": "DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require, and has no effect beside it",
-    }.items():
-        monkeypatch.setenv("DIST_TUNE_MODE", mode)
-        monkeypatch.setenv("DIST_TUNE_REQUIRE_CACHE", "1")
-        with pytest.warns(UserWarning, match="dist_tune") as warned:
-            assert read_settings() == read_settings()
-        assert [str(each.message) for each in warned] == [f"dist_tune: {told}"]
+    for mode in ("", "tune"):
+        setting(MODE=mode, REQUIRE_CACHE="1")
+        read_settings()
+    older = "dist_tune: DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require"
+    assert told == [older, f"{older}, and has no effect beside it"]
 
 
 MODE_WORDS = "need tune, cached, require or first"
@@ -162,10 +167,9 @@ MODE_WORDS = "need tune, cached, require or first"
         ({"REQUIRECACHE": "1", "MODE": ""}, "DIST_TUNE_REQUIRECACHE is not read: did you mean DIST_TUNE_REQUIRE_CACHE?"),
     ],
 )
-def test_a_misspelt_variable_that_may_forbid_to_tune_is_an_error(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], told: str):
+def test_a_misspelt_variable_that_may_forbid_to_tune_is_an_error(setting: Set, environment: dict[str, str], told: str):
     """One line with the nearest name, where a step is decorated; what merely says how to tune is still a default or a warning."""
-    for name, text in environment.items():
-        monkeypatch.setenv(f"{OURS}{name}", text)
+    setting(**environment)
     for decorate in (contextual_autotune(), autotune([{"i": 1}, {"i": 2}], lambda x: x)):
         with pytest.raises(SettingsError) as caught:
             decorate(lambda x, i=0: x)
@@ -179,15 +183,13 @@ def test_a_misspelt_variable_that_may_forbid_to_tune_is_an_error(monkeypatch: py
         {"MODEL": "llama"}, {"MOD": "tune"}, {"REQUIRE_CACH": "0"}, {"CACHE_SHARED": "ture", "VERSION_CHECK": "flase"}, {"Mode": "cached"},
     ],
 )  # fmt: skip
-def test_what_another_variable_says_or_nobody_forbids_is_no_error(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]):
+@pytest.mark.usefixtures("told")
+def test_what_another_variable_says_or_nobody_forbids_is_no_error(setting: Set, environment: dict[str, str]):
     """Where a mode can be read that one counts, and variables of other programs and versions cost a warning at most."""
-    for name, text in environment.items():
-        monkeypatch.setenv(f"{OURS}{name}", text)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        contextual_autotune()(lambda x: x)
-        mode = environment.get("MODE", environment.get("Mode", "")).strip().lower()
-        assert read_settings().effective_mode == ("require" if environment.get("REQUIRE_CACHE") == "1" else mode or "tune")
+    setting(**environment)
+    contextual_autotune()(lambda x: x)
+    mode = environment.get("MODE", environment.get("Mode", "")).strip().lower()
+    assert read_settings().effective_mode == ("require" if environment.get("REQUIRE_CACHE") == "1" else mode or "tune")
 
 
 NAMES = [*variables_read(), f"{THEIRS}ALWAYS_TUNE", "dist_tune_deadline_s", "Dist_Tune_Progress", "DIST_TUNE_", "DIST"]
