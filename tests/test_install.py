@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import functools
 import importlib
@@ -13,18 +14,16 @@ import pickle
 import subprocess
 import sys
 import zipfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from dist_tune import install as installer
+import dist_tune
 from tests.programs import ROOT, Done, of_checkout, run_python
-from tests.worlds import further
 
-module = sys.modules["dist_tune.install"]
 MODULE = """
 import functools
 
@@ -90,26 +89,42 @@ slotted = Slotted()
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Generator[None]:
-    """Modules of a folder of its own, no target of another test, and imports as they were."""
-    before = set(sys.modules)
-    monkeypatch.setattr(module, "_targets", [])
+def at_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Generator[list[Callable[[], None]]]:
+    """Modules of a folder of its own, and ``install`` without targets of other tests; what it leaves to the end of the program."""
+    ends: list[Callable[[], None]] = []
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.delattr(sys, "last_type", raising=False)
+    monkeypatch.setattr(dist_tune, "install", dist_tune.install)
+    monkeypatch.delitem(sys.modules, "dist_tune.install")
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(atexit, "register", ends.append)
+        monkeypatch.setattr(dist_tune, "install", importlib.import_module("dist_tune.install").install)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop/__init__.py").touch()
     (tmp_path / "shop/trainer.py").write_text(MODULE)
     (tmp_path / "shop/loop.py").write_text("from shop.trainer import step\n\ndef run(x):\n    return step(x)\n")
-    yield
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("shop", "zipped") and name not in before]:
+    yield ends
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("shop", "zipped")]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def ended(at_end: list[Callable[[], None]], capfd: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
+    """Ends the program; what it has said."""
+
+    def lines() -> list[str]:
+        for end in at_end:
+            end()
+        return capfd.readouterr().err.splitlines()
+
+    return lines
 
 
 def loaded(*targets: str, name: str = "shop.trainer") -> ModuleType:
     """The module with these functions of it installed."""
     for target in targets:
-        installer(f"{name}:{target}")
+        dist_tune.install(f"{name}:{target}")
     return importlib.import_module(name)
 
 
@@ -164,11 +179,11 @@ def test_who_has_the_function_has_the_wrapped_one(is_late: bool):
     """By an import or in an object, before it was installed or after; what it took for granted (defaults, cells, ``super()``) stays."""
     targets = ["shop.trainer:step", "shop.loop:run", "shop.trainer:Subclass.training_step", "shop.trainer:counted"]
     for target in targets[: 4 * (not is_late)]:
-        installer(target)
+        dist_tune.install(target)
     loop, shop = importlib.import_module("shop.loop"), importlib.import_module("shop.trainer")
     held = [loop.step, shop.trainer.callback, loop.run, shop.Subclass.training_step, shop.counted, shop.part.func]
     for target in targets[4 * (not is_late) :]:
-        installer(target)
+        dist_tune.install(target)
     assert all(is_wrapped(each) for each in held)
     assert [pickle.loads(pickle.dumps(each)) is each for each in held] == [True] * 6
     assert (loop.run(2), shop.part(), shop.Subclass().training_step(2), shop.Subclass().training_step(2, by=3), shop.counted()) == (
@@ -194,7 +209,7 @@ def test_the_loader_of_a_module_is_its_own():
 def test_a_look_for_the_module_and_an_import_that_fails_do_not_spend_the_target(tmp_path: Path):
     """``find_spec`` loads nothing; a module that raised may be imported again."""
     (tmp_path / "shop/late.py").write_text("raise OSError\n")
-    installer("shop.late:step")
+    dist_tune.install("shop.late:step")
     assert importlib.util.find_spec("shop.late") is not None
     assert importlib.util.find_spec("shop.none") is None
     with pytest.raises(OSError):
@@ -235,79 +250,70 @@ def test_a_function_of_a_module_whose_import_has_begun_is_told_of(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "target", ["step", "shop.trainer", "shop:", ":step", "shop..a:step", "shop:a:b", "shop: step", "shop/a.py:step", ""]
+    ("targets", "what"),
+    [
+        ("step shop.trainer shop: :step shop..a:step shop:a:b shop/a.py:step", r"package\.module:Class\.method, got "),
+        ("__main__:step", "decorate the function of the program"),
+        ("torch.optim:Adam.step", "or name that one"),
+    ],
 )
-def test_a_target_of_another_form_is_refused(target: str):
-    with pytest.raises(ValueError, match=r"package\.module:Class\.method, got "):
-        installer(target)
+def test_a_target_that_cannot_be_wrapped_from_outside_is_refused(targets: str, what: str, ended: Callable[[], list[str]]):
+    """Or that has another form; nothing more is said of it."""
+    for target in targets.split():
+        with pytest.raises(ValueError, match=what):
+            dist_tune.install(target)
+    assert ended() == []
 
 
-@pytest.mark.parametrize(
-    ("target", "what"), [("__main__:step", "decorate the function of the program"), ("torch.optim:Adam.step", "or name that one")]
-)
-def test_a_target_that_cannot_be_wrapped_from_outside_is_refused(target: str, what: str):
-    with pytest.raises(ValueError, match=what):
-        installer(target)
-    assert module._targets == []
+NONE = "there is no such function"
+OTHER = "install wraps functions and methods, got "
 
 
 @pytest.mark.parametrize(
     ("target", "line"),
     [
-        ("Trainer.trainin_step", "is not tuned: there is no such function"),
-        ("Traner.made", "is not tuned: there is no such function"),
-        ("step.made", "is not tuned: there is no such function"),
-        ("Trainer", "is not tuned: install wraps functions and methods, got the class Trainer"),
-        ("trainer", "is not tuned: install wraps functions and methods, got an object of type Trainer"),
-        ("Trainer.n_steps", "is not tuned: install wraps functions and methods, got 3"),
-        ("Trainer.shown", "is not tuned: install wraps functions and methods, got an object of type property"),
-        ("Made.made_by_meta", "is not tuned: it is of Made's metaclass"),
-        ("Trainer.batches", "got the function Trainer.batches, which makes a generator"),
-        ("Trainer.wait", "got the function Trainer.wait, which makes a coroutine"),
-        ("slotted.step", "is not tuned: 'Slotted' object attribute 'step' is read-only"),
-        ("Traner.training_stp", "there is no such function; the nearest is shop.trainer:Trainer.training_step"),
+        ("Trainer.trainin_step", NONE), ("Traner.made", NONE), ("step.made", NONE),
+        ("Traner.training_stp", f"{NONE}; the nearest is shop.trainer:Trainer.training_step"),
+        ("Trainer", f"{OTHER}the class Trainer"), ("trainer", f"{OTHER}an object of type Trainer"), ("Trainer.n_steps", f"{OTHER}3"),
+        ("Trainer.shown", f"{OTHER}an object of type property"), ("Made.made_by_meta", "it is of Made's metaclass"),
+        ("Trainer.batches", "makes a generator"), ("Trainer.wait", "makes a coroutine"), ("slotted.step", "attribute 'step' is read-only"),
     ],
-)
-def test_what_cannot_be_wrapped_is_one_line_and_the_program_goes_on(target: str, line: str, capfd: pytest.CaptureFixture[str]):
+)  # fmt: skip
+def test_what_cannot_be_wrapped_is_one_line_and_the_program_goes_on(target: str, line: str, ended: Callable[[], list[str]]):
     """The module is as it was; nothing more is said at the end."""
     shop = loaded(target)
-    module._tell_end()
-    (told,) = capfd.readouterr().err.splitlines()
-    assert told.startswith(f"dist_tune: shop.trainer:{target} ")
+    (told,) = ended()
+    assert told.startswith(f"dist_tune: shop.trainer:{target} is not tuned: ")
     assert line in told
-    assert type(shop.trainer) is shop.Trainer
-    assert shop.Trainer.n_steps == 3
+    assert (type(shop.trainer), shop.Trainer.n_steps) == (shop.Trainer, 3)
 
 
-def test_only_the_first_rank_says_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+def test_only_the_first_rank_says_it(monkeypatch: pytest.MonkeyPatch, ended: Callable[[], list[str]]):
     monkeypatch.setenv("RANK", "1")
     loaded("nothing")
-    assert capfd.readouterr().err == ""
+    assert ended() == []
 
 
 def test_a_wrong_option_is_an_error_of_the_import():
     """As of the decorator, had it stood there."""
-    installer("shop.trainer:step", n_repeat=0)
+    dist_tune.install("shop.trainer:step", n_repeat=0)
     with pytest.raises(ValueError, match="n_repeat"):
         importlib.import_module("shop.trainer")
 
 
-def test_the_end_says_what_was_never_imported_or_called(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_the_end_says_what_was_never_imported_or_called(ended: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch):
     """Not what was called, and not after an exception that ended the program."""
     shop = loaded("step", "Trainer.training_step")
-    installer("shop.trainr:step")
+    dist_tune.install("shop.trainr:step")
     shop.step(1)
-    capfd.readouterr()
-    module._tell_end()
-    called, imported = capfd.readouterr().err.splitlines()
+    *_, called, imported = ended()
     assert called.startswith("dist_tune: shop.trainer:Trainer.training_step was never called, other than inside another tuned step: ")
     assert imported.startswith("dist_tune: shop.trainr:step is not tuned: the program never imported shop.trainr. If that is the script, ")
     monkeypatch.setattr(sys, "last_type", RuntimeError, raising=False)
-    module._tell_end()
-    assert capfd.readouterr().err == ""
+    assert ended() == []
 
 
-# -- programs ----------------------------------------------------------------------------------------------------------
+# -- programs: Python as it starts and ends, with an empty module for Triton ---------------------------------------------
 
 PROGRAM = '''
 """Shows itself."""
@@ -338,8 +344,18 @@ if "interrupt" in sys.argv:
     raise KeyboardInterrupt
 sys.exit(7 if "exit" in sys.argv else None)
 '''
-
-
+JOB = """
+import sys
+print("begins")
+try:
+    import shop.trainer
+except Exception:
+    pass
+sys.path.insert(0, "own")
+import zzzz
+from outer.inner import steps
+print("goes on", hasattr(zzzz.step, "records"), hasattr(steps.step, "records"))
+"""
 SPAWNING = """
 import sys
 import triton
@@ -355,28 +371,25 @@ if __name__ == "__main__":
 """
 
 
-SITECUSTOMIZE = "import dist_tune\nfor name in ('trainer:none', 'none:step'):\n    dist_tune.install(f'shop.{name}')\n"
-
-
-def python(*words: str, cwd: Path, **variables: str) -> Done:
-    env = {**os.environ, "PYTHONPATH": f"{cwd}{os.pathsep}{ROOT}", "DIST_TUNE_VERBOSITY": "quiet", **variables}
-    return subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
+def python(*words: str, cwd: Path) -> Done:
+    env = {**os.environ, "PYTHONPATH": f"{cwd}{os.pathsep}{ROOT}", "DIST_TUNE_VERBOSITY": "quiet"}
+    return subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=100, check=False)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("program", "how"),
+    ("program", "how", "step"),
     [
-        further("jobs/train.py", ""),
-        ("jobs/train.py", "raise"),
-        further("jobs/train.py", "exit"),
-        further("jobs/train.py", "interrupt"),
-        further("-m jobs.train", "raise"),
-        ("-m jobs.train", "exit"),
-        ("jobs/wrong.py", ""),
+        ("jobs/train.py", "", "loop:run"),
+        ("jobs/train.py", "raise", "plain:step"),  # wrapped, where torch and Triton are imported
+        ("jobs/train.py", "exit", "loop:run"),
+        ("jobs/train.py", "interrupt", "loop:run"),
+        ("-m jobs.train", "raise", "loop:run"),
+        ("-m jobs.train", "exit", "loop:run"),
+        ("jobs/wrong.py", "", "loop:run"),
     ],
 )
-def test_a_program_does_not_notice(tmp_path: Path, program: str, how: str):
+def test_a_program_does_not_notice(tmp_path: Path, program: str, how: str, step: str):
     """Its words, path, name, pickles, annotations, exit code and its part of a traceback are those of ``python program``."""
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs/train.py").write_text(PROGRAM)
@@ -384,7 +397,7 @@ def test_a_program_does_not_notice(tmp_path: Path, program: str, how: str):
     (tmp_path / "jobs/wrong.py").write_text("x = 1\nx = = 2\n")
     words = [*program.split(), "--step", "two words", "--", "--help", how]
     plain = python(*words, cwd=tmp_path)
-    installed = python("-m", "dist_tune.install", "--step", "shop.plain:step", *words, cwd=tmp_path)
+    installed = python("-m", "dist_tune.install", "--step", f"shop.{step}", *words, cwd=tmp_path)
     assert (installed.stdout, installed.returncode) == (plain.stdout, plain.returncode)
     assert (plain.returncode != 0) == bool(how or "wrong" in program)
     shown = plain.stderr.splitlines()[1:]  # without "Traceback", below which frames of runpy stand
@@ -393,110 +406,77 @@ def test_a_program_does_not_notice(tmp_path: Path, program: str, how: str):
     assert installed.stderr.splitlines()[len(installed.stderr.splitlines()) - len(shown) :] == shown
 
 
+NEAREST = f"{NONE}; the nearest is shop.trainer:Trainer.training_step"
+FORM = "a target is package.module:function or package.module:Class.method, got "
+BEFORE = "there is no module {} on sys.path when the program begins"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "code", "shown", "line"),
+    [
+        ("--step shop jobs/job.py", 2, "", f"{FORM}'shop'"),
+        ("--step __main__:step jobs/job.py", 2, "", "__main__:step cannot be wrapped from outside"),
+        ("--step shop.trainer:step", 2, "", "no program"),
+        ("--step=shop.trainer:step -m", 2, "", "no program"),
+        ("jobs/job.py", 2, "", "the following arguments are required: --step"),
+        ("--stp shop:step jobs/job.py", 2, "", "error: "),
+        ("--step shop.trainer:training_step jobs/job.py", 1, "begins\n", NEAREST),
+        ("--step shop.trainer:Trainer jobs/job.py", 1, "begins\n", f"{OTHER}the class Trainer"),
+        ("--step shop.trainr:step jobs/job.py", 1, "", f"{BEFORE.format('shop.trainr')}; the nearest is shop.trainer"),
+        ("--step shp.trainer:step jobs/job.py", 1, "", f"{BEFORE.format('shp')}; the nearest is shop"),
+        ("--step shop.trainer.step:x jobs/job.py", 1, "", BEFORE.format("shop.trainer.step")),
+        ("--step zzzz:step --step=outer.inner.steps:step jobs/job.py", 0, "begins\ngoes on True True\n", ""),
+        ("--step packed:step job.zip", 0, "True\n", ""),
+    ],
+)
+def test_a_step_of_the_command_is_found_or_ends_the_program(tmp_path: Path, words: str, code: int, shown: str, line: str):
+    """Before it begins where that shows without an import, else as soon as its module is imported, and with 2 if it is misunderstood.
+
+    Found are also modules in folders without ``__init__.py``, in an archive, and in a folder that the program adds.
+    """
+    (tmp_path / "jobs/outer/inner").mkdir(parents=True)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "shop").rename(tmp_path / "jobs/shop")  # found beside the program, and nowhere else
+    for name in ("own/zzzz.py", "jobs/outer/inner/steps.py"):
+        (tmp_path / name).write_text("def step():\n    return 1\n")
+    (tmp_path / "jobs/job.py").write_text(JOB)
+    with zipfile.ZipFile(tmp_path / "job.zip", "w") as archive:
+        test = "assert callable(dist_tune.install)\nprint(hasattr(packed.step, 'records'))\n"
+        archive.writestr("__main__.py", f"import dist_tune, packed\n{test}")
+        archive.writestr("packed.py", "def step():\n    return 2\n")
+    done = run_python("-m", "dist_tune.install", *words.split(), cwd=tmp_path, env=of_checkout(tmp_path))
+    assert (done.returncode, done.stdout) == (code, shown), done.stderr
+    assert line in "".join(done.stderr.splitlines()[-1:])
+    assert (done.stderr.startswith("dist_tune: "), done.stderr.count("\n") == 1) == (code == 1, code == 1)
+
+
+@pytest.mark.processes
+def test_a_sitecustomize_imports_nothing_heavy_and_is_silent_in_tools(tmp_path: Path):
+    """It runs in each Python, also in those that never import Triton, as torchrun."""
+    (tmp_path / "sitecustomize.py").write_text("import dist_tune\ndist_tune.install('shop.none:step')\n")
+    done = python("-c", "import sys, shop\nprint({'torch', 'triton', 'numpy'} & {*sys.modules})", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("--step shop train.py", "a target is package.module:function or package.module:Class.method, got 'shop'"),
-        ("--step __main__:step train.py", "__main__:step cannot be wrapped from outside: decorate the function of the program"),
-        ("--step shop.trainer:step", "no program"),
-        ("--step=shop.trainer:step -m", "no program"),
-        ("train.py", "error: the following arguments are required: --step"),
-        ("--stp shop:step train.py", "error: "),
+        ("job.py forkserver", "dist_tune: shop.none:step is not tuned: the program never imported shop.none. "),
+        ("job.py spawn", "dist_tune: shop.none:step is not tuned: the program never imported shop.none. "),
+        ("-m dist_tune.install --step shop.loop:run job.py spawn failed", "failed"),
     ],
 )
-def test_a_command_that_is_not_understood_ends_with_2(tmp_path: Path, words: str, line: str):
-    (tmp_path / "train.py").touch()
-    done = run_python("-m", "dist_tune.install", *words.split(), cwd=tmp_path, env=of_checkout(tmp_path, str(tmp_path)))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert line in done.stderr.splitlines()[-1]
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("step", "line", "begins"),
-    [
-        ("shop.trainer:training_step", "there is no such function; the nearest is shop.trainer:Trainer.training_step", True),
-        ("shop.trainer:Trainer.trainin_step", "there is no such function; the nearest is shop.trainer:Trainer.training_step", True),
-        ("shop.trainer:Trainer", "install wraps functions and methods, got the class Trainer", True),
-        ("shop.trainr:step", "there is no module shop.trainr on sys.path when the program begins; the nearest is shop.trainer", False),
-        ("shp.trainer:step", "there is no module shp on sys.path when the program begins; the nearest is shop", False),
-        ("shop.trainer.step:x", "there is no module shop.trainer.step on sys.path when the program begins", False),
-    ],
-)
-def test_a_step_of_the_command_that_is_not_there_ends_the_program(tmp_path: Path, step: str, line: str, begins: bool):
-    """Before it begins where that shows without an import, else as soon as its module is imported."""
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "shop").rename(tmp_path / "jobs/shop")  # found beside the program, and nowhere else
-    (tmp_path / "jobs/job.py").write_text("print('begins')\ntry:\n    import shop.trainer\nexcept Exception:\n    pass\nprint('goes on')\n")
-    env = of_checkout(tmp_path)
-    done = run_python("-m", "dist_tune.install", "--step", step, "jobs/job.py", cwd=tmp_path, env=env)
-    assert (done.returncode, done.stdout) == (1, "begins\n" * begins)
-    assert done.stderr == f"dist_tune: {step} is not tuned: {line}\n"
-
-
-@pytest.mark.processes
-def test_a_step_in_a_folder_that_the_program_adds_is_found(tmp_path: Path):
-    """A module of a name that is like none is no misspelling."""
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own/zzzz.py").write_text("def step():\n    return 1\n")
-    (tmp_path / "job.py").write_text(
-        "import sys\nsys.path.insert(0, 'own')\nimport zzzz\nprint(hasattr(zzzz.step, 'records'), zzzz.step())\n"
-    )
-    done = run_python("-m", "dist_tune.install", "--step", "zzzz:step", "job.py", cwd=tmp_path, env=of_checkout(tmp_path))
-    assert (done.returncode, done.stdout) == (0, "True 1\n")
-
-
-@pytest.mark.processes
-def test_a_step_in_a_folder_of_a_folder_or_an_archive_is_found(tmp_path: Path):
-    """Packages without ``__init__.py``, and a program that is an archive, whose modules are found when it runs."""
-    (tmp_path / "outer/inner").mkdir(parents=True)
-    (tmp_path / "outer/inner/steps.py").write_text("def step():\n    return 1\n")
-    with zipfile.ZipFile(tmp_path / "job.zip", "w") as archive:
-        test = "print([hasattr(each, 'records') for each in (step, packed.step)])\n"
-        archive.writestr(
-            "__main__.py", f"import dist_tune, packed\nassert callable(dist_tune.install)\nfrom outer.inner.steps import step\n{test}"
-        )
-        archive.writestr("packed.py", "def step():\n    return 2\n")
-    done = python("-m", "dist_tune.install", "--step=outer.inner.steps:step", "--step=packed:step", "job.zip", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "[True, True]\n"), done.stderr
-
-
-@pytest.mark.processes
-def test_nothing_heavy_is_imported_before_the_module_is(tmp_path: Path):
-    """A sitecustomize runs in each Python."""
-    code = "import sys, dist_tune, shop\ndist_tune.install('shop.trainer:step')\nprint({'torch', 'triton'} & {*sys.modules})"
-    assert python("-c", code, cwd=tmp_path).stdout == "set()\n"
-
-
-@pytest.mark.processes
-def test_a_sitecustomize_is_silent_in_tools(tmp_path: Path):
-    """What imports torch and no Triton, torchrun among them."""
-    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
-    (tmp_path / "tool.py").write_text("import torch\n")
-    assert python("tool.py", cwd=tmp_path).stderr == ""
-    assert python("-m", "torch.distributed.run", "--help", cwd=tmp_path).stderr == ""
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("method", ["forkserver", further("spawn")])
-def test_a_sitecustomize_is_silent_in_children(tmp_path: Path, method: str):
-    """Of multiprocessing; the program itself, which imports Triton, hears of a module that it did not import."""
-    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
+def test_children_of_a_program_are_silent(tmp_path: Path, words: str, line: str):
+    """The program itself hears of a module that it did not import, but not after a failure of another kind."""
+    if "--step" not in words:
+        (tmp_path / "sitecustomize.py").write_text("import dist_tune\ndist_tune.install('shop.none:step')\n")
+    (tmp_path / "triton.py").touch()
     (tmp_path / "job.py").write_text(SPAWNING)
-    done = python("job.py", method, cwd=tmp_path)
-    lacking, never = done.stderr.splitlines()
-    assert done.stdout == "child\n"
-    assert lacking == "dist_tune: shop.trainer:none is not tuned: there is no such function"
-    assert never.startswith("dist_tune: shop.none:step is not tuned: the program never imported shop.none. ")
-
-
-@pytest.mark.processes
-def test_a_program_that_spawns_and_fails_is_told_of_nothing(tmp_path: Path):
-    """By the command: neither in the child nor at the end."""
-    (tmp_path / "job.py").write_text(SPAWNING)
-    done = python("-m", "dist_tune.install", "--step", "shop.loop:run", "job.py", "spawn", "failed", cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("child\n", "failed\n")
+    done = python(*words.split(), cwd=tmp_path)
+    assert (done.stdout, done.stderr.count("\n")) == ("child\n", 1), done.stderr
+    assert done.stderr.startswith(line)
 
 
 # -- a trainer of a library --------------------------------------------------------------------------------------------
@@ -575,27 +555,39 @@ class Layer(torch.nn.Module):
     "train.py": """
 import json
 import os
-import sys
+from itertools import count, islice
 
 import torch
 import torch.distributed as dist
 from layers import Layer, scale_kernel
 from trainers import Trainer
+from dist_tune.testing import ExactTime
 
 
-def losses_of(step):
+def losses_of(step, steps):
     Trainer.training_step = step
     torch.manual_seed(0)
     model = Layer()
-    batches = ({"x": torch.full((2, 64), 1.0 + k % 3 + dist.get_rank())} for k in range(int(sys.argv[1])))
+    batches = ({"x": torch.full((2, 64), 1.0 + k % 3 + dist.get_rank())} for k in steps)
     trainer = Trainer(model, torch.optim.AdamW(model.parameters(), lr=0.01), batches)
     trainer.train()
     return trainer.losses
 
 
+def until_tuned():
+    for k in islice(count(), 2000):
+        yield k
+        is_over = torch.tensor(float(len(tuned.records)))
+        dist.all_reduce(is_over, dist.ReduceOp.MIN)
+        if is_over:
+            return
+
+
+ExactTime.keep()
 dist.init_process_group("gloo")
 tuned = Trainer.training_step
-is_same = losses_of(tuned) == losses_of(tuned.__wrapped__)
+losses = losses_of(tuned, until_tuned())
+is_same = losses == losses_of(tuned.__wrapped__, range(len(losses)))
 with open(f"found-{dist.get_rank()}.json", "w") as file:
     records = [record.model_dump(mode="json") for record in tuned.records]
     in_use = [config.kwargs for config in scale_kernel.cache.values()]
@@ -603,34 +595,23 @@ with open(f"found-{dist.get_rank()}.json", "w") as file:
 os._exit(0)  # torch may abort as its interpreter ends, without dist_tune, too
 """,
 }
-N_STEPS = 100
 TARGET = "trainers.trainer:Trainer.training_step"
 
 
-def check_job(folder: Path, *words: str) -> None:
-    """Run a job of two ranks: both train as untuned, say so, and take the faster config."""
+@pytest.mark.processes
+@pytest.mark.parametrize("how", ["a word of the command", pytest.param("a sitecustomize", marks=pytest.mark.slow)])
+def test_a_trainer_of_a_library_is_tuned_by(tmp_path: Path, how: str):
+    """Both ranks train as untuned, say so, and take the faster config. Its step adds to gradients, and so is tuned in its own calls."""
     for name, text in LIBRARY.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    command = [sys.executable, "-m", *words, "train.py", str(N_STEPS)]
-    env = of_checkout(folder, str(folder))
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=110, check=False)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    env = of_checkout(tmp_path, str(tmp_path))
+    if how == "a sitecustomize":
+        (tmp_path / "sitecustomize.py").write_text(f"import dist_tune\ndist_tune.install({TARGET!r}, is_dist=True)\n")
+        done = python("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "train.py", cwd=tmp_path)
+    else:  # as tests/test_launch.py has it
+        done = run_python("-m", "dist_tune.install", "--step", TARGET, "--is-dist", "train.py", cwd=tmp_path, env=env, n_ranks=2)
     assert done.returncode == 0, done.stderr
-    assert "dist_tune: tuning training_step on 2 ranks: 1 kernel, 2 configs" in done.stderr
     for rank in range(2):
-        assert json.loads((folder / f"found-{rank}.json").read_text()) == [True, [2], [{"BLOCK": 128}]]
-        assert "winner" in (folder / f".autotune_logs/rank-{rank}.log").read_text()
-
-
-@pytest.mark.processes
-def test_a_trainer_of_a_library_is_tuned_by_a_word_of_the_command(tmp_path: Path):
-    """Its step adds to gradients, and so is tuned in its own calls."""
-    check_job(tmp_path, "dist_tune", "launch", "--step", TARGET, "--is-dist")
-
-
-@pytest.mark.slow  # a sitecustomize installs in the tests of silent processes
-@pytest.mark.processes
-def test_a_trainer_of_a_library_is_tuned_by_a_sitecustomize(tmp_path: Path):
-    """Under torchrun, which runs it too."""
-    (tmp_path / "sitecustomize.py").write_text(f"import dist_tune\ndist_tune.install({TARGET!r}, is_dist=True, max_slowdown=1.0)\n")
-    check_job(tmp_path, "torch.distributed.run", "--nproc-per-node=2", "--standalone")
+        assert json.loads((tmp_path / f"found-{rank}.json").read_text()) == [True, [2], [{"BLOCK": 128}]]
+        assert "winner" in (tmp_path / f".autotune_logs/rank-{rank}.log").read_text()
