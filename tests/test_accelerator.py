@@ -15,23 +15,16 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from dist_tune import accelerator, pruning
+from dist_tune import accelerator, prune_by_group_size_m, prune_by_shared_memory
 from dist_tune.cache.records import environment
 from dist_tune.measure import clocks, is_capturing
 from dist_tune.testing import FakeH200
 from tests.programs import of_checkout
-from tests.test_pruning import A, B, config
+from tests.test_pruning import A, B, config, on_gpu
 
 MI300X = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-", multi_processor_count=304, L2_cache_size=4 << 20, total_memory=192 << 30)
 H200 = SimpleNamespace(multi_processor_count=132, L2_cache_size=50 << 20)
 MAX_1550 = SimpleNamespace(max_compute_units=448, total_memory=64 << 30)
-
-
-class Event:
-    """Of a GPU."""
-
-    def __init__(self, *, enable_timing: bool) -> None:
-        assert enable_timing
 
 
 class Gpu:
@@ -40,13 +33,15 @@ class Gpu:
     def __init__(self, patch: pytest.MonkeyPatch, kind: str) -> None:
         self.n_bytes: list[int] = []
         self.slept: list[int] = []
+        self.events: list[dict[str, Any]] = []
         api = torch.xpu if kind == "xpu" else torch.cuda
         name, properties = {
             "cuda": ("NVIDIA H200", H200), "hip": ("AMD Instinct MI300X", MI300X), "xpu": ("Intel(R) Data Center GPU Max 1550", MAX_1550),
         }[kind]  # fmt: skip
         functions = {
             "is_available": lambda: True, "device_count": lambda: 2, "current_device": lambda: 1, "get_device_name": lambda: name,
-            "get_device_properties": lambda device=None: properties, "Event": Event, "_sleep": self.slept.append,
+            "get_device_properties": lambda device=None: properties, "_sleep": self.slept.append,
+            "Event": lambda **options: self.events.append(options),
         }  # fmt: skip
         for each, function in functions.items():
             if (kind, each) != ("xpu", "_sleep"):
@@ -93,7 +88,8 @@ def test_leads_are_as_long_as_asked(monkeypatch: pytest.MonkeyPatch):
             assert (gpu.slept, gpu.n_bytes) == (slept, [n_bytes])
             clock.prepare(2.0, is_cold=False)
             assert gpu.slept == [*slept, *slept[-1:]]
-            assert isinstance(clock.event()._event, Event)
+            clock.event()
+            assert gpu.events == [{"enable_timing": True}]
 
 
 def test_free_memory_that_a_driver_does_not_tell_is_all_that_is_not_held(monkeypatch: pytest.MonkeyPatch):
@@ -131,16 +127,17 @@ def test_rules_of_nvidia_s_gpus_keep_everything_on_others(monkeypatch: pytest.Mo
         def get_current_target(self) -> GPUTarget:
             return target
 
-    large = config(stages=9, group=1)
-    monkeypatch.setattr(driver, "_active", FakeH200())
-    assert not pruning.prune_by_shared_memory(large, A, B)
-    monkeypatch.setattr(driver, "_active", Other())
-    assert pruning.prune_by_shared_memory(large, A, B)
-    on_gpu: Any = SimpleNamespace(device=torch.device("cuda"))
+    large, products = config(stages=9, group=1), on_gpu((8192, 8192), (8192, 8192))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H200)
-    assert pruning._n_multiprocessors(on_gpu) == 132
+
+    def kept() -> list[bool]:
+        return [prune_by_shared_memory(large, A, B), prune_by_group_size_m(large, *products)]
+
+    monkeypatch.setattr(driver, "_active", FakeH200())
+    assert kept() == [False, False]
+    monkeypatch.setattr(driver, "_active", Other())
     monkeypatch.setattr(torch.version, "hip", "6.4.2")
-    assert pruning._n_multiprocessors(on_gpu) is None
+    assert kept() == [True, True]
 
 
 FAKE_XPU = """
