@@ -2,39 +2,60 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import suppress
+import os
+import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from tests.programs import ROOT, of_checkout, run_python
 
-@pytest.mark.parametrize("mark", ["", "slow", "processes", "gpu"])
-def test_a_process_fails_a_test_without_the_mark(mark: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest):
-    """Also where the code under test takes the error for one of its own. Tests of GPUs, which no CI runs, need none."""
-    conftest: Any = next(each for each in request.config.pluginmanager.get_plugins() if hasattr(each, "_demand_mark"))
-    item = SimpleNamespace(nodeid="a test", path=Path("a.py"), get_closest_marker=lambda name: name == mark)
-    with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(conftest, "_running", [item])
-        with suppress(AssertionError):
-            sys.audit("dist_tune.test_process")
-    made = conftest.pytest_runtest_makereport(item)
-    next(made)
-    with pytest.raises(StopIteration) as ended:
-        made.send(SimpleNamespace(outcome="passed", passed=True, skipped=False))
-    assert ended.value.value.outcome == ("passed" if mark in ("processes", "gpu") else "failed")
+TESTS = """
+import subprocess, sys
+from contextlib import suppress
+import pytest
+
+@pytest.mark.parametrize("mark", [pytest.param(mark, marks=getattr(pytest.mark, mark)) for mark in ("slow", "processes", "gpu")])
+def test_start(mark):
+    with suppress(AssertionError):
+        subprocess.run([sys.executable, "-c", ""])
+"""
+LEFT_OUT = """
+import pytest
+
+pytestmark = [pytest.mark.once, pytest.mark.processes]
+raise ImportError
+"""
+OTHER = """
+import pytest
+
+@pytest.mark.once
+def test_once(): ...
+
+def test_skips():
+    pytest.skip("here")
+"""
 
 
-@pytest.mark.parametrize(("expression", "is_ignored"), [("not gpu and not once", True), ("not gpu", None), ("once", None)])
-def test_a_file_whose_tests_are_all_left_out_is_not_imported(
-    expression: str, is_ignored: bool | None, tmp_path: Path, request: pytest.FixtureRequest
-):
-    """Its ``pytestmark`` says so; marks of single tests say nothing of the file."""
-    conftest: Any = next(each for each in request.config.pluginmanager.get_plugins() if hasattr(each, "_demand_mark"))
-    config = SimpleNamespace(option=SimpleNamespace(markexpr=expression))
-    (tmp_path / "test_file.py").write_text("import pytest\n\npytestmark = [pytest.mark.once, pytest.mark.processes]\n")
-    (tmp_path / "test_other.py").write_text("import pytest\n\n@pytest.mark.once\ndef test(): ...\n")
-    assert conftest.pytest_ignore_collect(tmp_path / "test_file.py", config) is is_ignored
-    assert conftest.pytest_ignore_collect(tmp_path / "test_other.py", config) is None
+@pytest.mark.processes
+def test_the_rules_for_tests_hold(tmp_path: Path):
+    """A process fails a test without the mark, also where the code under test takes the error for one of its own.
+
+    Tests of GPUs, which no CI runs, need none. A test of ranks that skips has failed. A file whose tests are all left out is not
+    imported: its ``pytestmark`` says so, and marks of single tests say nothing of the file.
+    """
+    files = {
+        "test_starts.py": TESTS,
+        "test_left_out.py": LEFT_OUT,
+        "ranks/test_other.py": OTHER,
+        "conftest.py": (ROOT / "conftest.py").read_text(),
+    }
+    (tmp_path / "ranks").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    options = ["-p", "no:cacheprovider", "-rA", "-m", "not once", "--rootdir=."]
+    done = run_python("-m", "pytest", *options, cwd=tmp_path, env={**os.environ, **of_checkout(tmp_path)})
+    found = {name: outcome for outcome, name in re.findall(r"^(PASSED|FAILED|ERROR|SKIPPED).*::(\S+)", done.stdout, re.MULTILINE)}
+    starts = {"test_start[slow]": "FAILED", "test_start[processes]": "PASSED", "test_start[gpu]": "PASSED"}
+    assert found == {**starts, "test_skips": "FAILED"}, done.stdout + done.stderr
+    assert "mark it with pytest.mark.processes" in done.stdout

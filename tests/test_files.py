@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from hypothesis import strategies as st
 from dist_tune import autotune, files
 from dist_tune.files import PRIVATE, RefusedFileError, json_bytes, read_regular, write_whole
 from tests.steps import BLOCKS
+from tests.worlds import on_each_rank
 
 _plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 _values = st.recursive(_plain, lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(), each, max_size=4), max_leaves=20)
@@ -83,26 +87,33 @@ def test_a_line_is_read_as_what_json_writes(values: Any):
     assert json_bytes({"file": "a\udcff", "folder": Path("/a")}) == b'{"file":"a?","folder":"/a"}'
 
 
-def test_a_warning_names_the_programs_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
-    """And none of this package, which says nothing to its reader."""
-    monkeypatch.setattr("dist_tune.files._told", set())
-    monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(tmp_path))
-    monkeypatch.setenv("DIST_TUNE_DEADLINE_S", "soon")
+# -- warnings, in a process of their own -------------------------------------------------------------------------------
+
+
+@on_each_rank(1, is_dist=False)
+def test_a_warning_names_the_programs_line_and_is_given_once(rank: int):
+    """And none of this package, which says nothing to its reader; where warnings are errors it is written to the terminal."""
+    os.environ["DIST_TUNE_DEADLINE_S"] = "soon"
     tuned: Any = autotune(BLOCKS, None, n_warmup=0, n_repeat=1)(lambda x, block=0: x)
     with pytest.warns(UserWarning, match="DIST_TUNE_DEADLINE_S='soon' cannot be read") as told:
-        tuned(3)
-    assert {each.filename for each in told if "DEADLINE" in str(each.message)} == {__file__}
+        _ = tuned(3), tuned(4)
+    assert [each.filename for each in told] == [__file__]
+    with warnings.catch_warnings(), redirect_stderr(StringIO()) as shown:
+        warnings.simplefilter("error")
+        files.warn_once("an error elsewhere")
+    assert "an error elsewhere" in shown.getvalue()
 
 
-def test_threads_that_log_warnings_at_once_take_each_of_them_once():
+@on_each_rank(1, is_dist=False)
+def test_threads_that_log_warnings_at_once_take_each_of_them_once(rank: int):
     """A tuning and the thread of one beside the step."""
-    interval = sys.getswitchinterval()
+    files.texts_to_log()
     sys.setswitchinterval(1e-6)
-    try:
-        texts = [str(i) for i in range(50_000)]
-        files._unlogged.extend(texts)
-        with ThreadPoolExecutor(4) as pool:
-            taken = [*pool.map(lambda _: files.texts_to_log(), range(4))]
-    finally:
-        sys.setswitchinterval(interval)
+    texts = [str(i) for i in range(20_000)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for text in texts:
+            files.warn_once(text)
+    with ThreadPoolExecutor(4) as pool:
+        taken = [*pool.map(lambda _: files.texts_to_log(), range(4))]
     assert sorted(text for some in taken for text in some) == sorted(texts)
