@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +21,14 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM, reason="no chromium is installed: apt-get install chromium"),
 ]
 # A window is never narrower than 500 pixels; a frame may be as narrow as a phone.
-FRAME = """<!doctype html><iframe width={width} height=800 style="border:0" src="page.html"></iframe><pre id="seen"></pre>
-<script>addEventListener("message", event => {{ document.getElementById("seen").textContent = event.data; }});</script>"""
+FRAME = '<iframe width={} height=800 style="border:0" src="{}.html"></iframe>'
+FRAMES = """<!doctype html>{}<script>
+addEventListener("message", event => document.body.append(Object.assign(document.createElement("pre"), {{textContent: event.data}})));
+</script>"""
+TOLD = "<script>(async () => {{ const seen = {{page: '{}'}}; {} parent.postMessage(JSON.stringify(seen), '*'); }})();</script>"
+# What it does by itself, as asking for updates, takes time; and the tests may run as root.
+FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update
+--disable-sync --hide-scrollbars --enable-logging=stderr --virtual-time-budget=10000 --dump-dom"""
 
 
 ACTIONS = """
@@ -50,24 +55,38 @@ seen.width = document.documentElement.scrollWidth; seen.window = innerWidth;
 """
 
 
-def opened(page: str, folder: Path, script: str, width: int = 1200) -> tuple[dict[str, Any], list[str]]:
-    """``seen`` of a script that ran in the page after it was loaded, and the lines of the browser's console."""
-    told = f"<script>(async () => {{ const seen = {{}}; {script}; parent.postMessage(JSON.stringify(seen), '*'); }})();</script>"
-    (folder / "page.html").write_text(page + told)
-    (folder / "frame.html").write_text(FRAME.format(width=width))
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
-    command += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=3000", "--dump-dom", (folder / "frame.html").as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-    found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
-    return json.loads(html.unescape(found[1]) or "{}") if found else {}, re.findall(r":CONSOLE.*", done.stderr)
+HOSTILE = "<img src=x onerror=\"document.title='forged'\"></script><script>document.title='forged'</script>\u202e"
+LOOKS = """
+await new Promise(resolve => setTimeout(resolve, 100));
+seen.title = document.title; seen.text = document.body.innerText; seen.images = document.images.length;
+"""
 
 
-def test_all_that_the_page_can_do_works_on_a_phone(tmp_path: Path):
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """``seen`` of a script that ran in each page after it was loaded; under "console" the lines of the browser's."""
+    folder = tmp_path_factory.mktemp("pages")
+    write_story(folder / "logs", 3, 60)
+    rows = [candidate(0, fields={HOSTILE: 1, "B": 1}), candidate(1, fields={HOSTILE: 2, "B": 1}, failure=HOSTILE, latency_ms=None)]
+    hostile = record(candidates=rows, winner=0, kernel=HOSTILE, key=HOSTILE, closure="step", reason=HOSTILE)
+    pages = {
+        "phone": (390, story_of_folder(folder / "logs"), ACTIONS),
+        "hostile": (1200, story_of_records([hostile]), LOOKS),
+    }
+    for name, (_, story, script) in pages.items():
+        (folder / f"{name}.html").write_text(render(story) + TOLD.format(name, script))
+    path = folder / "frames.html"
+    path.write_text(FRAMES.format("".join(FRAME.format(width, name) for name, (width, *_) in pages.items())))
+    command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={folder / 'profile'}", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
+    found = [json.loads(html.unescape(text)) for text in re.findall(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)]
+    return {each["page"]: each for each in found} | {"console": re.findall(r":CONSOLE.*", done.stderr)}
+
+
+def test_all_that_the_page_can_do_works_on_a_phone(shown: dict[str, Any]):
     """390 pixels wide, nothing on the console, and the page itself does not scroll sideways."""
-    write_story(tmp_path / "logs", 3, 60)
-    seen, console = opened(render(story_of_folder(tmp_path / "logs")), tmp_path, ACTIONS, width=390)
-    assert console == []
-    assert seen["links"] == [True] * 3
+    seen = shown["phone"]
+    assert (shown["console"], seen["links"]) == ([], [True] * 3)
     for words in ("candidate ", "triton.Config({'BLOCK_M': ", "rank 0: ", "rank 3: ", "not chosen: +"):
         assert words in seen["hovered"]
     assert (seen["before"], seen["clicked"]) == ([1], [2])
@@ -82,13 +101,9 @@ def test_all_that_the_page_can_do_works_on_a_phone(tmp_path: Path):
     assert (seen["window"], seen["width"]) == (390, 390)
 
 
-def test_names_of_unknown_origin_run_nothing(tmp_path: Path):
+def test_names_of_unknown_origin_run_nothing(shown: dict[str, Any]):
     """Markup in kernels, keys, configs and failures is shown as text, and an invisible character by its number."""
-    hostile = "<img src=x onerror=\"document.title='forged'\"></script><script>document.title='forged'</script>\u202e"
-    rows = [candidate(0, fields={hostile: 1, "B": 1}), candidate(1, fields={hostile: 2, "B": 1}, failure=hostile, latency_ms=None)]
-    page = render(story_of_records([record(candidates=rows, winner=0, kernel=hostile, key=hostile, closure="step", reason=hostile)]))
-    script = "await new Promise(resolve => setTimeout(resolve, 100)); seen.title = document.title; seen.text = document.body.innerText;"
-    seen, console = opened(page, tmp_path, script + "seen.images = document.images.length;")
-    assert (console, seen["title"], seen["images"]) == ([], "Tuning of step", 0)
+    seen = shown["hostile"]
+    assert (shown["console"], seen["title"], seen["images"]) == ([], "Tuning of step", 0)
     assert "<img src=x" in seen["text"]
     assert "\\u{202e}" in seen["text"]
