@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import gc
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -169,39 +170,51 @@ def nested(layout: torch.layout, *lengths: int, width: int = 8, dtype: torch.dty
 
 X = torch.zeros(4, 8)
 LAYOUTS = [torch.strided, torch.jagged]
-KINDS = [
-    (1, of(X), of(torch.ones(8, 4).T)),
-    (1, of(torch.nn.Parameter(X), x=X), of(X, x=torch.nn.Parameter(X))),
-    (1, of(X, 0.5, 3, True, "a", None), of(X, 1.5, 4, False, "b", None)),
-    (1, of([X], (X,), {"x": X}), of([X, X], (1, 2), {})),
-    (1, of(torch.nn.Linear(2, 2), scale=0.5), of(torch.nn.Linear(4, 4), scale=1.5)),
-    (1, of(np.zeros(2), 3), of(np.zeros(5, int), 3)),
-    (1, of(Shaped(4), None), of(Shaped(5), None)),
-    (2, of(X), of(X[:2])),
-    (2, of(X), of(X.half())),
-    (2, of(X, X[:2]), of(X[:2], X)),
-    (2, of(X), of(x=X)),
-    (2, of(x=X, y=3), of(y=3, x=X)),
-    (2, of(True), of(1)),
-    (2, of(None), of()),
-    (2, of(X, x=1), of(X, x=None)),
-    (2, of(torch.nn.Linear(2, 2)), of(torch.nn.Bilinear(2, 2, 2))),
-    (2, of(X, Shaped(4)), of(X, Shaped(5))),
-    (2, of(X, np.zeros(2)), of(X, np.zeros(2, int))),
-]
+# Arguments of two calls in a line.
+ONE_KIND = """
+X                                       torch.ones(8, 4).T
+torch.nn.Parameter(X), x=X              X, x=torch.nn.Parameter(X)
+X, 0.5, 3, True, "a", None              X, 1.5, 4, False, "b", None
+[X], (X,), {"x": X}                     [X, X], (1, 2), {}
+torch.nn.Linear(2, 2), scale=0.5        torch.nn.Linear(4, 4), scale=1.5
+np.zeros(2), 3                          np.zeros(5, int), 3
+Shaped(4), scale=np.zeros(2)            Shaped(4), scale=np.zeros(3)
+Shaped(4), None                         Shaped(5), None
+"""
+TWO_KINDS = """
+X                                       X[:2]
+X                                       X.half()
+X, X[:2]                                X[:2], X
+X                                       X, X
+X                                       x=X
+x=X                                     y=X
+x=X, y=3                                y=3, x=X
+X, x=X[:2]                              X[:2], x=X
+True                                    1
+1                                       1.0
+None                                    *()
+"x", 3                                  x=3
+X, x=1                                  X, x=None
+torch.nn.Linear(2, 2)                   torch.nn.Bilinear(2, 2, 2)
+np.zeros(2)                             np.zeros(3)
+X, Shaped(4)                            X, Shaped(5)
+X, np.zeros(2)                          X, np.zeros(2, int)
+"""
+KINDS = [(n, *re.split("   +", line)) for n, lines in ((1, ONE_KIND), (2, TWO_KINDS)) for line in lines.strip().splitlines()]
 
 
 @pytest.mark.parametrize(("n", "one", "other"), KINDS)
-def test_calls_are_of_one_kind_or_of_two(n: int, one: Any, other: Any):
+def test_calls_are_of_one_kind_or_of_two(n: int, one: str, other: str):
     """Tensors count by shape and dtype, all else by type; so do the number and order of arguments, and their names.
 
     A closer look says the same, and for each call the same again.
     """
-    assert len({keys.lasting_signature(*call) for call in (one, other)}) == n
-    for call in (one, other):
-        first, *others = (look(*call) for look in (keys.call_signature, keys.call_signature, keys.lasting_signature))
-        assert first == others[0]
-        assert first == others[1] or any(isinstance(each, Shaped | np.ndarray) for each in call[0])
+    calls = [eval(f"of({text})") for text in (one, other)]
+    assert len({keys.lasting_signature(*call) for call in calls}) == n
+    for call in calls:
+        first = keys.call_signature(*call)
+        assert first == keys.call_signature(*call)
+        assert first == keys.lasting_signature(*call) or any(isinstance(each, Shaped | np.ndarray) for each in call[0])
 
 
 def test_types_made_in_each_call_are_not_kept_for_ever():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +27,23 @@ def _sum_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 
 def _summed(rank: int) -> Any:
-    y, n_digests = torch.zeros(1), triton_key.cache_info().currsize
-    _sum_kernel[(1,)](torch.ones(10), y, 10, BLOCK=16)
-    return y.item(), FakeH200.launches, type(_sum_kernel).__name__, n_digests
+    y, n_digests, before = torch.zeros(1), triton_key.cache_info().currsize, ExactTime.seconds
+    _sum_kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](torch.ones(64), y, 64, BLOCK=64)
+    programs = round((ExactTime.seconds - before) * 1e3 / ExactTime.program_ms, 6)
+    return y.item(), FakeH200.launches, type(_sum_kernel).__name__, n_digests, programs
 
 
-@pytest.mark.parametrize("mode", ["interpret", "fake"])
-def test_tritons_own_kernels_are_in_the_mode_of_the_ranks(mode: Mode):
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("interpret", (64.0, [], "InterpretedFunction", 1, 1.0)), ("fake", (0.0, ["_sum_kernel"], "JITFunction", 1, 0.0))],
+)
+def test_tritons_own_kernels_are_in_the_mode_of_the_ranks(mode: Mode, expected: tuple[Any, ...]):
     """tl.sum and tl.cdiv are kernels, decorated in the fork server before the mode is known.
 
-    It has made the digest of Triton's files, because 0.3 CPU-seconds of each rank would be most of a small tuning.
+    It has made the digest of Triton's files, because 0.3 CPU-seconds of each rank would be most of a small tuning. An interpreted grid
+    takes its time also where it is made of the launch's arguments, which are tensors of the interpreter's there.
     """
-    (got,) = values(on_ranks(1, _summed, mode=mode, is_dist=False, env={"TRITON_DEFAULT_FP_FUSION": "1"}))
-    assert got == ((10.0, [], "InterpretedFunction", 1) if mode == "interpret" else (0.0, ["_sum_kernel"], "JITFunction", 1))
-
-
-def _timed(rank: int) -> Any:
-    y = torch.zeros(64)
-    _sum_kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](torch.ones(64), y, 64, BLOCK=16)
-    before = ExactTime.seconds
-    _sum_kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](torch.ones(64), y, 64, BLOCK=16)
-    return type(before), round((ExactTime.seconds - before) * 1e3, 6)
-
-
-def test_an_interpreted_grid_of_the_launchs_arguments_takes_its_time():
-    """The interpreter gives the grid its own tensors in place of numbers, and what a library makes of ``meta["M"]`` is one of them."""
-    assert values(on_ranks(1, _timed, is_dist=False, clock="exact")) == [(float, 4 * ExactTime.program_ms)]
+    assert values(on_ranks(1, _summed, mode=mode, is_dist=False, clock="exact", env={"TRITON_DEFAULT_FP_FUSION": "1"})) == [expected]
 
 
 def _ends(rank: int) -> int:
@@ -60,13 +51,16 @@ def _ends(rank: int) -> int:
         raise ValueError("mine")
     if rank == 2:
         os._exit(1)
-    time.sleep(60.0 if rank == 3 else 0.0)
     return rank
+
+
+def _hangs(rank: int) -> None:
+    threading.Event().wait()
 
 
 def test_the_end_of_each_rank_is_told():
     """One returns, one raises, one ends its process, one does not end."""
-    outcomes = on_ranks(4, _ends, is_dist=False, timeout_s=2.0)
+    outcomes = [*on_ranks(3, _ends, is_dist=False), *on_ranks(1, _hangs, is_dist=False, timeout_s=0.5)]
     assert [(each.value, each.error) for each in outcomes] == [(0, ""), (None, "ValueError"), (None, "Died"), (None, "Hung")]
     with pytest.raises(AssertionError, match=r"(?s)rank 1 raised ValueError: mine.*in _ends"):
         values(outcomes[:2])
@@ -92,7 +86,7 @@ def _short(rank: int) -> int:
 
 
 def test_ranks_that_end_at_once_do_not_fail_those_that_still_connect():
-    for _ in range(10):
+    for _ in range(4):
         assert values(on_ranks(3, _short)) == [0, 1, 2]
 
 

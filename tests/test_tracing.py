@@ -74,8 +74,7 @@ def test_tensors_without_data(name: str, kind: str, made: Made):
 
 
 @pytest.mark.parametrize("name", ["scaled", "step"])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("backend", "dynamic"), [("eager", False), ("aot_eager", True)])
 def test_torch_compile_in_one_graph(name: str, backend: str, dynamic: bool, made: Made):
     """Without a graph break: the first config is compiled in, also after the function was tuned."""
     function = getattr(made, name)
