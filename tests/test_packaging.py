@@ -5,7 +5,7 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -169,45 +169,22 @@ def test_no_module_has_a_public_name():
     assert {name_of(path) for path in MODULES} & set(dist_tune.__all__) == {"install"}
 
 
-def test_the_table_of_homes_is_complete():
-    """Each public name has one module; what a type checker reads as imported is what is found at run time."""
-    home_of = [(name, home) for home, names in dist_tune._HOMES.items() for name in names]
-    assert sorted(name for name, _ in home_of) == sorted(dist_tune.__all__)
-    assert len(set(dist_tune.__all__)) == len(dist_tune.__all__)
-    (checked,) = [node for node in ast.parse((PACKAGE / "__init__.py").read_text()).body if isinstance(node, ast.If) and not node.orelse][
-        :1
-    ]
-    named = {f"dist_tune.{home}.{name}" for name, home in home_of}
-    assert set(imported(ast.Module([checked], []))) == named
-    for name, home in home_of:
-        assert getattr(dist_tune, name) is getattr(importlib.import_module(f"dist_tune.{home}"), name)
-    assert set(dist_tune.__all__) < set(dir(dist_tune))
-
-
-@pytest.mark.parametrize("folder", ["cache", "search"])
-def test_names_that_a_folder_imports_late_are_those_of_its_table(folder: str):
-    """What a type checker reads as imported is what is found at run time, and each is of the same module; another name is none."""
-    package = importlib.import_module(f"dist_tune.{folder}")
-    body = ast.parse((PACKAGE / folder / "__init__.py").read_text()).body
-    (choice,) = [node for node in body if isinstance(node, ast.If)]
-    (table,) = [node for node in ast.walk(ast.Module(choice.orelse, [])) if isinstance(node, ast.Dict)]
-    homes = ast.literal_eval(table)
-    named = {f"dist_tune.{folder}.{home}.{name}" for home, names in homes.items() for name in names}
-    assert set(imported(ast.Module(choice.body, []))) == named
-    assert {*exports(folder)} <= {*dir(package)}
-    for name in [name for names in homes.values() for name in names]:
-        assert not isinstance(getattr(package, name), type(ast))
-    assert not {home for names in homes.values() for home in names} & {name_of(path).rpartition(".")[2] for path in MODULES}
-    with pytest.raises(AttributeError, match=f"module 'dist_tune.{folder}' has no attribute 'Recrod'"):
+@pytest.mark.parametrize("folder", ["", "cache", "search"])
+def test_names_that_are_imported_on_use_are_those_that_type_checkers_read(folder: str):
+    """Each once, of the same module, and never the module itself; a misspelt name is not looked for anywhere else."""
+    name = f"dist_tune.{folder}".rstrip(".")
+    package = importlib.import_module(name)
+    choice = next(node for node in ast.parse((PACKAGE / folder / "__init__.py").read_text()).body if isinstance(node, ast.If))
+    homes = {name.rpartition(".")[2]: name.rpartition(".")[0] for name in imported(ast.Module(choice.body, []))}
+    assert {*homes} <= {*package.__all__} <= {*dir(package)}
+    assert [each for each, home in homes.items() if getattr(package, each) is not getattr(importlib.import_module(home), each)] == []
+    assert folder or sorted(homes) == sorted(package.__all__)
+    with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'Recrod'"):
         _ = package.Recrod
 
 
-def test_what_is_not_there_is_an_attribute_error():
-    """Modules of the package are found as well; a misspelled name is not looked for anywhere else."""
+def test_modules_of_the_package_are_found_as_well():
     assert dist_tune.offline is importlib.import_module("dist_tune.offline")  # type: ignore[attr-defined]
-    assert dist_tune.errors.DistTuneError is dist_tune.DistTuneError
-    with pytest.raises(AttributeError, match="has no attribute 'contextual_autotun'"):
-        _ = dist_tune.contextual_autotun  # type: ignore[attr-defined]
     assert not hasattr(dist_tune, "__wrapped__")
 
 
@@ -235,3 +212,54 @@ def test_every_error_that_ends_a_call_is_a_name_of_the_package():
     """These two end none."""
     found = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.DistTuneError)}
     assert found - set(dist_tune.__all__) == {"AloneError", "JobEndedError"}
+
+
+# -- tests --------------------------------------------------------------------------------------------------------------
+
+ROOTS = {"self", "cls", "os", "sys", "torch"}
+"""Names whose attributes are none of ours."""
+
+
+def private_names(trees: Iterable[ast.AST]) -> set[str]:
+    """What these modules define with one underscore."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    defined |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    defined |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return {name for name in defined if re.match("_[^_]", name)}
+
+
+def private_uses(tree: ast.AST, private: set[str]) -> list[str]:
+    """Uses of such names by a test: imported, as an attribute, or in the text that tells a patch what to replace."""
+    found, ours = [], private - private_names([tree])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dist_tune"):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id in ROOTS):
+            found.append(node.attr)
+        elif isinstance(node, ast.Call) and re.search(r"(attr|item|patch|object)$", ast.unparse(node.func)):
+            found += [str(each.value).rpartition(".")[2] for each in node.args if isinstance(each, ast.Constant)]
+    return [name for name in found if name in ours]
+
+
+def test_no_test_uses_a_private_name_of_the_package():
+    """So that what is behind a behaviour may change without its tests."""
+    private = private_names(ast.parse(path.read_text()) for path in MODULES)
+    uses = {str(path.relative_to(ROOT)): private_uses(ast.parse(path.read_text()), private) for path in (ROOT / "tests").rglob("*.py")}
+    assert {path: names for path, names in uses.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "is_seen"),
+    [
+        ("from dist_tune.keys import _hidden", True),
+        ("keys._hidden", True),
+        ("patch.setattr('dist_tune.keys._hidden', 1)", True),
+        ("monkeypatch.setattr(keys, '_hidden', 1)", True),
+        ("self._hidden, os._hidden, print('_hidden'), keys.text", False),
+        ("_hidden = 1\nmodule._hidden", False),
+    ],
+)
+def test_a_private_name_in_a_test_is_seen(source: str, is_seen: bool):
+    """But for those of other packages, and of the tests themselves."""
+    assert bool(private_uses(ast.parse(source), {"_hidden"})) == is_seen
