@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import atexit
 import copy
-import functools
 import importlib
 import importlib.util
 import inspect
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import zipfile
@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -135,65 +136,44 @@ def is_wrapped(function: object) -> bool:
 # -- what is wrapped ---------------------------------------------------------------------------------------------------
 
 
-def test_functions_and_methods_of_all_kinds_are_wrapped():
-    """Each acts as before; an inherited method is wrapped for the class that is named, and not for its base."""
-    names = ["step", "Trainer.training_step", "Trainer.static", "Trainer.made", "Trainer.inherited", "Trainer.Inner.step"]
-    shop = loaded(*names)
-    trainer, inner = shop.Trainer(), shop.Trainer.Inner()
-    assert [shop.step(2), trainer.training_step(1), trainer.static(5), shop.Trainer.static(5)] == [4, 2, 5, 5]
-    assert (trainer.made(), shop.Trainer.made(), trainer.inherited(), inner.step()) == (shop.Trainer, shop.Trainer, trainer, inner)
-    kinds = {name: type(found) for name, found in vars(shop.Trainer).items() if name in ("static", "made", "inherited")}
-    assert kinds == {"static": staticmethod, "made": classmethod, "inherited": type(is_wrapped)}
-    assert all(is_wrapped(each) for each in (shop.step, trainer.training_step, trainer.static, trainer.made, trainer.inherited, inner.step))
-    assert not is_wrapped(shop.Base.inherited)
-
-
-def test_a_method_of_an_instance_is_wrapped_for_that_instance():
-    """It is given its object, or its class, also as an attribute that was set; another instance stays as it is."""
-    names = ["training_step", "static", "made", "inherited", "callback"]
-    shop = loaded(*[f"trainer.{name}" for name in names])
-    trainer = shop.trainer
-    values = [trainer.training_step(1), trainer.static(5), trainer.made(), trainer.inherited(), trainer.callback(3)]
-    assert values == [2, 5, shop.Trainer, trainer, 6]
-    assert [is_wrapped(getattr(trainer, name)) for name in names] == [True] * 5
-    assert not any(is_wrapped(getattr(shop.Trainer(), name)) for name in names[:4])
-    assert [copied.training_step.__self__ is copied for copied in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer)))] == [
-        True
-    ] * 2
-
-
-def test_what_is_installed_pickles():
-    """Functions, also by another name and inherited, methods of classes and instances, partials of these, and objects of their classes."""
-    names = ["step", "alias", "Trainer.training_step", "Trainer.inherited", "Trainer.made", "Trainer.static", "trainer.callback"]
-    shop, other = loaded(*names), loaded("step", name="shop.loop")  # there by import
-    trainer, again = shop.Trainer(), lambda value: pickle.loads(pickle.dumps(value))
-    same = [shop.step, shop.alias, shop.Trainer.training_step, shop.Trainer.inherited, shop.Trainer.static, shop.Trainer, other.step]
-    assert all(again(each) is each for each in [*same, shop.trainer.callback])
-    assert again(shop.Trainer.made) == shop.Trainer.made
-    assert again(trainer.training_step)(1) == again(functools.partial(shop.step, 1))() == 2
-    assert type(again(trainer)) is shop.Trainer
+# A target, what else is wrapped then because it is the same function, and what a program does with it.
+TARGETS = """
+step                    alias trainer.callback loop.step  step(2), alias(2), part(), loop.run(2), again(step) is step, again(part)()
+alias                                                     alias(2), again(alias) is alias, again(step) is step
+Trainer.training_step   trainer.training_step             Trainer().training_step(1), again(Trainer().training_step)(1), again(Trainer)
+Trainer.static          trainer.static                    Trainer().static(5), Trainer.static(5), kind("static")
+Trainer.made            trainer.made                      Trainer().made(), again(Trainer.made) == Trainer.made, kind("made")
+Trainer.inherited       trainer.inherited                 type(Trainer().inherited()), again(Trainer.inherited) is Trainer.inherited
+Trainer.Inner.step                                        type(Trainer.Inner().step())
+Subclass.training_step                                    Subclass().training_step(2), signature(Subclass.training_step)
+counted                                                   counted(), again(counted) is counted
+trainer.training_step                                     trainer.training_step(1)
+trainer.static                                            trainer.static(5)
+trainer.made                                              trainer.made()
+trainer.inherited                                         trainer.inherited() is trainer, [each.inherited() is each for each in copies()]
+trainer.callback                                          trainer.callback(3), again(trainer.callback) is trainer.callback
+"""
+ROWS = [(line[:24].strip(), line[24:58].split(), line[58:]) for line in TARGETS.strip().splitlines()]
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_who_has_the_function_has_the_wrapped_one(is_late: bool):
-    """By an import or in an object, before it was installed or after; what it took for granted (defaults, cells, ``super()``) stays."""
-    targets = ["shop.trainer:step", "shop.loop:run", "shop.trainer:Subclass.training_step", "shop.trainer:counted"]
-    for target in targets[: 4 * (not is_late)]:
-        dist_tune.install(target)
-    loop, shop = importlib.import_module("shop.loop"), importlib.import_module("shop.trainer")
-    held = [loop.step, shop.trainer.callback, loop.run, shop.Subclass.training_step, shop.counted, shop.part.func]
-    for target in targets[4 * (not is_late) :]:
-        dist_tune.install(target)
-    assert all(is_wrapped(each) for each in held)
-    assert [pickle.loads(pickle.dumps(each)) is each for each in held] == [True] * 6
-    assert (loop.run(2), shop.part(), shop.Subclass().training_step(2), shop.Subclass().training_step(2, by=3), shop.counted()) == (
-        4,
-        2,
-        6,
-        9,
-        7,
-    )
-    assert [str(inspect.signature(each)) for each in held[2:4]] == ["(x)", "(self, x, *, by=2)"]
+@pytest.mark.parametrize(("target", "others", "use"), ROWS)
+def test_functions_and_methods_of_all_kinds_act_as_before(target: str, others: list[str], use: str, is_late: bool):
+    """Installed before the import or after it: for one class or one object, pickled, with its defaults, cells and ``super()``."""
+
+    def seen(text: str) -> Any:
+        shop, loop = (importlib.import_module(f"shop.{name}") for name in ("trainer", "loop"))
+        again = lambda value: pickle.loads(pickle.dumps(value))  # noqa: E731  # for the expressions
+        tools = {"copies": lambda: (copy.deepcopy(shop.trainer), again(shop.trainer)), "kind": lambda name: type(vars(shop.Trainer)[name])}
+        return eval(text, {**vars(shop), **tools, "again": again, "loop": loop, "signature": inspect.signature})
+
+    before = repr(seen(use))
+    for name in ("shop.trainer", "shop.loop") if not is_late else ():
+        del sys.modules[name]
+    loaded(target)
+    assert repr(seen(use)) == before
+    names = ["Base.inherited", "loop.step", "loop.run", *(name for name, *_ in ROWS)]
+    assert {name for name in names if is_wrapped(seen(name))} == {target, *others}
 
 
 def test_the_loader_of_a_module_is_its_own():
@@ -265,20 +245,23 @@ def test_a_target_that_cannot_be_wrapped_from_outside_is_refused(targets: str, w
     assert ended() == []
 
 
-NONE = "there is no such function"
-OTHER = "install wraps functions and methods, got "
+UNFIT = """
+Trainer.trainin_step    there is no such function
+Traner.made             there is no such function
+step.made               there is no such function
+Traner.training_stp     there is no such function; the nearest is shop.trainer:Trainer.training_step
+Trainer                 install wraps functions and methods, got the class Trainer
+trainer                 install wraps functions and methods, got an object of type Trainer
+Trainer.n_steps         install wraps functions and methods, got 3
+Trainer.shown           install wraps functions and methods, got an object of type property
+Made.made_by_meta       it is of Made's metaclass
+Trainer.batches         makes a generator
+Trainer.wait            makes a coroutine
+slotted.step            attribute 'step' is read-only
+"""
 
 
-@pytest.mark.parametrize(
-    ("target", "line"),
-    [
-        ("Trainer.trainin_step", NONE), ("Traner.made", NONE), ("step.made", NONE),
-        ("Traner.training_stp", f"{NONE}; the nearest is shop.trainer:Trainer.training_step"),
-        ("Trainer", f"{OTHER}the class Trainer"), ("trainer", f"{OTHER}an object of type Trainer"), ("Trainer.n_steps", f"{OTHER}3"),
-        ("Trainer.shown", f"{OTHER}an object of type property"), ("Made.made_by_meta", "it is of Made's metaclass"),
-        ("Trainer.batches", "makes a generator"), ("Trainer.wait", "makes a coroutine"), ("slotted.step", "attribute 'step' is read-only"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("target", "line"), [re.split("   +", line) for line in UNFIT.strip().splitlines()])
 def test_what_cannot_be_wrapped_is_one_line_and_the_program_goes_on(target: str, line: str, ended: Callable[[], list[str]]):
     """The module is as it was; nothing more is said at the end."""
     shop = loaded(target)
@@ -354,7 +337,7 @@ except Exception:
 sys.path.insert(0, "own")
 import zzzz
 from outer.inner import steps
-print("goes on", hasattr(zzzz.step, "records"), hasattr(steps.step, "records"))
+print(hasattr(zzzz.step, "records") and hasattr(steps.step, "records"))
 """
 SPAWNING = """
 import sys
@@ -378,18 +361,13 @@ def python(*words: str, cwd: Path) -> Done:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("program", "how", "step"),
+    ("program", "how"),
     [
-        ("jobs/train.py", "", "loop:run"),
-        ("jobs/train.py", "raise", "plain:step"),  # wrapped, where torch and Triton are imported
-        ("jobs/train.py", "exit", "loop:run"),
-        ("jobs/train.py", "interrupt", "loop:run"),
-        ("-m jobs.train", "raise", "loop:run"),
-        ("-m jobs.train", "exit", "loop:run"),
-        ("jobs/wrong.py", "", "loop:run"),
+        ("jobs/train.py", ""), ("jobs/train.py", "raise"), ("jobs/train.py", "exit"), ("jobs/train.py", "interrupt"),
+        ("-m jobs.train", "raise"), ("-m jobs.train", "exit"), ("jobs/wrong.py", ""),
     ],
-)
-def test_a_program_does_not_notice(tmp_path: Path, program: str, how: str, step: str):
+)  # fmt: skip
+def test_a_program_does_not_notice(tmp_path: Path, program: str, how: str):
     """Its words, path, name, pickles, annotations, exit code and its part of a traceback are those of ``python program``."""
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs/train.py").write_text(PROGRAM)
@@ -397,44 +375,42 @@ def test_a_program_does_not_notice(tmp_path: Path, program: str, how: str, step:
     (tmp_path / "jobs/wrong.py").write_text("x = 1\nx = = 2\n")
     words = [*program.split(), "--step", "two words", "--", "--help", how]
     plain = python(*words, cwd=tmp_path)
-    installed = python("-m", "dist_tune.install", "--step", f"shop.{step}", *words, cwd=tmp_path)
+    # One of them is wrapped, for which torch and Triton are imported.
+    step = "shop.plain:step" if program + how == "jobs/train.pyraise" else "shop.loop:run"
+    installed = python("-m", "dist_tune.install", "--step", step, *words, cwd=tmp_path)
     assert (installed.stdout, installed.returncode) == (plain.stdout, plain.returncode)
     assert (plain.returncode != 0) == bool(how or "wrong" in program)
-    shown = plain.stderr.splitlines()[1:]  # without "Traceback", below which frames of runpy stand
-    if "-m" in words:
-        shown = [line for line in shown if "frozen runpy" not in line]
-    assert installed.stderr.splitlines()[len(installed.stderr.splitlines()) - len(shown) :] == shown
+    # Without "Traceback", below which frames of runpy stand.
+    shown = [line for line in plain.stderr.splitlines(keepends=True)[1:] if "-m" not in words or "frozen runpy" not in line]
+    assert installed.stderr.endswith("".join(shown))
 
 
-NEAREST = f"{NONE}; the nearest is shop.trainer:Trainer.training_step"
-FORM = "a target is package.module:function or package.module:Class.method, got "
-BEFORE = "there is no module {} on sys.path when the program begins"
+# The exit code and what the program prints, the words of the command, the end of the last line.
+COMMANDS = """
+2               --step shop jobs/job.py                           package.module:function or package.module:Class.method, got 'shop'
+2               --step __main__:step jobs/job.py                  __main__:step cannot be wrapped from outside
+2               --step shop.trainer:step                          no program
+2               --step=shop.trainer:step -m                       no program
+2               jobs/job.py                                       the following arguments are required: --step
+2               --stp shop:step jobs/job.py                       error:
+1 begins        --step shop.trainer:training_step jobs/job.py     function; the nearest is shop.trainer:Trainer.training_step
+1 begins        --step shop.trainer:Trainer jobs/job.py           install wraps functions and methods, got the class Trainer
+1               --step shop.trainr:step jobs/job.py               on sys.path when the program begins; the nearest is shop.trainer
+1               --step shp.trainer:step jobs/job.py               no module shp on sys.path when the program begins; the nearest is shop
+1               --step shop.trainer.step:x jobs/job.py            no module shop.trainer.step on sys.path when the program begins
+0 begins True   --step zzzz:step --step=outer.inner.steps:step jobs/job.py
+0 True          --step packed:step job.zip
+"""
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("words", "code", "shown", "line"),
-    [
-        ("--step shop jobs/job.py", 2, "", f"{FORM}'shop'"),
-        ("--step __main__:step jobs/job.py", 2, "", "__main__:step cannot be wrapped from outside"),
-        ("--step shop.trainer:step", 2, "", "no program"),
-        ("--step=shop.trainer:step -m", 2, "", "no program"),
-        ("jobs/job.py", 2, "", "the following arguments are required: --step"),
-        ("--stp shop:step jobs/job.py", 2, "", "error: "),
-        ("--step shop.trainer:training_step jobs/job.py", 1, "begins\n", NEAREST),
-        ("--step shop.trainer:Trainer jobs/job.py", 1, "begins\n", f"{OTHER}the class Trainer"),
-        ("--step shop.trainr:step jobs/job.py", 1, "", f"{BEFORE.format('shop.trainr')}; the nearest is shop.trainer"),
-        ("--step shp.trainer:step jobs/job.py", 1, "", f"{BEFORE.format('shp')}; the nearest is shop"),
-        ("--step shop.trainer.step:x jobs/job.py", 1, "", BEFORE.format("shop.trainer.step")),
-        ("--step zzzz:step --step=outer.inner.steps:step jobs/job.py", 0, "begins\ngoes on True True\n", ""),
-        ("--step packed:step job.zip", 0, "True\n", ""),
-    ],
-)
-def test_a_step_of_the_command_is_found_or_ends_the_program(tmp_path: Path, words: str, code: int, shown: str, line: str):
+@pytest.mark.parametrize("row", COMMANDS.strip().splitlines())
+def test_a_step_of_the_command_is_found_or_ends_the_program(tmp_path: Path, row: str):
     """Before it begins where that shows without an import, else as soon as its module is imported, and with 2 if it is misunderstood.
 
     Found are also modules in folders without ``__init__.py``, in an archive, and in a folder that the program adds.
     """
+    expected, words, line = re.fullmatch("(.*?)   +(.*?)(?:   +(.*))?", row).groups(default="")  # type: ignore[union-attr]
     (tmp_path / "jobs/outer/inner").mkdir(parents=True)
     (tmp_path / "own").mkdir()
     (tmp_path / "shop").rename(tmp_path / "jobs/shop")  # found beside the program, and nowhere else
@@ -446,9 +422,9 @@ def test_a_step_of_the_command_is_found_or_ends_the_program(tmp_path: Path, word
         archive.writestr("__main__.py", f"import dist_tune, packed\n{test}")
         archive.writestr("packed.py", "def step():\n    return 2\n")
     done = run_python("-m", "dist_tune.install", *words.split(), cwd=tmp_path, env=of_checkout(tmp_path))
-    assert (done.returncode, done.stdout) == (code, shown), done.stderr
-    assert line in "".join(done.stderr.splitlines()[-1:])
-    assert (done.stderr.startswith("dist_tune: "), done.stderr.count("\n") == 1) == (code == 1, code == 1)
+    assert f"{done.returncode} {' '.join(done.stdout.split())}".strip() == expected, done.stderr
+    assert line in done.stderr.rstrip().rpartition("\n")[2]
+    assert (done.stderr.count("\n") == 1) == (done.returncode == 1)
 
 
 @pytest.mark.processes
