@@ -141,25 +141,24 @@ def test_script_arguments_are_the_script_s(checkout: Path):
     assert start(checkout, "-m", "package.job", "--nnodes=7").arguments[-3:] == ["-m", "package.job", "--nnodes=7"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "no script"),
-        (["--nnodes=2", "job.py"], "need MASTER_ADDR"),
-        (["--nnodes"], "needs a value"),
-        (["--nproc-per-node=2", "jop.py"], "launch.sh: jop.py: no such file\n"),  # and no traceback of torchrun for each rank
-        (["--step", "a:b", "jop.py"], "launch.sh: jop.py: no such file\n"),
-        (["--step"], "--step needs a value"),
-        (["--step", "a.b", "job.py"], "--step wants package.module:function or package.module:Class.method, got a.b\n"),
-        (["--step=a:b", "--no-python", "program"], "--step needs a program in Python, not --no-python\n"),
-        (["--is-dist", "job.py"], "--is-dist is for --step\n"),
-    ],
-)
-def test_a_call_that_cannot_work_says_why(checkout: Path, arguments: list[str], message: str):
-    done = call(checkout, *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+WRONG = """
+                                        no script
+--nnodes=2 job.py                       need MASTER_ADDR
+--nnodes                                needs a value
+--nproc-per-node=2 jop.py               launch.sh: jop.py: no such file
+--step a:b jop.py                       launch.sh: jop.py: no such file
+--step                                  --step needs a value
+--step a.b job.py                       --step wants package.module:function or package.module:Class.method, got a.b
+--step=a:b --no-python program          --step needs a program in Python, not --no-python
+--is-dist job.py                        --is-dist is for --step
+"""
+
+
+@pytest.mark.parametrize("row", WRONG.strip("\n").splitlines())
+def test_a_call_that_cannot_work_says_why(checkout: Path, row: str):
+    """In one line, and without a traceback of torchrun for each rank."""
+    done = call(checkout, *row[:40].split())
+    assert (done.returncode, row[40:] in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
 
 
 INSTALL = ["-m", "--", "dist_tune.install", "--step=a.b:C.d", "--step=e:f", "--is-dist"]
@@ -174,23 +173,25 @@ def test_steps_stand_before_the_program(checkout: Path):
     assert supervised[-8:] == ["-u", *INSTALL[:1], *INSTALL[2:], "job.py", "x"]
 
 
-@pytest.mark.parametrize(
-    ("words", "mine", "found"),
-    [
-        ("--max-restarts=1", {}, "1"),
-        ("--max_restarts 1", {SHARES: "0"}, "0"),
-        ("--nnodes=1:2 --master-addr=alpha", {}, "1"),
-        ("--supervise", {SHARES: "0"}, "1"),
-        ("", {}, None),
-        ("--max-restarts=0", {SHARES: "1"}, "1"),
-        ("--supervise --max-restarts=0", {}, None),
-    ],
-)
-def test_ranks_share_the_agent_s_store_unless_they_may_start_again(checkout: Path, words: str, mine: dict[str, str], found: str | None):
+# The store's variable as the user has it and as ranks find it.
+STORES = """
+- 1   --max-restarts=1
+0 0   --max_restarts 1
+- 1   --nnodes=1:2 --master-addr=alpha
+0 1   --supervise
+- -
+1 1   --max-restarts=0
+- -   --supervise --max-restarts=0
+"""
+
+
+@pytest.mark.parametrize("row", STORES.strip().splitlines())
+def test_ranks_share_the_agent_s_store_unless_they_may_start_again(checkout: Path, row: str):
     """After a death, or when a machine joins; the user's variable stays, but under supervision."""
-    started = start(checkout, *words.split(), "job.py", **mine)
-    assert started.environment.get(SHARES) == found
-    assert (started.arguments[:2] == ["-m", "torch.distributed.run"]) == (words in ("", "--max-restarts=0", "--supervise --max-restarts=0"))
+    mine, found, *words = row.split()
+    started = start(checkout, *words, "job.py", **({} if mine == "-" else {SHARES: mine}))
+    assert started.environment.get(SHARES, "-") == found
+    assert (started.arguments[:2] == ["-m", "torch.distributed.run"]) == (not words or words[-1] == "--max-restarts=0")
 
 
 # A job of two ranks, of which the second dies in the first attempt: rank 0 hosts their port, which the agent must have left free.

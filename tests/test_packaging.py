@@ -204,7 +204,7 @@ from dist_tune import *
 assert (dict(vars(Autotuner)), dict(os.environ)) == before
 assert not torch.distributed.is_initialized()
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
