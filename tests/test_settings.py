@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,34 +24,33 @@ DEFAULTS = {
     "cache_dir": "~/.dist_tune/autotune", "cache_path": "", "always_tune": False, "cache_shared": False,
     "version_check": True, "require_cache": False, "mode": None,
 }  # fmt: skip
-ENVIRONMENTS: list[tuple[dict[str, str], dict[str, Any]]] = [
-    ({"ALWAYS_TUNE": "1", f"{OURS}ALWAYS_TUNE": "", f"{OURS}DEADLINE_S": ""}, {}),  # without the prefix, or empty
+ENVIRONMENTS: list[tuple[str, dict[str, Any]]] = [
+    ("ALWAYS_TUNE=1 DIST_TUNE_ALWAYS_TUNE= DIST_TUNE_DEADLINE_S=", {}),  # without the prefix, or empty
     (
-        {f"{OURS}DEADLINE_S": "2.5", f"{OURS}LOG_LEVEL": "TRACE", f"{OURS}LOG_DIR": "/x/y", f"{OURS}CACHE_DIR": "/x"},
+        "DIST_TUNE_DEADLINE_S=2.5 DIST_TUNE_LOG_LEVEL=TRACE DIST_TUNE_LOG_DIR=/x/y DIST_TUNE_CACHE_DIR=/x",
         {"deadline_s": 2.5, "log_level": "TRACE", "log_dir": Path("/x/y"), "cache_dir": "/x"},
     ),
-    ({f"{OURS}VERBOSITY": "quiet", f"{OURS}PROGRESS": "0"}, {"verbosity": "quiet", "progress": False}),
-    ({f"{OURS}REQUIRE_CACHE": "1", f"{OURS}CACHE_SHARED": "1"}, {"require_cache": True, "cache_shared": True}),
-    ({f"{THEIRS}ALWAYS_TUNE": "1", f"{THEIRS}VERSION_CHECK": "0"}, {"always_tune": True, "version_check": False}),
-    ({f"{THEIRS}ALWAYS_TUNE": "1", f"{OURS}ALWAYS_TUNE": "0"}, {}),  # where both are set, ours counts
-    ({f"{THEIRS}ALWAYS_TUNE": "1", f"{OURS}ALWAYS_TUNE": ""}, {"always_tune": True}),
+    ("DIST_TUNE_VERBOSITY=quiet DIST_TUNE_PROGRESS=0", {"verbosity": "quiet", "progress": False}),
+    ("DIST_TUNE_REQUIRE_CACHE=1 DIST_TUNE_CACHE_SHARED=1", {"require_cache": True, "cache_shared": True}),
+    ("TRITON_DIST_AUTOTUNE_ALWAYS_TUNE=1 TRITON_DIST_AUTOTUNE_VERSION_CHECK=0", {"always_tune": True, "version_check": False}),
+    ("TRITON_DIST_AUTOTUNE_ALWAYS_TUNE=1 DIST_TUNE_ALWAYS_TUNE=0", {}),  # where both are set, ours counts
+    ("TRITON_DIST_AUTOTUNE_ALWAYS_TUNE=1 DIST_TUNE_ALWAYS_TUNE=", {"always_tune": True}),
 ]
-
-
-Set = Callable[..., None]
+Set = Callable[[str], None]
 
 
 @pytest.fixture(autouse=True)
 def setting(monkeypatch: pytest.MonkeyPatch) -> Set:
-    """Sets variables of ours, and unsets all others, even those that all tests have."""
+    """Sets variables, as in "DIST_TUNE_MODE=tune" (of a value with blanks with underscores), and unsets all others of ours."""
 
-    def put(**texts: str) -> None:
+    def put(texts: str) -> None:
         for name in [name for name in os.environ if name.upper().startswith((OURS, THEIRS))]:
             monkeypatch.delenv(name)
-        for name, text in texts.items():
-            monkeypatch.setenv(name if name.startswith(THEIRS) else f"{OURS}{name}", text)
+        for text in texts.split():
+            name, _, value = text.partition("=")
+            monkeypatch.setenv(name, value.replace("_", " ") if value.startswith("_") else value)
 
-    put()
+    put("")
     return put
 
 
@@ -63,16 +63,15 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(("environment", "changed"), ENVIRONMENTS)
-def test_each_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], changed: dict[str, Any]):
+def test_each_setting_has_its_variable(setting: Set, environment: str, changed: dict[str, Any]):
     """DIST_TUNE_ and the field in capitals, or a name that programs have from elsewhere; all others keep their defaults."""
-    for name, text in environment.items():
-        monkeypatch.setenv(name, text)
+    setting(environment)
     assert Settings().model_dump() == {**DEFAULTS, **changed}  # set after the import, as by a launcher
 
 
 def test_a_misspelt_variable_is_told(setting: Set, told: list[str]):
     """With the name that was meant; a variable that a script of kernels/ reads is no mistake."""
-    setting(CONFIG_DIR="/x", CACHE_DRI="/x")
+    setting("DIST_TUNE_CONFIG_DIR=/x DIST_TUNE_CACHE_DRI=/x")
     read_settings()
     assert told == ["dist_tune: DIST_TUNE_CACHE_DRI is not read: did you mean DIST_TUNE_CACHE_DIR?"]
     assert unread_variables(["DIST_TUNE_QUX"])[0].endswith("QUX is not read: known are " + ", ".join(variables_read()))
@@ -86,9 +85,9 @@ def test_a_misspelt_variable_is_told(setting: Set, told: list[str]):
         ("TRITON_DIST_AUTOTUNE_ALWAYS_TUNE", "perhaps 2", "1, 0, true, false, yes, no, on or off"),
     ],
 )
-def test_a_bad_value_is_one_line_with_what_is_allowed(monkeypatch: pytest.MonkeyPatch, name: str, texts: str, allowed: str):
+def test_a_bad_value_is_one_line_with_what_is_allowed(setting: Set, name: str, texts: str, allowed: str):
     for text in texts.split():
-        monkeypatch.setenv(name, text)
+        setting(f"{name}={text}")
         with pytest.raises(SettingsError) as caught:
             Settings()
         assert str(caught.value) == f"{name}={text!r} cannot be read: need {allowed}"
@@ -96,7 +95,7 @@ def test_a_bad_value_is_one_line_with_what_is_allowed(monkeypatch: pytest.Monkey
 
 def test_the_log_s_folder_may_be_in_the_home_directory(setting: Set, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", "/h")
-    setting(LOG_DIR="~/logs")
+    setting("DIST_TUNE_LOG_DIR=~/logs")
     assert Settings().log_dir == Path("/h/logs")
 
 
@@ -119,14 +118,14 @@ HOME = "~/.dist_tune/autotune"
 )  # fmt: skip
 def test_of_several_folders_of_the_cache_the_first_path_is_written(setting: Set, path: str, folder: str, folders: list[str]):
     """And a URL, which stays whole, if it stands first."""
-    setting(CACHE_PATH=path, CACHE_DIR=folder)
+    setting(f"DIST_TUNE_CACHE_PATH={path} DIST_TUNE_CACHE_DIR={folder}")
     assert Settings().cache_folders == folders
     assert Settings().is_cache_remote == ((path or folder).startswith(("s3:", "gs:")))
 
 
 def test_a_tuning_goes_on_with_defaults_and_one_warning(setting: Set, told: list[str]):
     """Of the variables that cannot be read; the others count."""
-    setting(DEADLINE_S="soon", PROGRESS="perhaps", ALWAYS_TUNE="1")
+    setting("DIST_TUNE_DEADLINE_S=soon DIST_TUNE_PROGRESS=perhaps DIST_TUNE_ALWAYS_TUNE=1")
     settings = read_settings()
     assert (settings.deadline_s, settings.shown, settings.always_tune) == (30.0, "normal", True)
     (text,) = told
@@ -146,50 +145,49 @@ def test_the_older_name_of_a_mode_says_the_new_one(setting: Set, told: list[str]
     assert [Settings(mode=each, require_cache=True).effective_mode for each in (None, "Cached", "tune")] == ["require", "cached", "tune"]
     assert [Settings(mode=each).may_tune for each in (None, "require", "cached", "FIRST")] == [True, True, False, False]
     for mode in ("", "tune"):
-        setting(MODE=mode, REQUIRE_CACHE="1")
+        setting(f"DIST_TUNE_MODE={mode} DIST_TUNE_REQUIRE_CACHE=1")
         read_settings()
     older = "dist_tune: DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require"
     assert told == [older, f"{older}, and has no effect beside it"]
 
 
-MODE_WORDS = "need tune, cached, require or first"
+MODES = "need tune, cached, require or first"
+MISSPELT = f"""
+DIST_TUNE_MODE=off                                    DIST_TUNE_MODE='off' cannot be read: {MODES}.
+DIST_TUNE_MODE=cachd                                  DIST_TUNE_MODE='cachd' cannot be read: {MODES} (did you mean cached?).
+DIST_TUNE_MODE='Requre' DIST_TUNE_DEADLINE_S=soon     {MODES} (did you mean require?)
+DIST_TUNE_REQUIRE_CACHE=ture                          DIST_TUNE_REQUIRE_CACHE='ture' cannot be read: need 1, 0, true
+DIST_TUNE_MOD=cached                                  DIST_TUNE_MOD is not read: did you mean DIST_TUNE_MODE?.
+DIST_TUNE_Modes=_requir DIST_TUNE_ALWAYS_TUNE=1       DIST_TUNE_Modes is not read: did you mean DIST_TUNE_MODE?
+DIST_TUNE_REQUIRECACHE=1 DIST_TUNE_MODE=              DIST_TUNE_REQUIRECACHE is not read: did you mean DIST_TUNE_REQUIRE_CACHE?
+"""
 
 
-@pytest.mark.parametrize(
-    ("environment", "told"),
-    [
-        ({"MODE": "off"}, f"DIST_TUNE_MODE='off' cannot be read: {MODE_WORDS}."),
-        ({"MODE": "cachd"}, f"DIST_TUNE_MODE='cachd' cannot be read: {MODE_WORDS} (did you mean cached?)."),
-        ({"MODE": "'Requre'", "DEADLINE_S": "soon"}, f"{MODE_WORDS} (did you mean require?)"),
-        ({"REQUIRE_CACHE": "ture"}, "DIST_TUNE_REQUIRE_CACHE='ture' cannot be read: need 1, 0, true"),
-        ({"MOD": "cached"}, "DIST_TUNE_MOD is not read: did you mean DIST_TUNE_MODE?."),
-        ({"Modes": " requir", "ALWAYS_TUNE": "1"}, "DIST_TUNE_Modes is not read: did you mean DIST_TUNE_MODE?"),
-        ({"REQUIRECACHE": "1", "MODE": ""}, "DIST_TUNE_REQUIRECACHE is not read: did you mean DIST_TUNE_REQUIRE_CACHE?"),
-    ],
-)
-def test_a_misspelt_variable_that_may_forbid_to_tune_is_an_error(setting: Set, environment: dict[str, str], told: str):
+@pytest.mark.parametrize(("environment", "line"), [re.split("   +", line) for line in MISSPELT.strip().splitlines()])
+def test_a_misspelt_variable_that_may_forbid_to_tune_is_an_error(setting: Set, environment: str, line: str):
     """One line with the nearest name, where a step is decorated; what merely says how to tune is still a default or a warning."""
-    setting(**environment)
+    setting(environment)
     for decorate in (contextual_autotune(), autotune([{"i": 1}, {"i": 2}], lambda x: x)):
         with pytest.raises(SettingsError) as caught:
             decorate(lambda x, i=0: x)
-        assert (told in str(caught.value), str(caught.value).isprintable()) == (True, True), str(caught.value)
+        assert (line in str(caught.value), str(caught.value).isprintable()) == (True, True), str(caught.value)
 
 
+@pytest.mark.usefixtures("told")
 @pytest.mark.parametrize(
-    "environment",
+    ("environment", "mode"),
     [
-        {"MODE": "cached", "REQUIRE_CACHE": "ture"}, {"MODE": " First ", "MOD": "require"}, {"REQUIRE_CACHE": "1", "MODE": "cachd"},
-        {"MODEL": "llama"}, {"MOD": "tune"}, {"REQUIRE_CACH": "0"}, {"CACHE_SHARED": "ture", "VERSION_CHECK": "flase"}, {"Mode": "cached"},
+        ("DIST_TUNE_MODE=cached DIST_TUNE_REQUIRE_CACHE=ture", "cached"), ("DIST_TUNE_MODE=_First_ DIST_TUNE_MOD=require", "first"),
+        ("DIST_TUNE_MODE=cachd DIST_TUNE_REQUIRE_CACHE=1", "require"), ("DIST_TUNE_Mode=cached", "cached"),
+        ("DIST_TUNE_MODEL=llama", "tune"), ("DIST_TUNE_MOD=tune", "tune"), ("DIST_TUNE_REQUIRE_CACH=0", "tune"),
+        ("DIST_TUNE_CACHE_SHARED=ture DIST_TUNE_VERSION_CHECK=flase", "tune"),
     ],
 )  # fmt: skip
-@pytest.mark.usefixtures("told")
-def test_what_another_variable_says_or_nobody_forbids_is_no_error(setting: Set, environment: dict[str, str]):
+def test_what_another_variable_says_or_nobody_forbids_is_no_error(setting: Set, environment: str, mode: str):
     """Where a mode can be read that one counts, and variables of other programs and versions cost a warning at most."""
-    setting(**environment)
+    setting(environment)
     contextual_autotune()(lambda x: x)
-    mode = environment.get("MODE", environment.get("Mode", "")).strip().lower()
-    assert read_settings().effective_mode == ("require" if environment.get("REQUIRE_CACHE") == "1" else mode or "tune")
+    assert read_settings().effective_mode == mode
 
 
 NAMES = [*variables_read(), f"{THEIRS}ALWAYS_TUNE", "dist_tune_deadline_s", "Dist_Tune_Progress", "DIST_TUNE_", "DIST"]
