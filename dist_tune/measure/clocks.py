@@ -61,20 +61,20 @@ class Clock:
 
     def span(self) -> Span:
         """A span of work, not yet begun."""
-        device = _device() if self._spins else 0
+        device = current_device() if self._spins else 0
         with suppress(IndexError):
             return self._spare[device].pop()
         return Span(self.event(), self.event(), device)
 
     def event(self) -> Any:
         """A point in the device's queue, once it is recorded."""
-        return _DeviceEvent() if self.is_cuda else _HostEvent()
+        return DeviceEvent() if self.is_cuda else _HostEvent()
 
     def launch_ms(self, span: Span) -> float:
         """Milliseconds of the one launch in a span, which is not to be used any more: without what the events take."""
         ms = span.ms()
         self._spare[span.device].append(span)
-        return max(ms - _events_ms(span.device), 0.1 * ms) if self._spins else ms
+        return max(ms - events_ms(span.device), 0.1 * ms) if self._spins else ms
 
     def cover(self) -> None:
         """Before a launch whose device would wait for the host: let it spin until the launch is queued.
@@ -106,7 +106,7 @@ class Clock:
             spin(lead_ms)
 
 
-class _DeviceEvent:
+class DeviceEvent:
     """An event on the current stream. torch's own ``record`` takes 6.5 us of the host to find the stream, with it 1.9."""
 
     __slots__ = ("_event",)
@@ -115,12 +115,15 @@ class _DeviceEvent:
         self._event = api.Event(enable_timing=True)
 
     def record(self) -> None:
+        """After what the stream has so far."""
         self._event.record(_current_stream())
 
     def query(self) -> Any:
+        """True once the stream has come to it."""
         return self._event.query()
 
-    def elapsed_time(self, end: _DeviceEvent) -> Any:
+    def elapsed_time(self, end: DeviceEvent) -> Any:
+        """Milliseconds from this event to another one."""
         return self._event.elapsed_time(end._event)
 
 
@@ -128,13 +131,14 @@ _streams: dict[tuple[int, int], Any] = {}
 """Device, and the handle of a stream -> the stream."""
 
 
-def _device() -> int:
-    return int(getattr(torch._C, "_cuda_getDevice", int)())  # 0 of a torch without CUDA
+def current_device() -> int:
+    """The index of the device; 0 of a torch without CUDA."""
+    return int(getattr(torch._C, "_cuda_getDevice", int)())
 
 
 def _current_stream() -> Any:
     try:
-        key = (device := _device()), torch._C._cuda_getCurrentRawStream(device)
+        key = (device := current_device()), torch._C._cuda_getCurrentRawStream(device)
     except AttributeError:  # a torch for other devices
         return api.current_stream()
     stream = _streams.get(key)
@@ -144,7 +148,7 @@ def _current_stream() -> Any:
 
 
 @cache
-def _events_ms(device: int) -> float:
+def events_ms(device: int) -> float:
     """What two events around a launch read beyond its time: about 3 us, by tiny kernels on a stream of their own."""
     stream, x = api.Stream(device), torch.zeros(1, device=torch.device(device_type(), device))
 

@@ -15,7 +15,7 @@ import torch
 
 from dist_tune.measure.memory import parts_of, plain_tensors
 
-_PIECE = 1 << 22
+PIECE = 1 << 22
 """Elements compared at once, about: a few copies of so many are all the memory that a comparison needs."""
 _PACKED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64, torch.float4_e2m1fn_x2: torch.int8}
 """Formats that torch does not compute with, and those that are equal where they are."""
@@ -90,7 +90,7 @@ def _of_tensors(got: torch.Tensor, expected: torch.Tensor, rtol: float | None, a
     got, expected = _plain(got.detach()), _plain(expected.detach())
     is_float = got.is_floating_point()
     dim = max(range(got.dim()), key=lambda k: got.shape[k])
-    n_rows = max(1, _PIECE * got.shape[dim] // got.numel())
+    n_rows = max(1, PIECE * got.shape[dim] // got.numel())
     pieces = list(zip(got.split(n_rows, dim), expected.split(n_rows, dim), strict=True))
     rms = 0.0
     if atol is None and rtol and is_float:

@@ -48,9 +48,9 @@ def rounded(latency: Latency) -> Latency:
 
 
 def test_times_are_microseconds():
-    """A sleep of 2 ms takes 2000 us, and not twice as long, by the best of ten: others may keep the machine busy."""
+    """A sleep of 2 ms takes 2000 us, and not ten times as long, by the best of ten: others may keep the machine busy."""
     latency = measure(lambda: time.sleep(0.002))
-    assert 2000 <= latency.min_us < 4000
+    assert 2000 <= latency.min_us < 20_000
     assert latency.min_us <= latency.median_us <= 2 * latency.mean_us
 
 

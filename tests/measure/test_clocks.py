@@ -211,10 +211,10 @@ class Gpu:
         self.spins_ms: list[float] = []
         patch.setattr(time, "perf_counter", lambda: self.host_s)
         patch.setattr(clocks, "spin", self.spin)
-        patch.setattr(clocks, "_DeviceEvent", lambda: GpuEvent(self))
-        patch.setattr(clocks, "_events_ms", lambda device: 0.003)
+        patch.setattr(clocks, "DeviceEvent", lambda: GpuEvent(self))
+        patch.setattr(clocks, "events_ms", lambda device: 0.003)
         patch.setattr(clocks, "api", SimpleNamespace(current_device=lambda: 0))
-        patch.setattr(clocks, "_device", lambda: 0)  # a torch with CUDA would look for a driver
+        patch.setattr(clocks, "current_device", lambda: 0)  # a torch with CUDA would look for a driver
 
     def spin(self, ms: float) -> None:
         self.spins_ms.append(ms)

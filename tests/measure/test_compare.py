@@ -186,7 +186,7 @@ def test_one_wrong_element_is_found_in_any_layout(shape: list[int], order: Any, 
     got = expected.clone()
     place = tuple(order.randrange(size) for size in got.shape)
     got[place] += 1000.0
-    with mock.patch.object(compare, "_PIECE", piece):
+    with mock.patch.object(compare, "PIECE", piece):
         found = difference(got, expected)
         assert found.startswith(f"wrong by 1e+03 at {list(place)} ")
         assert f"; 1 of {got.numel()} elements beyond" in found
@@ -197,6 +197,6 @@ def test_one_wrong_element_is_found_in_any_layout(shape: list[int], order: Any, 
 def test_memory_is_that_of_a_piece():
     """No more is compared at once."""
     expected = torch.ones(128, 128, dtype=torch.bfloat16)
-    with mock.patch.object(compare, "_PIECE", 1 << 10), mock.patch.object(torch, "isclose", wraps=torch.isclose) as isclose:
+    with mock.patch.object(compare, "PIECE", 1 << 10), mock.patch.object(torch, "isclose", wraps=torch.isclose) as isclose:
         assert difference(expected.t(), expected) == ""
     assert {call.args[0].numel() for call in isclose.call_args_list} == {1 << 10}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
+import weakref
 from typing import Any, ClassVar
 
 import pytest
@@ -18,9 +20,11 @@ class FakeGraph:
     calls: ClassVar[list[str]] = []
     is_broken: ClassVar[bool] = False
     is_capturing: ClassVar[bool] = False
+    alive: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
 
     def __init__(self) -> None:
         self.has_ended = False
+        self.alive.add(self)
 
     def capture_begin(self, *, pool: Any = None, capture_error_mode: str) -> None:
         assert capture_error_mode == "thread_local"
@@ -54,7 +58,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(
             torch._C, f"_cuda_{name}", lambda device, pool, name=name: FakeGraph.calls.append(f"{name} {pool}"), raising=False
         )
-    monkeypatch.setattr(graphs, "_broken", [])
+    monkeypatch.setattr(FakeGraph, "alive", weakref.WeakSet())
     return FakeGraph.calls
 
 
@@ -69,7 +73,8 @@ def test_a_capture_that_cuda_breaks_off_leaves_nothing_behind(calls: list[str]):
         captured(wait, "mine")
     assert calls == ["begin mine", "endAllocateToPool mine", "releasePool mine", "begin None", "end"]
     assert not FakeGraph.is_capturing
-    assert len(graphs._broken) == 1
+    gc.collect()
+    assert len(FakeGraph.alive) == 1  # freed, it would end its capture once more
 
 
 def test_a_step_that_raises_ends_its_capture(calls: list[str]):
@@ -81,7 +86,8 @@ def test_a_step_that_raises_ends_its_capture(calls: list[str]):
     with pytest.raises(ValueError, match="no"):
         captured(fail, "mine")
     assert calls == ["begin mine", "end"]
-    assert graphs._broken == []
+    gc.collect()
+    assert len(FakeGraph.alive) == 0
 
 
 def test_a_capture_that_is_broken_off_unseen_fails_at_its_end(calls: list[str]):
