@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import sys
-import time
 import warnings
 from collections import Counter
 from contextlib import nullcontext, suppress
@@ -36,6 +35,7 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def program(folder: str, dies_at: int, from_run: int, n_deaths: int, how: int) -> None:
     """Tune twelve configs, the eighth is fastest; so many times a run of one, from its ``from_run``-th on, gets the signal ``how``."""
+    ExactTime.keep()
 
     def noted(what: str) -> int:
         with open(f"{folder}/{what}", "a") as file:
@@ -48,7 +48,7 @@ def program(folder: str, dies_at: int, from_run: int, n_deaths: int, how: int) -
         def run() -> int:
             if i == dies_at and noted(f"run-{i}") >= from_run and noted("died") <= n_deaths:
                 os.kill(os.getpid(), how)
-            time.sleep(0.002 * (1 + abs(i - 7)))
+            ExactTime.pass_ms(1 + abs(i - 7))
             return 1
 
         return run, 1
