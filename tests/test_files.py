@@ -96,12 +96,13 @@ def test_a_warning_names_the_programs_line_and_is_given_once(rank: int):
     os.environ["DIST_TUNE_DEADLINE_S"] = "soon"
     tuned: Any = autotune(BLOCKS, None, n_warmup=0, n_repeat=1)(lambda x, block=0: x)
     with pytest.warns(UserWarning, match="DIST_TUNE_DEADLINE_S='soon' cannot be read") as told:
-        _ = tuned(3), tuned(4)
+        tuned(3)
     assert [each.filename for each in told] == [__file__]
     with warnings.catch_warnings(), redirect_stderr(StringIO()) as shown:
         warnings.simplefilter("error")
-        files.warn_once("an error elsewhere")
-    assert "an error elsewhere" in shown.getvalue()
+        for _ in range(2):
+            files.warn_once("an error elsewhere")
+    assert shown.getvalue().count("an error elsewhere") == 1
 
 
 @on_each_rank(1, is_dist=False)

@@ -141,11 +141,13 @@ TARGETS = """
 step                    alias trainer.callback loop.step  step(2), alias(2), part(), loop.run(2), again(step) is step, again(part)()
 alias                                                     alias(2), again(alias) is alias, again(step) is step
 Trainer.training_step   trainer.training_step             Trainer().training_step(1), again(Trainer().training_step)(1), again(Trainer)
-Trainer.static          trainer.static                    Trainer().static(5), Trainer.static(5), kind("static")
-Trainer.made            trainer.made                      Trainer().made(), again(Trainer.made) == Trainer.made, kind("made")
+Trainer.static          trainer.static Subclass.static    Trainer().static(5), Trainer.static(5), kind("static")
+Trainer.made            trainer.made Subclass.made        Trainer().made(), again(Trainer.made) == Trainer.made, kind("made")
 Trainer.inherited       trainer.inherited                 type(Trainer().inherited()), again(Trainer.inherited) is Trainer.inherited
 Trainer.Inner.step                                        type(Trainer.Inner().step())
 Subclass.training_step                                    Subclass().training_step(2), signature(Subclass.training_step)
+Subclass.static                                           Subclass().static(5), Subclass.static(5)
+Subclass.made                                             Subclass().made(), Subclass.made()
 counted                                                   counted(), again(counted) is counted
 trainer.training_step                                     trainer.training_step(1)
 trainer.static                                            trainer.static(5)

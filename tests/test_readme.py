@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.programs import run_python
+from tests.programs import ROOT
+from tests.test_docs import program, run
 
 pytestmark = pytest.mark.processes
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_the_readmes_example_runs(tmp_path: Path):
-    """Saved in an empty folder and started on two ranks, it prints the same winner on both, and leaves a log for each and a record."""
+    """Saved in an empty folder and started on two ranks, it prints the same winner on both, and leaves a log for each and records.
+
+    It is the first example of docs/index.md, whose examples are one program.
+    """
     (example,) = EXAMPLES
-    (tmp_path / "example.py").write_text(example)
-    variables = {"CUDA_VISIBLE_DEVICES": "", "DIST_TUNE_CACHE_DIR": str(tmp_path / "cache")}
-    done = run_python("example.py", cwd=tmp_path, env={**os.environ, **variables}, n_ranks=2)
+    page = (ROOT / "docs/index.md").read_text()
+    assert example.removesuffix("dist.destroy_process_group()\n") in page
+    done = run(tmp_path, program(page))
+    assert done.returncode == 0, done.stderr
     winners = re.findall(r"rank \d: (BLOCK=\d+.*?), sum 262144", done.stdout)  # two ranks may print on one line
-    assert len(winners) == 2, done.stderr
-    assert len(set(winners)) == 1
+    assert (len(winners), len(set(winners))) == (2, 1)
     for rank in range(2):
         assert "winner" in (tmp_path / f".autotune_logs/rank-{rank}.log").read_text()
-    assert len(list(tmp_path.glob("cache/*/*.json"))) == 1
+    assert len(list(tmp_path.glob("cache/*/*.json"))) == 3
 
 
 def test_the_readme_is_short():
