@@ -147,7 +147,7 @@ import torch
 
 class Event:
     def __init__(self, enable_timing): assert enable_timing
-    def record(self): self.at = time.perf_counter()
+    def record(self, stream=None): self.at = time.perf_counter()
     def query(self): return True
     def elapsed_time(self, end): return (end.at - self.at) * 1e3
 
@@ -158,7 +158,8 @@ torch.empty = lambda *size, device=None, **options: used.add(str(device)) or emp
 unit = SimpleNamespace(max_compute_units=448, total_memory=64 << 30, uuid="0")
 for name, value in {
     "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0, "get_device_name": "Arc", "set_rng_state": None,
-    "get_device_properties": unit, "synchronize": None, "max_memory_allocated": 0, "get_rng_state": torch.get_rng_state(),
+    "get_device_properties": unit, "synchronize": None, "current_stream": None,
+    "max_memory_allocated": 0, "get_rng_state": torch.get_rng_state(),
 }.items():
     setattr(torch.xpu, name, lambda *args, value=value: used.add("") or value)
 torch.xpu.Event = Event

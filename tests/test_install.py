@@ -586,7 +586,8 @@ def test_a_trainer_of_a_library_is_tuned_by(tmp_path: Path, how: str):
     env = of_checkout(tmp_path, str(tmp_path))
     if how == "a sitecustomize":
         (tmp_path / "sitecustomize.py").write_text(f"import dist_tune\ndist_tune.install({TARGET!r}, is_dist=True)\n")
-        done = python("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "train.py", cwd=tmp_path)
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "train.py"]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=110, check=False)
     else:  # as tests/test_launch.py has it
         done = run_python("-m", "dist_tune.install", "--step", TARGET, "--is-dist", "train.py", cwd=tmp_path, env=env, n_ranks=2)
     assert done.returncode == 0, done.stderr
