@@ -34,7 +34,7 @@ def test_the_gallery_names_every_example():
     assert listed == {path.name for path in EXAMPLES.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
 
 
-@pytest.mark.slow  # tests/test_kernel_programs.py has the same step
+@pytest.mark.slow  # tests/kernels/test_programs.py has the same step
 def test_the_gather_and_product_is_tuned_and_right(tmp_path: Path):
     """It is compared with a plain gather and product."""
     done = run(tmp_path, "allgather_gemm.py", "--shapes", "64,32,32", n_ranks=2)
