@@ -1,19 +1,23 @@
-"""Code of kernels/ for a Hopper GPU that is not there: real compilation on the fake driver."""
+"""Code of kernels/ for a Hopper GPU that is not there: real compilation on the fake driver, and by CuTe DSL where it is installed."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import triton
 
-from dist_tune.testing import on_ranks, values
-from tests.worlds import further
+from dist_tune.testing import values
+from kernels import cute_build, cute_gemm
+from tests.worlds import further, on_fake, on_ranks
 
 pytestmark = pytest.mark.processes
 
@@ -72,12 +76,11 @@ def moe() -> None:
     """Both layers' products, and the sums that are pushed and reduced."""
     from kernels.grouped_gemm import Shards, check_configs, multiply_rows
     from kernels.moe_combine import Partials, push, reduce
-    from kernels.routing import ORDERS, RowSorter
+    from kernels.routing import RowSorter
 
     a, b, c = half(256, 512), half(8, 512, 512), half(512, 512)
-    experts, flags, table = torch.zeros(256, 2).int(), torch.zeros(2).int(), torch.zeros(2).long()
-    for order in ORDERS:
-        rows = RowSorter([(256, 512), (0, 256)], 8, order, CPU).sort(experts)
+    flags, table = torch.zeros(2).int(), torch.zeros(2).long()
+    rows = RowSorter([(256, 512), (0, 256)], 8, "part", CPU).sort(torch.zeros(256, 2).int())
     multiply_rows(a, b, c, rows, shards=Shards(a[:128], flags, 3, 1), config=check_configs()[0])
     multiply_rows(a, b, c, rows, done=flags, n_free_sms=8, config=check_configs()[1])
     partials = Partials(c, torch.zeros(256, 2), table, table, 1, 3)
@@ -124,7 +127,6 @@ CASES: dict[str, tuple[Callable[[], None], dict[str, tuple[int, tuple[str, ...]]
             "grouped_gemm_kernel": (2, ("cp.async.cg.shared.global", "0x10", BULK, WGMMA)),
             "push_kernel": (1, ("sys", "release")),
             "reduce_kernel": (1, ("sys", "acquire", "ld.global.cg.v4")),
-            "_place_kernel": (2, ()),
         },
     ),
     "one GPU": (
@@ -143,7 +145,7 @@ CASES: dict[str, tuple[Callable[[], None], dict[str, tuple[int, tuple[str, ...]]
 @pytest.mark.parametrize("name", ["AllGather-GEMM", "row-parallel products", "mixture of experts", "one GPU", further("FP8 product")])
 def test_kernels_compile_for_hopper_once_for_many_shapes(name: str):
     """Matrix and copy units, acquires and releases at the scope of the system, wide loads; one kernel for sizes 1, odd, multiples of 16."""
-    (found,) = values(on_ranks(1, compiled, name, mode="fake", is_dist=False, env={"TRITON_DEFAULT_FP_FUSION": "1"}))
+    (found,) = values(on_fake(1, compiled, name, is_dist=False))
     for kernel, (n, wanted) in CASES[name][1].items():
         codes = [code for code in found if code.name == kernel]
         assert (kernel, len(codes)) == (kernel, n)
@@ -158,58 +160,63 @@ def test_kernels_compile_for_hopper_once_for_many_shapes(name: str):
         assert next(code.shared_bytes for code in found if code.name == "push_gemm_kernel") <= HALF_AN_SM
 
 
-def fingerprints(rank: int) -> list[bool]:
+def digests(rank: int) -> list[bool]:
+    """Whether the function's digest is another one where each of these is."""
     import kernels.ag_gemm as ag
-    import kernels.operands as operands
     import kernels.shard_gemm as shard
     from dist_tune.cache import read_code
+    from kernels.operands import output_for
 
-    def fingerprint() -> str:
-        return read_code(ag.ag_gemm.__wrapped__).digest
-
-    def changed(owner: Any, name: str, value: Any) -> bool:
-        before, digest = getattr(owner, name), fingerprint()
-        setattr(owner, name, value)
-        try:
-            return fingerprint() != digest
-        finally:
-            setattr(owner, name, before)
-
-    changes = [(ag.AllGatherGemm, "__call__"), (ag, "loadable"), (ag, "multiply_shards"), (shard, "set_block_shapes")]
-    seen = [changed(owner, name, operands.output_for) for owner, name in changes]
-    return [*seen, changed(shard, "tile_block", shard.ag_gemm_kernel.fn), not changed(ag, "random_operands", operands.output_for)]
+    changes = [
+        (ag.AllGatherGemm, "__call__"),
+        (ag, "loadable"),
+        (shard, "set_block_shapes"),
+        (shard, "tile_block"),
+        (ag, "random_operands"),
+    ]
+    found, unchanged = [], read_code(ag.ag_gemm.__wrapped__).digest
+    for owner, name in changes:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, shard.ag_gemm_kernel.fn if name == "tile_block" else output_for)
+            found.append(read_code(ag.ag_gemm.__wrapped__).digest != unchanged)
+    return found
 
 
 def test_a_change_of_the_kernel_or_of_what_calls_it_makes_another_function():
     """Records of the function count only for the step, the kernel and the helpers that they were made with."""
-    assert all(values(on_ranks(1, fingerprints, is_dist=False))[0])
+    assert values(on_ranks(1, digests, is_dist=False)) == [[True, True, True, True, False]]
 
 
-def spaces(rank: int) -> list[list[str]]:
-    from kernels.grouped_gemm import gpu_configs as grouped
-    from kernels.persistent_gemm import all_configs, reason_to_drop, search_space
-    from kernels.push_gemm import gpu_configs as push
-    from kernels.shard_gemm import gpu_configs as shard
-    from launch.tune_a8w8_blockscale import full_space, small_space
+def check_code(config: triton.Config, dtype: torch.dtype, folder: Path) -> None:
+    """Compile for sm_90a, which needs no GPU, and look at PTX, machine code and the launch."""
+    pytest.importorskip("cutlass.cute", reason="needs the extra cute")
+    pytest.importorskip("tvm_ffi", reason="needs the extra cute")
+    from kernels.cute_kernel import compiled
 
-    fp16 = torch.float16
-    assert all(each in full_space() for each in small_space())
-    assert (len(full_space()), len(small_space())) == (3645, 24)
-    for configs in (shard(), push(), grouped(), full_space(), small_space()):
-        assert len(set(map(str, configs))) == len(configs)
-    reasons = {re.sub(r"\d+", "N", reason_to_drop(config, (64, 4096, 4096), fp16)) for config in all_configs()}
-    shapes = ((4096, 4096, 4096), (65, 128, 1000), (128, 65, 513), (1, 1, 1))
-    return [[str(config) for config in search_space(*shape, fp16)] for shape in shapes] + [sorted(reasons)]
+    block, (_, items), folder = config.kwargs, cute_build.kernel_key(dtype, config), Path(tempfile.mkdtemp(dir=folder))
+    code = compiled(cute_build.DTYPES[dtype], dict(items), f"{cute_build.OPTIONS} --keep-ptx --keep-cubin --dump-dir {folder}")
+    ptx = next(folder.glob("*.ptx")).read_text(errors="replace")
+    rows, n_boxes = block["TILE_M"] // (1 if block["PING_PONG"] else 2), block["TILE_K"] // 64  # a box of TMA has 128 bytes a row
+    element = "f16" if dtype is torch.float16 else "bf16"
+    counts = {
+        f"wgmma.mma_async.sync.aligned.m64n{block['TILE_N']}k16.f32.{element}.{element}": rows // 64 * block["TILE_K"] // 16,
+        "cp.async.bulk.tensor.2d.shared::cluster.global": 2 * n_boxes,
+        ".multicast::cluster": n_boxes * (block["CLUSTER_M"] * block["CLUSTER_N"] - 1),
+        "cp.async.bulk.tensor.2d.global.shared::cta": rows // 64 * block["TILE_N"] // block["STORE_N"],
+        "setmaxnreg": 2,
+    }
+    assert {text: ptx.count(text) for text in counts} == counts, str(config)
+    assert f"constant({cute_gemm.shared_bytes(config)} : i64)" in str(code.ir_module), str(config)
+    cuobjdump = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    usage = subprocess.run([cuobjdump, "-res-usage", next(folder.glob("*.cubin"))], capture_output=True, text=True, check=True).stdout
+    assert re.search("REG:168 STACK:0 .* LOCAL:0 ", usage), f"{config}: {usage}"  # 65,536 registers for 384 threads, nothing spilled
 
 
-def test_a_search_space_drops_what_does_not_fit_and_is_that_of_the_bucket():
-    """Shared memory, registers a thread, small sizes: fewer configs, each with its reason; equal in a bucket; no config comes twice."""
-    large, one, other, smallest, reasons = values(on_ranks(1, spaces, mode="fake", is_dist=False))[0]
-    assert len(large) > len(one) > len(smallest) == 4
-    assert one == other
-    assert reasons == [
-        "",
-        "BLOCK_M=N is mostly padding for M=N",
-        "needs N accumulators a thread, more than N",
-        "needs N bytes of shared memory, there are N",
-    ]
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("which", "dtype"), [(slice(1), torch.bfloat16), (slice(-1, None), torch.float16), further(slice(None), torch.bfloat16)]
+)
+def test_code_of_cute_gemm_has_wgmma_tma_and_the_shared_memory_that_was_foreseen(which: slice, dtype: torch.dtype, tmp_path: Path):
+    """The first config, one of another schedule, and further all: instructions by number, registers without spills."""
+    for config in cute_gemm.search_space(4096, 4096, 4096)[which]:
+        check_code(config, dtype, tmp_path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import re
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,18 +14,32 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
-import triton
+import torch.distributed._symmetric_memory as torchs
+from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kernels import gather, partials, push_gemm, shard_gemm, symmetric
-from kernels.gemm_allreduce import config_space, prune_fn
+from kernels import gather, partials, steady_launch, symmetric
+from kernels.moe_reduce_rs import MoeReduceScatter
 from kernels.partials import Exchange, PartialSums, Plan
-from kernels.push_gemm import drop_hopeless, gpu_configs, make_config, start_cycles
+from kernels.push_gemm import make_config
 
-HOPPER = {"max_shared_mem": 227 * 1024, "max_num_regs": 65536, "multiprocessor_count": 132, "warpSize": 32}
 N_SMS, RANK, N_RANKS, ROWS, N = 132, 1, 3, 300, 40
-BF16, GROUP = torch.bfloat16, cast(Any, None)
+BF16, GROUP, CUDA = torch.bfloat16, cast(Any, "a group of three"), torch.device("cuda")
+
+
+class Kernel(JITFunction[Any]):  # type: ignore[misc]  # Triton has no types
+    """A `triton.jit` kernel that notes its launches, by Triton and by its compiled form: how, grid, arguments, those by name."""
+
+    def __init__(self, arg_names: Sequence[str], note: Callable[..., None]) -> None:
+        self.arg_names, self.note, self.fn, self.pre_run_hooks = arg_names, note, self, list[Any]()
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        def looked_up(*args: Any, **fixed: Any) -> Any:
+            self.note("looked up", grid, args, fixed)
+            return {(*grid, 1, 1)[:3]: lambda *args: self.note("kept", grid, args, {})}
+
+        return looked_up
 
 
 class Gpu:
@@ -31,14 +47,18 @@ class Gpu:
 
     def __init__(self) -> None:
         self.queued: list[tuple[str, str, Any]] = []
-        self.given: list[tuple[Any, ...]] = []
+        self.given: dict[str, dict[str, Any]] = {}
         """Arguments of the launches that Triton did not look up."""
-        self.n_streams = 0
+        self.memories: list[symmetric.SymmetricMemory] = []
+        self.mappings: list[Any] = []
+        """Of peers' blocks: each lives as long as one is mapped."""
+        self.status = 0
+        """What the driver answers."""
+        self.names = iter(("main", "second", "third"))
         self.current = self.main = self.stream()
 
     def stream(self, *_: Any, **__: Any) -> Any:
-        name = ("main", "second", "third")[self.n_streams]
-        self.n_streams += 1
+        name = next(self.names)
 
         def wait(what: Any) -> None:
             self.queued.append((name, "waits for", what.name))
@@ -54,74 +74,81 @@ class Gpu:
         yield
         self.current = self.main
 
-    def kernel(self, name: str, arg_names: list[str]) -> Any:
-        def kept(grid: tuple[int, int, int]) -> Any:
-            def launch(*args: Any) -> None:
-                self.queued.append((self.current.name, name, grid[0]))
-                self.given.append(args)
+    def kernel(self, name: str, arg_names: Sequence[str]) -> Kernel:
+        def note(how: str, grid: tuple[int, ...], args: Any, fixed: Any) -> None:
+            self.queued.append((self.current.name, name, grid[0]))
+            if how == "kept":
+                self.given[name] = dict(zip(arg_names, args, strict=True))
 
-            return launch
-
-        def launcher(grid: Any) -> Any:
-            def launch(*_: Any, **meta: Any) -> Any:
-                (n_programs,) = grid(meta) if callable(grid) else grid
-                self.queued.append((self.current.name, name, n_programs))
-                return type("Compiled", (), {"__getitem__": lambda _, grid: kept(grid)})()
-
-            return launch
-
-        own = {"__init__": lambda _: None, "__getitem__": lambda _, grid: launcher(grid), "pre_run_hooks": ()}
-        kernel = type("Kernel", (JITFunction,), own)()
-        kernel.fn, kernel.arg_names = kernel, arg_names
-        return kernel
+        return Kernel(arg_names, note)
 
     def driver(self, function: str) -> Any:
         def call(*args: Any) -> int:
             if function == "cuMemcpyAsync":
                 self.queued.append((args[3], "copies", args[2]))
                 ctypes.memmove(*args[:3])
-                return 0
-            self.queued.append((args[0], {1: "waits for words", 2: "writes words"}[args[2][0].operation], args[1]))
+                return self.status
+            self.queued.append((args[0], {gather.WAIT: "waits for words", gather.WRITE: "writes words"}[args[2][0].operation], args[1]))
             for op in args[2]:
                 if op.operation == gather.WRITE:
                     ctypes.c_uint32.from_address(op.address).value = op.value
-            return 0
+            return self.status
 
         return call
+
+    def rendezvous(self, own: torch.Tensor, group: object) -> Any:
+        class Handle:
+            def get_buffer(self, rank: int, sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
+                return torch.zeros(sizes, dtype=dtype)
+
+        self.mappings.append(weakref.ref(handle := Handle()))
+        return handle
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """Rank 1 of three, whose peers' memory is in this process."""
     found = Gpu()
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)  # behind the import, which other tests share
-    monkeypatch.setattr(partials, "FLAG_ROWS", 64)  # fewer where it was first imported for the interpreter
-    collectives = {"get_rank": lambda _: RANK, "get_world_size": lambda _: N_RANKS}
-    for name, fake in {**collectives, "all_gather_object": lambda by_rank, own, group: by_rank.__setitem__(slice(None), [own] * 3)}.items():
-        monkeypatch.setattr(dist, name, fake)
-    fakes = {"Stream": found.stream, "Event": found.event, "stream": found.on, "current_stream": lambda: found.current}
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(symmetric, "_mapped_blocks", lambda n, group: [torch.zeros(n, dtype=torch.uint8) for _ in range(N_RANKS)])
-    monkeypatch.setattr(gather, "driver_function", found.driver)
-    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_device=lambda: 0))
-    for module in (partials, push_gemm, shard_gemm):
-        monkeypatch.setattr(module, "device_properties", lambda: HOPPER)
-    for name in ("push_gemm_kernel", "sum_kernel"):
-        monkeypatch.setattr(partials, name, found.kernel(name, getattr(partials, name).arg_names))
+
+    class Memory(symmetric.SymmetricMemory):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.device = torch.device("cpu")  # of its tables
+            found.memories.append(self)
+
+    def same(by_rank: list[Any], own: object, group: object) -> None:
+        by_rank[:] = [own] * N_RANKS
+
+    everyone = {"get_rank": lambda _: RANK, "get_world_size": lambda *_: N_RANKS, "get_process_group_ranks": lambda _: range(N_RANKS)}
+    hopper = {"max_shared_mem": 227 * 1024, "max_num_regs": 65536, "multiprocessor_count": N_SMS, "warpSize": 32}
+    utils = SimpleNamespace(get_device_properties=lambda _: hopper)
+    streams = {"Stream": found.stream, "Event": found.event, "stream": found.on, "current_stream": lambda: found.current}
+    kernels = {name: found.kernel(name, getattr(partials, name).arg_names) for name in ("push_gemm_kernel", "sum_kernel")}
+    fakes: dict[Any, dict[str, Any]] = {
+        dist: {**everyone, "barrier": lambda _: None, "all_gather_object": same},
+        torch.cuda: {**streams, "synchronize": lambda _: None},
+        torchs: {"empty": lambda n, dtype, device: torch.empty(n, dtype=dtype), "rendezvous": found.rendezvous},
+        # Without a GPU the kernels were imported for the interpreter, whose flags have fewer rows.
+        knobs.runtime: {"interpret": False},
+        partials: {**kernels, "FLAG_ROWS": 64, "SymmetricMemory": Memory},
+        gather: {"driver_function": found.driver, "SymmetricMemory": Memory},
+        driver: {"_active": SimpleNamespace(get_current_device=lambda: 99, utils=utils)},
+    }
+    for owner, name in [(owner, name) for owner, named in fakes.items() for name in named]:
+        monkeypatch.setattr(owner, name, fakes[owner][name])
     return found
+
+
+# -- row-parallel products ---------------------------------------------------------------------------------------------
 
 
 def plan_of(n_parts: int = N_RANKS, *, gathers: bool = False) -> Plan:
     return Plan(m=ROWS * N_RANKS, n=N, n_parts=n_parts, dtype=BF16, partial_dtype=BF16, gathers=gathers)
 
 
-def queued(gpu: Gpu, exchange: Exchange, plan: Plan | None = None, per_sm: int = 1) -> list[tuple[str, str, Any]]:
+def queued(gpu: Gpu, exchange: Exchange, plan: Plan, per_sm: int = 1) -> list[tuple[str, str, Any]]:
     """What a step queues, behind a first one that made streams and tables."""
-    plan = plan or plan_of()
-    sums = PartialSums(plan, torch.device("cpu"), GROUP)
-    on_gpu: Any = SimpleNamespace(type="cuda")
-    sums._device = on_gpu
+    sums = PartialSums(plan, CUDA, GROUP)
     a, b, c = torch.zeros(plan.m, 64, dtype=BF16), torch.zeros(N, 64, dtype=BF16), torch.zeros(plan.m, N, dtype=BF16)
     for _ in range(2):
         del gpu.queued[:]
@@ -131,6 +158,7 @@ def queued(gpu: Gpu, exchange: Exchange, plan: Plan | None = None, per_sm: int =
 
 STARTED, PRODUCT = ("main", "records", "start"), ("main", "push_gemm_kernel", 15)
 FOLLOWS, JOINED = ("second", "waits for", "start"), ("main", "waits for", "second")
+BESIDE = [FOLLOWS, ("second", "sum_kernel", 5), JOINED]
 
 
 def copied(n_flags: int, rows: int) -> list[tuple[str, str, int]]:
@@ -149,17 +177,9 @@ def copied(n_flags: int, rows: int) -> list[tuple[str, str, int]]:
         # A product that sums waits for its peers' copies, and no kernel follows.
         (Exchange("copy", "inside", 0, 1024), False, 1, [STARTED, PRODUCT, FOLLOWS, *copied(5, ROWS) * 2, JOINED]),
         # Product and sum fit on the GPU at once in either order; the current stream goes on behind the sum.
-        (
-            Exchange("push", "beside", 120, 64),
-            *(False, 1),
-            [STARTED, ("main", "push_gemm_kernel", N_SMS - 120), FOLLOWS, ("second", "sum_kernel", 5), JOINED],
-        ),
+        (Exchange("push", "beside", 120, 64), False, 1, [STARTED, ("main", "push_gemm_kernel", N_SMS - 120), *BESIDE]),
         # A sum is given multiprocessors, not programs: 4 are left, with two programs of the product each.
-        (
-            Exchange("push", "beside", N_SMS - 4, 64),
-            *(False, 2),
-            [STARTED, ("main", "push_gemm_kernel", 8), FOLLOWS, ("second", "sum_kernel", 5), JOINED],
-        ),
+        (Exchange("push", "beside", N_SMS - 4, 64), False, 2, [STARTED, ("main", "push_gemm_kernel", 8), *BESIDE]),
         # The kernel that gathers the sums has the GPU to itself.
         (Exchange("pull"), True, 1, [PRODUCT, ("main", "sum_kernel", 6)]),
     ],
@@ -170,29 +190,38 @@ def test_a_step_queues_its_product_its_copies_and_its_sum(
     assert queued(gpu, exchange, plan_of(gathers=gathers), per_sm) == expected
 
 
+def test_a_second_step_with_a_given_config_looks_up_no_launch(gpu: Gpu):
+    """The product and the sum, with all arguments: what is given by name, and the config's blocks, too."""
+    queued(gpu, Exchange("push", "behind", 0, 128), plan_of())
+    assert gpu.given.keys() == {"push_gemm_kernel", "sum_kernel"}
+    product = gpu.given["push_gemm_kernel"]
+    assert [product[name] for name in ("N", "BLOCK_M", "PER_SM", "WORLD")] == [N, 64, 1, N_RANKS]
+    assert product["a"].block_shape == [64, 64]
+
+
+def test_a_step_on_another_stream_waits_for_the_last_one(gpu: Gpu):
+    """Credits say that stream order has ended a step."""
+    order = symmetric.StepOrder()
+    order.follow(CUDA)
+    with gpu.on(gpu.stream()):
+        order.follow(CUDA)
+        order.follow(CUDA)
+    assert gpu.queued == [("second", "waits for", "main")]
+
+
 def test_copies_bring_the_parts_of_peers_and_set_their_flags_to_what_counting_would_make_of_them(gpu: Gpu):
     """Each element of a part for a peer, in the slot of the step; behind each step the flags have as many elements as were ever sent."""
     plan = plan_of()
-    memory = PartialSums(plan, torch.device("cpu"), GROUP)._memory
+    PartialSums(plan, CUDA, GROUP)
+    (memory,) = gpu.memories
     copier, elements = partials.Copier(plan, memory), torch.tensor(plan.flag_elements(0)).int()
     for epoch in (1, 2):
         copier.staged.fill_(epoch)
         copier.queue(epoch % 2, epoch, 128, gpu.event())
-        for peer in (0, 2):
-            at_peer = memory.on(peer)
+        for at_peer in (memory.on(0), memory.on(2)):
             assert torch.equal(at_peer["arrivals"][RANK, : len(elements)], epoch * elements)
             assert (at_peer["received"][epoch % 2, RANK, : ROWS * N] == epoch).all()
     assert not memory.own["received"].any()
-
-
-def test_a_second_step_with_a_given_config_looks_up_no_launch(gpu: Gpu):
-    """The product and the sum, with all arguments: what is given by name, and the config's blocks, too."""
-    product, total = (getattr(partials, name) for name in ("push_gemm_kernel", "sum_kernel"))
-    queued(gpu, Exchange("push", "behind", 0, 128))
-    assert [len(args) for args in gpu.given] == [len(product.arg_names), len(total.arg_names)]
-    by_name = dict(zip(product.arg_names, gpu.given[0], strict=True))
-    assert (by_name["N"], by_name["BLOCK_M"], by_name["PER_SM"], by_name["WORLD"]) == (N, 64, 1, N_RANKS)
-    assert by_name["a"].block_shape == [64, 64]
 
 
 @pytest.mark.parametrize(
@@ -215,123 +244,55 @@ def test_a_step_that_could_not_end_is_refused_before_anything_is_queued(
     assert gpu.queued == []
 
 
-def test_what_no_step_could_do_is_refused_where_it_is_said(gpu: Gpu):
+@pytest.mark.usefixtures("gpu")
+def test_what_no_step_could_do_is_refused_where_it_is_said():
     """A push on no multiprocessor, for which peers would wait, or on all, where a product finds no room; a sum on none; odd chunks."""
-    from kernels import moe_reduce_rs
-
-    step: Any = moe_reduce_rs.MoeReduceScatter.__call__
+    step: Any = MoeReduceScatter(GROUP)
     for n_push_sms in (0, N_SMS):
         with pytest.raises(ValueError, match=rf"n_push_sms.* 1 to 131 .* 132 SMs, got {n_push_sms}"):
-            step(SimpleNamespace(n_ranks=2), None, None, None, 1, n_push_sms)
+            step(None, None, None, 1, n_push_sms)
     with pytest.raises(ValueError, match="needs multiprocessors, got sms=0"):
         Exchange("push", "beside")
     with pytest.raises(ValueError, match="power of two"):
         Exchange(chunk_rows=100)
 
 
+def test_the_flags_of_a_part_count_all_its_elements():
+    """Whatever the rows, also where the last ranks have few rows or none; each fits into the flags of its line."""
+    for m, rows in ((37, [10, 10, 10, 7]), (5, [2, 2, 1, 0]), (4000, [1000] * 4)):
+        plan = Plan(m=m, n=5, n_parts=4, dtype=BF16, partial_dtype=BF16, gathers=False)
+        assert [plan.rows_of(part) for part in range(4)] == rows
+        assert [sum(plan.flag_elements(part)) for part in range(4)] == [5 * each for each in rows]
+        assert len(plan.flag_elements(0)) <= plan.n_flags
+
+
+# -- memory and copies -------------------------------------------------------------------------------------------------
+
+
 def test_a_shard_goes_to_its_place_at_each_peer_and_raises_its_flag(gpu: Gpu):
     """Rank 1 of three: two steps use both slots; flags have the number of the step, credits that of the one before."""
-    pushes = gather.PushGather(torch.Size((2, 8)), BF16, torch.device("cpu"), GROUP)
+    pushes = gather.PushGather(torch.Size((2, 8)), BF16, CUDA, GROUP)
+    (memory,) = gpu.memories
     for epoch in (1, 2):
         shard = torch.full((2, 8), float(epoch), dtype=BF16)
         gathered = pushes.start(shard)
         pushes.finish()
         assert (gathered.epoch, list(gathered.shards.shape), gathered.flags.tolist()) == (epoch, [6, 8], [0, 0, 0])
-        for peer in (0, 2):
-            at_peer = pushes._memory.on(peer)
+        for at_peer in (memory.on(0), memory.on(2)):
             assert torch.equal(at_peer["slots"][epoch % 2, 1], shard)
             assert not at_peer["slots"][:, [0, 2]].any()
             assert (at_peer["ready"].tolist(), at_peer["credits"].tolist()) == ([0, epoch, 0], [0, epoch - 1, 0])
-    assert not pushes._memory.own["slots"].any()
+    assert not memory.own["slots"].any()
 
 
-def test_a_failing_driver_call_names_the_function(monkeypatch: pytest.MonkeyPatch):
+def test_a_failing_driver_call_names_the_function(gpu: Gpu):
     """And the number of the error; values wrap around, each with its weight, and the driver takes less than 256 at once."""
-    calls: list[Any] = []
-
-    def fail(*args: Any) -> int:
-        calls.append(args)
-        return 700
-
-    monkeypatch.setattr(gather, "driver_function", lambda name: fail)
-    stream, words = cast(Any, SimpleNamespace(cuda_stream=7)), torch.zeros(4, dtype=torch.int32)
-    ops = gather.MemoryOps([(gather.WRITE, words, 3), (gather.WAIT, words, 1)], [1, 2])
+    gpu.status, words = 700, torch.zeros(4, dtype=torch.int32)
     with pytest.raises(RuntimeError, match="cuStreamBatchMemOp_v2 failed with CUDA driver error 700"):
-        ops.queue(stream, 2**32 + 5)
-    assert [(op.operation, op.address - words.data_ptr(), op.value) for op in calls[0][2]] == [(2, 12, 5), (1, 4, 10)]
-    with pytest.raises(RuntimeError, match="cuMemcpyAsync failed with CUDA driver error 700"):
-        gather.copy(40, words, stream)
-    assert calls[1] == (40, words.data_ptr(), 16, 7)
+        gather.MemoryOps([(gather.WRITE, words, 3), (gather.WRITE, words, 1)], [1, 2]).queue(gpu.stream(), 2**32 + 5)
+    assert words.tolist() == [0, 10, 0, 5]
     with pytest.raises(ValueError, match="at most 255 operations at once, got 256"):
         gather.MemoryOps([(gather.WAIT, words, 0)] * 256)
-
-
-def test_the_flags_of_a_part_count_all_its_elements():
-    """Whatever the rows, also where the last ranks have few rows or none; each fits into the flags of its line."""
-    plan = Plan(m=37, n=5, n_parts=4, dtype=BF16, partial_dtype=BF16, gathers=False)
-    assert [plan.rows_of(part) for part in range(4)] == [10, 10, 10, 7]
-    assert [sum(plan.flag_elements(part)) for part in range(4)] == [50, 50, 50, 35]
-    assert Plan(m=5, n=5, n_parts=4, dtype=BF16, partial_dtype=BF16, gathers=False).rows_of(3) == 0
-    assert all(len(plan.flag_elements(part)) <= plan.n_flags for part in range(4))
-
-
-def test_tiles_of_a_part_are_a_permutation():
-    """`tile_block` names each tile of an odd part once, columns of four tiles together."""
-    tiles = [shard_gemm.tile_block.fn(tile, 7, 5, 4) for tile in range(35)]
-    assert sorted(tiles) == [(row, col) for row in range(7) for col in range(5)]
-    assert tiles[:5] == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1)]
-
-
-def test_a_tuner_tries_one_shot_for_few_rows_and_two_shot_for_several():
-    """Both algorithms between, as their bytes and latencies are close there."""
-    tried = [{config["algorithm"] for config in config_space() if prune_fn(config, torch.empty(m, 1))} for m in (1, 16, 2048)]
-    assert tried == [{"one_shot"}, {"one_shot", "two_shot"}, {"two_shot"}]
-
-
-@pytest.mark.parametrize(
-    ("block", "options", "is_kept"),
-    [
-        ((128, 128, 64), {"warps": 4, "stages": 3, "per_sm": 2}, True),
-        ((128, 128, 64), {"warps": 8, "stages": 3, "per_sm": 2}, False),  # 2 x 256 threads x 255 registers
-        ((128, 128, 64), {"warps": 4, "stages": 4, "per_sm": 2}, False),  # 2 x 128 KiB
-        ((64, 128, 64), {"warps": 4, "stages": 3, "per_sm": 3}, False),  # 3 x 128 threads x 255 registers
-        ((64, 64, 32), {"warps": 2, "stages": 7, "per_sm": 4}, False),  # 4 x 56 KiB fit, the 7 barriers of 8 bytes beside them do not
-        ((128, 256, 32), {"warps": 2, "stages": 2, "per_sm": 4}, False),  # 4 x 64 KiB for a tile of float32 on its way out
-        ((128, 256, 64), {"warps": 8, "stages": 4, "per_sm": 1}, True),
-        ((128, 256, 64), {"warps": 8, "stages": 5, "per_sm": 1}, False),
-    ],
-)
-@pytest.mark.usefixtures("gpu")
-def test_programs_of_a_config_fit_a_multiprocessor_together(block: tuple[int, int, int], options: Any, is_kept: bool):
-    """By the registers that a compiler may take at most, and by the shared memory of the stages; a tuner's own configs do."""
-    one: Any = make_config(*block, **options)
-    first = make_config(128, 256, 64, warps=8, stages=3)
-    assert (one in drop_hopeless([first, one], {"part_rows": 2048})) == is_kept
-    assert drop_hopeless(gpu_configs(), {"part_rows": 2048}) == gpu_configs()
-    assert 0 < len(drop_hopeless(gpu_configs(), {"part_rows": 16})) < len(gpu_configs())  # tiles of mostly padding
-
-
-@pytest.mark.parametrize(
-    ("stages", "per_sm", "told"),
-    [
-        (4, 2, r"2 programs .* 131104 bytes .* 115712 .* PER_SM=1"),
-        (3, 0, r"PER_SM, the programs .* on each SM, must be 1 or more, got 0"),
-    ],
-)
-@pytest.mark.usefixtures("gpu")
-def test_a_launch_whose_programs_do_not_fit_together_is_refused(stages: int, per_sm: int, told: str):
-    """A program without room would start when another one ends, which may wait for its tiles: before the launch, with the numbers."""
-    config: Any = make_config(128, 128, 64, warps=4, stages=stages, per_sm=per_sm)
-    with pytest.raises(ValueError, match=told):
-        config.pre_hook({"a": SimpleNamespace(), "b": SimpleNamespace(), **config.all_kwargs()})
-
-
-def test_programs_of_a_multiprocessor_start_a_tile_apart():
-    """So that they send in turn: the first of each SM at once, the second when the tensor cores have had time for a tile of the first."""
-    assert {start_cycles.fn(program, 264, 128 * 128, 5504, 2) for program in range(132)} == {0}
-    assert {start_cycles.fn(program, 264, 128 * 128, 5504, 2) for program in range(132, 264)} == {2 * 128 * 128 * 5504 // 4096}
-    assert {start_cycles.fn(program, 132, 128 * 128, 5504, 1) for program in range(132)} == {0}
-    assert all(each.kwargs["PER_SM"] > 1 for each in gpu_configs() if each.kwargs["STAGGER"])  # alone it would only be late
 
 
 def test_epochs_wrap_around_and_slots_take_turns():
@@ -345,45 +306,105 @@ def test_tensors_of_a_block_start_at_multiples_of_128_bytes():
     assert (starts, n_bytes) == ({"a": 0, "b": 128, "c": 768}, 768)
 
 
-@pytest.mark.parametrize("failure", [None, "CUDA out of memory"])
-def test_peers_blocks_stay_mapped_as_long_as_the_memory_lives(failure: str | None, monkeypatch: pytest.MonkeyPatch):
-    """Torch's buffers are bare addresses: the memory itself holds the handle that keeps them mapped.
+LAYOUT: symmetric.Layout = {"slots": ((2,), torch.float32)}
 
-    A rank without memory is told of on all ranks before the rendezvous, in which the others would wait for it for ever.
+
+def test_peers_blocks_stay_mapped_as_long_as_the_memory_lives(gpu: Gpu):
+    """Torch's buffers are bare addresses: the memory itself holds the handle that keeps them mapped."""
+    memory = symmetric.SymmetricMemory(LAYOUT, CUDA, GROUP)
+    (mapping,) = gpu.mappings
+    assert mapping()
+    del memory
+    assert not mapping()
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "told"),
+    [
+        (
+            "slots [2] torch.float32",
+            "slots [3]",
+            r"ValueError: .* one layout on all ranks, got \['slots \[2\] torch.float32', 'slots \[3\]'",
+        ),
+        ("", "out of memory", r"RuntimeError: no symmetric memory of 128 bytes on all ranks: rank 1: out of memory"),
+    ],
+)
+def test_what_one_rank_lacks_is_told_on_all(gpu: Gpu, own: str, other: str, told: str, monkeypatch: pytest.MonkeyPatch):
+    """Another layout, or no memory, by a peer: before the rendezvous, in which ranks would wait for it for ever."""
+
+    def gathered(by_rank: list[str], text: str, group: object) -> None:
+        by_rank[:] = [text, other if text == own else text, text]
+
+    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    with pytest.raises((ValueError, RuntimeError)) as refused:
+        symmetric.SymmetricMemory(LAYOUT, CUDA, GROUP)
+    assert re.match(told, f"{refused.typename}: {refused.value}")
+    assert gpu.mappings == []
+
+
+# -- launches that Triton need not look up again -----------------------------------------------------------------------
+
+
+class Steady:
+    """A kernel's launches, always the same but for the second tensor and the key."""
+
+    def __init__(self) -> None:
+        self.noted: list[Any] = []
+        self.kernel: Any = Kernel(("x", "y", "n", "BLOCK", "WIDTH"), lambda *launch: self.noted.append(launch))
+
+    def launch(self, y: torch.Tensor | None = None, key: str = "shape", module: Any = steady_launch) -> str:
+        """How the kernel was launched."""
+        y = torch.zeros(64) if y is None else y
+        module.launch(self.kernel, (2, 3), (torch.zeros(64), y, 5), {"WIDTH": 8, "BLOCK": 4, "num_warps": 2}, key=key)
+        return str(self.noted[-1][0])
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_second_launch_of_a_key_and_alignment_is_that_of_the_compiled_kernel():
+    """With all arguments in the order of the kernel's, and none of the compiler's options.
+
+    Triton compiles another kernel for addresses that are no multiple of 16 bytes, and for another key what the caller says.
     """
-    import torch.distributed._symmetric_memory as torchs
-
-    handles: list[Any] = []
-
-    class Handle:
-        """What torch's rendezvous returns: a peer's block is mapped as long as this lives."""
-
-        def get_buffer(self, rank: int, sizes: list[int], dtype: torch.dtype) -> torch.Tensor:
-            return torch.zeros(sizes, dtype=dtype)
-
-    def rendezvous(own: torch.Tensor, group: object) -> Handle:
-        handles.append(weakref.ref(handle := Handle()))
-        return handle
-
-    fakes = {"get_rank": lambda _: 0, "get_world_size": lambda _: 2, "barrier": lambda _: None}
-    for name, fake in {**fakes, "all_gather_object": lambda by_rank, own, group: by_rank.__setitem__(slice(None), [own, failure])}.items():
-        monkeypatch.setattr(dist, name, fake)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    monkeypatch.setattr(torchs, "empty", lambda n, dtype, device: torch.empty(n, dtype=dtype))
-    monkeypatch.setattr(torchs, "rendezvous", rendezvous)
-    if failure:
-        with pytest.raises(RuntimeError, match="no symmetric memory of 256 bytes on all ranks: rank 1: CUDA out of memory"):
-            symmetric._cuda_blocks(256, torch.device("cpu"), GROUP)
-        assert handles == []
-        return
-    blocks, mappings = symmetric._cuda_blocks(256, torch.device("cpu"), GROUP)
-    assert [len(block) for block in blocks] == [256, 256]
-    del blocks
-    assert handles[0]() is mappings
+    steady, x = Steady(), torch.zeros(65)
+    ways = [steady.launch(y, key) for key, y in (("shape", x[:64]), ("other", x[:64]), ("shape", x[1:]), ("shape", x[:64]))]
+    assert ways == ["looked up"] * 3 + ["kept"]
+    assert [(launch[1], launch[2][2:], launch[3]) for launch in (steady.noted[0], steady.noted[-1])] == [
+        ((2, 3), (5,), {"WIDTH": 8, "BLOCK": 4, "num_warps": 2}),
+        ((2, 3), (5, 4, 8), {}),
+    ]
 
 
-def test_ranks_with_different_layouts_are_told(gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
-    """A ValueError on every rank, with the layouts of all."""
-    monkeypatch.setattr(dist, "all_gather_object", lambda by_rank, own, group: by_rank.__setitem__(slice(None), [own, "slots [3]", own]))
-    with pytest.raises(ValueError, match=r"needs one layout on all ranks, got \['slots \[2\] torch.float32', 'slots \[3\]'"):
-        symmetric.SymmetricMemory({"slots": ((2,), torch.float32)}, torch.device("cpu"), GROUP)
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "is_kept_apart"),
+    [
+        # A compiled kernel is loaded on the device that was current then, wherever the tensors are.
+        (driver, "_active", SimpleNamespace(get_current_device=lambda: 1), True),
+        (knobs.runtime, "debug", True, True),
+        (knobs.compilation, "instrumentation_mode", "cycles", True),
+        (None, "pre_run_hooks", [lambda *args, **kwargs: None], False),  # Triton calls them in its look-up
+        (knobs.runtime, "add_stages_inspection_hook", lambda *_: ("key", "hash"), False),
+        (JITFunction, "run", lambda *_: "a note", False),  # as in replays of a tuner, which records launches, or leaves them out
+    ],
+)
+def test_what_triton_s_look_up_decides_is_looked_up(
+    owner: Any, name: str, value: Any, is_kept_apart: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Changed, as before, changed, as before: what Triton compiles anew for has a kernel of its own, and what is seen there alone none."""
+    steady, ways = Steady(), []
+    for _ in range(2):
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(owner or steady.kernel, name, value)
+            ways.append(steady.launch())
+        ways.append(steady.launch())
+    assert ways == ["looked up", "looked up", "kept" if is_kept_apart else "looked up", "kept"]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_launch_is_seen_also_by_who_has_replaced_the_look_up_before_the_import(monkeypatch: pytest.MonkeyPatch):
+    """As in a step that imports its kernels when it first runs, in a tuner's recording."""
+    monkeypatch.setattr(JITFunction, "run", lambda *_: None)
+    fresh = importlib.util.module_from_spec(steady_launch.__spec__)
+    steady_launch.__spec__.loader.exec_module(fresh)  # type: ignore[union-attr]
+    steady = Steady()
+    assert [steady.launch(module=fresh) for _ in range(2)] == ["looked up"] * 2
