@@ -43,48 +43,37 @@ def test_the_allocator_saves_no_config(n: int, check: Any):
     assert [bool(each) for each in failures(step)] == [False, True, True]
 
 
-DTYPES = (
-    "float64",
-    "float32",
-    "float16",
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-)
+FORMATS = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", FORMATS.split())
 def test_what_was_not_written_is_seen_in_every_format(name: str):
     """Its NaN goes through this device's copies unchanged."""
-    dtype = getattr(torch, name)
-    source = torch.arange(1, 1001, device="cuda").remainder(7).add(1).float().to(dtype)
+    source = torch.arange(1, 1001, device="cuda").remainder(7).add(1).float().to(getattr(torch, name))
 
-    @autotune([{"writes": True}, {"writes": False}], None, check=matches(lambda source, out: source.clone()), **QUICK)
-    def step(source: torch.Tensor, out: torch.Tensor, writes: bool) -> torch.Tensor:
+    @autotune([{"writes": True}, {"writes": False}], None, check=matches(lambda source: source.clone()), **QUICK)
+    def step(source: torch.Tensor, writes: bool) -> torch.Tensor:
+        out = torch.empty_like(source)
         return out.copy_(source) if writes else out
 
-    step(source, torch.zeros(1000, device="cuda").to(dtype))
+    step(source)
     right, wrong = failures(step)
     assert right is None
     assert "1000 of 1000 elements are NaN" in str(wrong)
 
 
-@pytest.mark.parametrize("check", [None, lambda c, x: c + x])
-def test_a_kernel_that_adds_in_place_does_so_once(check: Any):
-    """Also where its runs are queued ahead of the device; one that harms its input is dropped and undone, as torch does not see it."""
+def test_a_kernel_that_adds_in_place_does_so_once_and_one_that_harms_its_input_is_undone():
+    """Also where its runs are queued ahead of the device; torch does not see what a kernel writes."""
     c, x = torch.ones(1 << 20, device="cuda"), torch.randn(1 << 20, device="cuda")
-    before, harmful = x.clone(), 2 if check else 0
+    before = x.clone()
 
-    @autotune(BLOCKS, None, check=check, n_warmup=2, n_repeat=5, cache=False)
+    @autotune(BLOCKS, None, check=lambda c, x: c + x, n_warmup=2, n_repeat=5, cache=False)
     def step(c: torch.Tensor, x: torch.Tensor, block: int) -> torch.Tensor:
-        for target in (c, x)[: 1 + (block == harmful)]:
+        for target in (c, x)[: 1 + (block == 2)]:
             accumulate_kernel[(triton.cdiv(c.numel(), 256 * block),)](x, target, c.numel(), BLOCK=256 * block)
         return c
 
     assert torch.equal(step(c, x), 1 + before)
     assert torch.equal(step(c, x), 1 + before + before)
     assert torch.equal(x, before)
-    assert ["it changes its argument x" in str(each) for each in failures(step)] == [False, harmful == 2, False]
+    assert ["it changes its argument x" in str(each) for each in failures(step)] == [False, True, False]

@@ -9,15 +9,17 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import triton
+from triton.runtime.jit import JITFunction
 
 from dist_tune.testing import values
 from kernels import cute_build, cute_gemm
-from tests.worlds import further, on_fake, on_ranks
+from tests.worlds import further, on_each_rank, on_ranks
 
 pytestmark = pytest.mark.processes
 
@@ -26,69 +28,58 @@ HALF_AN_SM = (227 * 1024 + 1024) // 2 - 1024
 """Bytes of shared memory that each of two programs on an SM may have."""
 
 
-class Code(NamedTuple):
-    name: str
-    ptx: str
-    shared_bytes: int
-
-
-def compiled(rank: int, name: str) -> list[Code]:
-    CASES[name][0]()
-    files = sorted(Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.ptx"))
-    return [Code(file.stem, file.read_text(), json.loads(file.with_suffix(".json").read_text())["shared"]) for file in files]
+BULK, WGMMA, WIDE = "cp.async.bulk.tensor.2d.shared", "wgmma.mma_async", r"ld.global.cg[\w:.]*.v4"
+SENT = ("sys.acquire", "global.sys.release.add", "st.global.v4", WIDE)
+Wanted = dict[str, list[tuple[str, ...]]]
+"""Kernel -> what each code that is compiled of it has."""
 
 
 def half(*shape: int) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.bfloat16)
 
 
-def ag_gemm() -> None:
+def ag_gemm() -> Wanted:
     """Both loop forms; the second with columns that a descriptor cannot store."""
-    from kernels.shard_gemm import make_config, multiply_shards
+    from kernels.ag_gemm import AllGatherGemm
+    from kernels.shard_gemm import make_config
 
     for flatten, n in ((False, 256), (True, 255)):
-        config = make_config(128, 128, 64, warps=4, stages=3, flatten=flatten)
-        a, flags = half(256, 256), torch.ones(4, dtype=torch.int32)
-        multiply_shards(a[:64], a, half(n, 256), half(256, n), flags, 1, 1, config)
+        AllGatherGemm(config=make_config(128, 128, 64, warps=4, stages=3, flatten=flatten))(half(128, 256), half(n, 256))
+    return {"ag_gemm_kernel": [("acquire", "fence.proxy.async;", BULK, WGMMA)] * 2}
 
 
-def row_parallel() -> None:
+def row_parallel() -> Wanted:
     """A product of two programs on an SM, which sums, and a sum that is sent to all ranks."""
-    import triton.language as tl
-    from triton.tools.tensor_descriptor import TensorDescriptor
+    from kernels.gemm_allreduce import GemmAllReduce
+    from kernels.partials import Exchange
+    from kernels.push_gemm import make_config
 
-    from kernels.push_gemm import make_config, push_gemm_kernel, set_block_shapes
-    from kernels.sum_parts import sum_kernel
-
-    a, table, flags = half(256, 256), torch.zeros(2).long(), torch.zeros(2, 32).int()
     config = make_config(128, 128, 64, warps=4, stages=3, split=True, per_sm=2, stagger=True)
-    operands = [TensorDescriptor(a, [256, 256], [256, 1], [1, 1]) for _ in range(2)]
-    args: tuple[Any, ...] = (*operands, a, table, table, table, flags, table, flags, None, None, 256, 256, 256, 128, 32, 1, 5, 0)
-    set_block_shapes({**dict(zip(push_gemm_kernel.arg_names, args, strict=False)), **config.all_kwargs()})
-    fixed: dict[str, Any] = {"WORLD": 2, "ELEMENT": tl.bfloat16, "FLAG_ROWS": 64}
-    push = {"PARTS": 2, "INSIDE": True, "SPREAD": 0, "INTERPRETED": False}
-    push_gemm_kernel.fn.warmup(*args, grid=(1,), **fixed, **push, **config.all_kwargs())
-    args = (a, table, flags, table, table, 128, 256, 128, 32, 1, 5)
-    sum_kernel.warmup(*args, grid=(1,), **fixed, PARTS=1, SOURCES=2, CHUNK_ROWS=128, ROWS=8, COLUMNS=512, num_warps=8)
+    step = GemmAllReduce(config=config)
+    step(half(256, 256), half(256, 256), algorithm="two_shot", exchange=Exchange())
+    step(half(256, 256), half(256, 256), algorithm="two_shot", exchange=Exchange("push", "behind"))
+    product = (WGMMA, "nanosleep", *SENT[:3])
+    return {"push_gemm_kernel": [(*product, WIDE), product], "sum_kernel": [SENT, ("sys.acquire", WIDE)]}
 
 
-def moe() -> None:
+def moe() -> Wanted:
     """Both layers' products, and the sums that are pushed and reduced."""
-    from kernels.grouped_gemm import Shards, check_configs, multiply_rows
-    from kernels.moe_combine import Partials, push, reduce
-    from kernels.routing import RowSorter
+    from kernels.ag_moe import AllGatherMoe
+    from kernels.grouped_gemm import check_configs
+    from kernels.moe_reduce_rs import MoeReduceScatter
+    from kernels.routing import route
 
-    a, b, c = half(256, 512), half(8, 512, 512), half(512, 512)
-    flags, table = torch.zeros(2).int(), torch.zeros(2).long()
-    rows = RowSorter([(256, 512), (0, 256)], 8, "part", CPU).sort(torch.zeros(256, 2).int())
-    multiply_rows(a, b, c, rows, shards=Shards(a[:128], flags, 3, 1), config=check_configs()[0])
-    multiply_rows(a, b, c, rows, done=flags, n_free_sms=8, config=check_configs()[1])
-    partials = Partials(c, torch.zeros(256, 2), table, table, 1, 3)
-    push(partials, flags, 2, 16)
-    reduce(partials, c[:128], 16)
+    routing, b, configs = route(torch.zeros(256, 8), 2), half(8, 512, 512), check_configs()
+    AllGatherMoe(config=configs[0])(half(128, 512), b, routing)
+    MoeReduceScatter(config=configs[1])(half(512, 512), b, routing, 2)
+    return {
+        "grouped_gemm_kernel": [("cp.async.cg.shared.global", "0x10", BULK, WGMMA)] * 2,
+        "push_kernel": [("sys", "release")],
+        "reduce_kernel": [("sys", "acquire", "ld.global.cg.v4")],
+    }
 
 
-def one_gpu() -> None:
+def one_gpu() -> Wanted:
     """The guides, and the persistent product with two configs at four shapes."""
     import kernels.guides as g
     import kernels.persistent_gemm as p
@@ -97,67 +88,54 @@ def one_gpu() -> None:
     for config in p.search_space(4096, 4096, 4096, torch.bfloat16)[:2]:
         for m, n, k in ((64, 64, 64), (1, 1, 1), (33, 17, 70), (300, 7, 16)):
             p.persistent_gemm(half(m, k), half(n, k), config=config, **given)
-    assert [len(hashes) for hashes in p.kernels_by_key.values()] == [1, 1]
     g.vector_add(half(99), half(99), config=g.add_kernel.configs[0])
     g.softmax(half(3, 4096), config=g.softmax_kernel.configs[1])
     g.matmul(half(64, 64), half(64, 64), config=g.matmul_kernel.configs[0])
+    return {
+        "persistent_gemm_kernel": [("cp.async", WGMMA)] * 2,
+        "matmul_kernel": [("cp.async", WGMMA)],
+        "softmax_kernel": [("cp.async",)],
+        "add_kernel": [()],
+    }
 
 
-def a8w8() -> None:
+def a8w8() -> Wanted:
     """Whole blocks at three shapes in one, two and four splits; a ragged depth; tiles by TMA at two depths and one that it cannot read."""
     import kernels.gemm_a8w8_blockscale as gemm
 
     split = gemm.make_config(64, 128, warps=4, stages=3, splits=2, cache=".cg")
+    tma = gemm.make_config(64, 128, warps=4, stages=3, tma=True)
     for shape in ((256, 256, 512), (512, 1024, 1024), (7, 1024, 2048), (64, 256, 496)):
         for config in (gemm.DEFAULT_CONFIG, split, {**split, "NUM_KSPLIT": 4}):
             gemm.gemm_a8w8_blockscale(*gemm.random_inputs(*shape, CPU), config=config)
-    tma = gemm.make_config(64, 128, warps=4, stages=3, tma=True)
     for depth in (1024, 512, 488):
         gemm.gemm_a8w8_blockscale(*gemm.random_inputs(256, 256, depth, CPU), config=tma)
+    return {"gemm_a8w8_blockscale_kernel": [(f"{WGMMA}.sync.aligned.m64n128k32.f32.e4m3.e4m3",)] * 6}
 
 
-BULK, WGMMA = "cp.async.bulk.tensor.2d.shared", "wgmma.mma_async"
-SENT = ("sys.acquire", "global.sys.release.add", "st.global.v4", r"ld.global.cg[\w:.]*.v4")
-CASES: dict[str, tuple[Callable[[], None], dict[str, tuple[int, tuple[str, ...]]]]] = {
-    "AllGather-GEMM": (ag_gemm, {"ag_gemm_kernel": (2, ("acquire", "fence.proxy.async;", BULK, WGMMA))}),
-    "row-parallel products": (row_parallel, {"push_gemm_kernel": (1, (*SENT, WGMMA, "nanosleep")), "sum_kernel": (1, SENT)}),
-    "mixture of experts": (
-        moe,
-        {
-            "grouped_gemm_kernel": (2, ("cp.async.cg.shared.global", "0x10", BULK, WGMMA)),
-            "push_kernel": (1, ("sys", "release")),
-            "reduce_kernel": (1, ("sys", "acquire", "ld.global.cg.v4")),
-        },
-    ),
-    "one GPU": (
-        one_gpu,
-        {
-            "persistent_gemm_kernel": (2, ("cp.async", WGMMA)),
-            "matmul_kernel": (1, ("cp.async", WGMMA)),
-            "softmax_kernel": (1, ("cp.async",)),
-            "add_kernel": (1, ()),
-        },
-    ),
-    "FP8 product": (a8w8, {"gemm_a8w8_blockscale_kernel": (6, (f"{WGMMA}.sync.aligned.m64n128k32.f32.e4m3.e4m3",))}),
-}
-
-
-@pytest.mark.parametrize("name", ["AllGather-GEMM", "row-parallel products", "mixture of experts", "one GPU", further("FP8 product")])
-def test_kernels_compile_for_hopper_once_for_many_shapes(name: str):
+@on_each_rank(modes=("fake",), cases=[ag_gemm, row_parallel, moe, one_gpu, further(a8w8)])
+def test_kernels_compile_for_hopper_once_for_many_shapes(rank: int, case: Callable[[], Wanted]):
     """Matrix and copy units, acquires and releases at the scope of the system, wide loads; one kernel for sizes 1, odd, multiples of 16."""
-    (found,) = values(on_fake(1, compiled, name, is_dist=False))
-    for kernel, (n, wanted) in CASES[name][1].items():
-        codes = [code for code in found if code.name == kernel]
-        assert (kernel, len(codes)) == (kernel, n)
-        for code in codes:
-            assert [each for each in wanted if not re.search(each, code.ptx)] == []
-            # The release is one thread's: a barrier before it orders the stores of the others.
-            releases = [at.start() for at in re.finditer(r"global\.sys\.release\.add", code.ptx)]
-            assert all("bar.sync" in code.ptx[max(at - 600, 0) : at] for at in releases)
-    if name == "FP8 product":
-        assert [sum(what in code.ptx for code in found) for what in ("cp.async.bulk.tensor", "cp.async.cg")] == [1, 4]
-    if name == "row-parallel products":  # two of them on an SM, with what the compiler adds to the stages
-        assert next(code.shared_bytes for code in found if code.name == "push_gemm_kernel") <= HALF_AN_SM
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:  # it has the same kernels
+            patch.setattr(JITFunction, "run", lambda *_, **__: None)
+        wanted = case()
+    files = sorted(Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.ptx")) if rank == 0 else []
+    for name, each_has in wanted.items() if rank == 0 else ():
+        codes = [file.read_text() for file in files if file.stem == name]
+        # The release is one thread's: a barrier before it orders the stores of the others.
+        releases = [code[max(at.start() - 600, 0) : at.start()] for code in codes for at in re.finditer(r"global\.sys\.release\.add", code)]
+        assert all("bar.sync" in before for before in releases)
+        for parts in each_has:
+            found = next((code for code in codes if all(re.search(each, code) for each in parts)), "")
+            assert found, (name, parts)
+            codes.remove(found)
+        assert codes == []
+    if case is a8w8 and rank == 0:
+        assert [sum(what in file.read_text() for file in files) for what in ("cp.async.bulk.tensor", "cp.async.cg")] == [1, 4]
+    shared = [json.loads(file.with_suffix(".json").read_text())["shared"] for file in files if file.stem == "push_gemm_kernel"]
+    assert max(shared, default=0) <= HALF_AN_SM  # two programs on an SM, with what the compiler adds to the stages
+    dist.barrier()
 
 
 def digests(rank: int) -> list[bool]:
