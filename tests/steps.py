@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -323,3 +324,58 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No progress, and folders of the test's own."""
     for name, value in {"VERBOSITY": "quiet", "LOG_DIR": str(tmp_path / "logs"), "CACHE_DIR": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(f"DIST_TUNE_{name}", value)
+
+
+# -- jobs that are tuned in their own calls ----------------------------------------------------------------------------
+
+
+def constants_of(source: Any) -> dict[str, Any]:
+    """The constants of a kernel's source, as ``FakeH200.launch_ms`` is given it."""
+    names = source.fn.arg_names
+    return {names[at[0]] if isinstance(at, tuple) else at: value for at, value in source.constants.items()}
+
+
+def online_threads() -> list[threading.Thread]:
+    """The threads of tunings beside this process's calls."""
+    return [each for each in threading.enumerate() if each.name == "dist_tune online"]
+
+
+def run_job(
+    step: Callable[[int], Any], *, n_more: int = 5, n_most: int = 4000, is_over: Callable[[], bool] = lambda: not online_threads()
+) -> list[Any]:
+    """The values of ``step(k)``, called until its tuning is over on all ranks and ``n_more`` times after that."""
+    values, n_left = list[Any](), n_more
+    while n_left and len(values) < n_most:
+        values.append(step(len(values)))
+        over = torch.tensor(float(len(values) > 1 and is_over()))
+        if dist.is_initialized():
+            dist.all_reduce(over, dist.ReduceOp.MIN)
+        n_left -= int(over)
+        time.sleep(1e-3)
+    assert not n_left, f"not over after {len(values)} calls"
+    return values
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, kernel: Any) -> torch.Tensor:
+        ctx.kernel = kernel
+        return launch(kernel, x.detach().float()).to(x.dtype) + x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        launch(ctx.kernel, grads[0].float())
+        return 2 * grads[0], None
+
+
+class Layer(torch.nn.Module):
+    """A linear layer, a kernel in the forward and in the backward pass, and dropout."""
+
+    def __init__(self, kernel: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.kernel = torch.nn.Linear(64, 64), kernel
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.nn.functional.dropout(_Doubled.apply(self.linear(x), self.kernel), 0.5)
+        return y

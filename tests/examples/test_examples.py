@@ -41,7 +41,7 @@ def test_the_gather_and_product_is_tuned_and_right(tmp_path: Path):
     assert re.findall(r"64 x (\d+) x 32: BLOCK_M=\d+", done.stdout) == ["32"], done.stderr
 
 
-@pytest.mark.slow  # tests/ranks/test_online_training.py has such loops
+@pytest.mark.slow  # tests/ranks/test_online.py has such loops
 def test_a_training_loop_is_tuned_while_it_runs(tmp_path: Path):
     """Forward and backward, optimizer, schedule and data inside the step: what is trained is the untuned loop's to the bit."""
     done = run(tmp_path, "mlp_training.py", "--width", "32", "--rows", "16", n_ranks=2)

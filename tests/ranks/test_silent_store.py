@@ -27,9 +27,8 @@ from dist_tune import autotune
 from dist_tune.compiler import pool
 from dist_tune.distributed import Reduction, group_of
 from dist_tune.testing import values
-from tests.ranks import online_steps
 from tests.ranks.stuck import left_with
-from tests.steps import autotuned, launch, tuned
+from tests.steps import autotuned, launch, online_threads, tuned
 from tests.worlds import DEADLINE_S, caught, further, on_ranks, over_tcp
 
 
@@ -181,7 +180,7 @@ def _left() -> list[str]:
 def _is_in(name: str) -> bool:
     """True if the thread of an online tuning is in a function of this name."""
     frames = sys._current_frames()
-    stacks = [traceback.walk_stack(frames[each.ident]) for each in online_steps.online_threads() if each.ident in frames]
+    stacks = [traceback.walk_stack(frames[each.ident]) for each in online_threads() if each.ident in frames]
     return any(frame.f_code.co_name == name for stack in stacks for frame, _ in stack)
 
 
