@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ import torch.distributed as dist
 import triton
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import LBFGS, SGD, AdamW
+from torch.optim import AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR
-from torch.utils.data import DataLoader
 from triton.runtime.jit import JITFunction
 
 from dist_tune import autotune, contextual_autotune
@@ -47,7 +45,7 @@ from tests.steps import (
     run_job,
     shift_kernel,
 )
-from tests.worlds import further, gathered, log, on_each_rank, on_ranks
+from tests.worlds import gathered, log, on_each_rank, on_ranks
 
 MS = {16: 1.0, 32: 0.5, 64: 0.25, 128: 0.8}
 SPEEDS = {**MS, 256: 0.7, 512: 0.6}
@@ -168,7 +166,7 @@ def test_a_rank_alone_finds_its_winner(rank: int, face: Face):
     assert {block for call in job.by_call for block in call} == set(MS)
 
 
-@on_each_rank(cases=[("", -1), ("calls", 1), ("in force", 0)])
+@on_each_rank(cases=[("", -1), ("calls", 1), ("in force", 0)], is_alone=True)
 def test_ranks_that_drift_apart_launch_the_same_in_each_call(rank: int, case: tuple[str, int]):
     """No collective holds them. A vote that comes after the step has come to the batch is a no of all; a call waits for a late verdict."""
     own, n_met = Ranks.reduce, 0
@@ -649,113 +647,48 @@ def test_an_error_of_a_collective_with_a_dead_rank_is_the_users(tmp_path: Path):
 
 # -- training loops ----------------------------------------------------------------------------------------------------
 
-Loss = Callable[[torch.Tensor], torch.Tensor]
-Loop = tuple[Callable[[int], Any], torch.optim.Optimizer]
-"""A step, called with its number; and its optimizer."""
-
-
-def batch(k: int) -> torch.Tensor:
-    return torch.full((2, 64), 1.0 + k % 3 + dist.get_rank())
-
-
-def stepping(model: Any, loss: Loss, *, every: int = 1, **options: Any) -> Loop:
-    optimizer = AdamW(model.parameters(), lr=0.01, **options)
-    schedule = CosineAnnealingLR(optimizer, 100)
-
-    def step(k: int) -> Any:
-        value = loss(batch(k))
-        value.backward()
-        if k % every == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-        return value.detach()
-
-    return step, optimizer
-
-
-def scaled(model: Any, loss: Loss) -> Loop:
-    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=5), SGD(model.parameters(), lr=0.01)
-
-    def step(k: int) -> Any:
-        optimizer.zero_grad()
-        value = loss(batch(k))
-        scaler.scale(value).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return value.detach(), scaler.get_scale()
-
-    return step, optimizer
-
-
-def loaded(model: Any, loss: Loss) -> Loop:
-    def batches() -> Any:
-        while True:
-            yield from DataLoader(torch.rand(6, 2, 64), batch_size=None, shuffle=True)  # type: ignore[arg-type]
-
-    plain, optimizer = stepping(model, loss)
-    batches_of = batches()
-    return lambda k: (loss(next(batches_of)).backward(), plain(k))[1], optimizer
-
-
-def closing(model: Any, loss: Loss) -> Loop:
-    optimizer = LBFGS(model.parameters(), lr=0.01, max_iter=2)
-
-    def step(k: int) -> Any:
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            value = loss(batch(k))
-            value.backward()
-            return value
-
-        return optimizer.step(closure).detach()
-
-    return step, optimizer
-
-
-def sharded(layer: Layer) -> Layer:
-    fully_shard(layer)
-    return layer
-
-
 DDP = DistributedDataParallel
-LOOPS: dict[str, Any] = {
-    "fused AdamW and a schedule": (DDP, partial(stepping, fused=True)),
-    "FSDP2": (sharded, stepping),
-    "accumulation": (DDP, partial(stepping, every=4)),
-    "GradScaler": (DDP, scaled),
-    "DataLoader": (DDP, loaded),
-    "LBFGS": (DDP, closing),
-}
+LOOPS: dict[str, Any] = {"fused AdamW and a schedule": (DDP, 1), "FSDP2": (fully_shard, 1), "accumulation": (DDP, 4)}
+"""Name -> what is done to the model, and how many calls make one step of the optimizer."""
 BLOCKS = (64, 128)
 """Of 128 elements: under the interpreter each program takes its time, so that the last one is the faster one by far."""
 
 
-def looped(case: str, n_calls: int = 0) -> tuple[list[Any], list[torch.Tensor], Any]:
+def trained(case: str, n_calls: int = 0) -> tuple[list[Any], list[torch.Tensor], Any]:
     """Losses; parameters, gradients, what the optimizer holds, and the next random number; the kernel.
 
     Tuned to the end, or untuned for ``n_calls``.
     """
-    wrap, make = LOOPS[case]
+    wrap, every = LOOPS[case]
     kernel = autotuned(blocks=BLOCKS if not n_calls else BLOCKS[:1])
     torch.manual_seed(5)
     model = wrap(Layer(kernel))
-    step, optimizer = make(model, lambda x: model(x).square().mean())
+    optimizer = AdamW(model.parameters(), lr=0.01, fused=wrap is DDP)
+    schedule = CosineAnnealingLR(optimizer, 100)
     torch.manual_seed(7)
-    losses = (
-        [step(k) for k in range(n_calls)] if n_calls else run_job(contextual_autotune(is_dist=True, max_slowdown=1.0, n_repeat=1)(step))
-    )
+
+    def step(k: int) -> Any:
+        loss = model(torch.full((2, 64), 1.0 + k % 3 + dist.get_rank())).square().mean()
+        loss.backward()
+        if k % every == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        return loss.detach()
+
+    tuned = contextual_autotune(is_dist=True, max_slowdown=1.0, n_repeat=1)(step)
+    losses = [step(k) for k in range(n_calls)] if n_calls else run_job(tuned)
     kept = [value for each in optimizer.state.values() for value in each.values() if isinstance(value, torch.Tensor)]
     held = [*model.parameters(), *(each.grad for each in model.parameters() if each.grad is not None), *kept]
     local = [getattr(each, "to_local", lambda each=each: each)().detach().clone() for each in held]
     return losses, [*local, torch.rand(1)], kernel
 
 
-@on_each_rank(cases=[case if k < 3 else further(case) for k, case in enumerate(LOOPS)])
+@on_each_rank(cases=list(LOOPS), is_alone=True)
 def test_a_training_loop_is_tuned_while_it_runs(rank: int, case: str):
     """All that it trains is the untuned loop's to the bit, dropout as well; each key of the kernel has the fastest config at the end."""
-    losses, state, kernel = looped(case)
-    plain_losses, plain_state, _ = looped(case, len(losses))
+    losses, state, kernel = trained(case)
+    plain_losses, plain_state, _ = trained(case, len(losses))
     assert losses == plain_losses
     assert len(state) == len(plain_state)
     assert all(map(torch.equal, state, plain_state))

@@ -526,11 +526,6 @@ def checkpointed(layer: Layer) -> Any:
     return DistributedDataParallel(layer)
 
 
-def sharded(layer: Layer) -> Layer:
-    fully_shard(layer)
-    return layer
-
-
 def as_it_is(model: Any, both: Step) -> Step:
     return both
 
@@ -577,7 +572,7 @@ LAYERS: dict[str, Any] = {
     "as it is": (DDP, as_it_is, ""),
     "zeroed": (DDP, zeroed, ""),
     "checkpointed": (checkpointed, as_it_is, ""),
-    "sharded": (sharded, as_it_is, ""),
+    "sharded": (fully_shard, as_it_is, ""),
     "gradients that are views of buckets": (partial(DDP, gradient_as_bucket_view=True), as_it_is, ""),
     "mixed precision": (DDP, autocast, ""),
     "accumulating": (DDP, with_gradients, "on rank 0"),
@@ -1072,32 +1067,6 @@ def test_a_step_tuned_in_its_calls_says_that_none_is_captured(rank: int) -> Any:
 
 
 # -- kernels inside a function -----------------------------------------------------------------------------------------
-
-
-@triton.jit(do_not_specialize=["way"])
-def way_kernel(x_ptr, y_ptr, n, way, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1.0, mask=at < n)
-
-
-@pytest.mark.slow
-@on_each_rank(1, is_dist=False)
-def test_the_kernel_of_the_winning_way_runs_its_best_config(rank: int):
-    """Kernels of two configs are through before the ways have raced; that of the winner is timed nevertheless."""
-    kernel, n, n_ways = autotuned(way_kernel, blocks=(16, 256), key=("n", "way")), 256, 30
-
-    @autotune([{"way": way} for way in range(n_ways)], key_fn=None, n_warmup=1, n_repeat=4, cache=False)
-    def step(x: torch.Tensor, way: int = 0) -> torch.Tensor:
-        y = torch.empty_like(x)
-        kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, n, way)
-        ExactTime.pass_ms(30.0 + way if way != n_ways - 1 else 0.0)
-        return y
-
-    step(torch.zeros(n))
-    (way,) = [each for each in step.records if each.key == "[]"]
-    (inner,) = [each for each in step.records if each.key.startswith(f"[{n},{n_ways - 1},")]
-    assert way.best.fields == {"way": n_ways - 1}
-    assert inner.best.fields["BLOCK"] == 256
 
 
 @on_each_rank(1, is_dist=False)

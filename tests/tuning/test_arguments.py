@@ -173,7 +173,7 @@ def test_inside_a_closure_a_config_that_harms_its_input_is_undone():
     "make",
     [
         lambda: torch.ones(6)[1:4], lambda: torch.ones(2, 3).t(), lambda: torch.ones(3, dtype=torch.complex64),
-        lambda: torch.ones(3, dtype=torch.float16), lambda: torch.full((3,), torch.nan), lambda: torch.ones(3, dtype=torch.int64),
+        lambda: torch.full((3,), torch.nan, dtype=torch.float16),
         lambda: torch.nested.nested_tensor(*NESTED, layout=torch.jagged), lambda: torch.nested.nested_tensor(*NESTED),
     ],
 )  # fmt: skip
