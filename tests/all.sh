@@ -13,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 of_ranks=(tests/ranks tests/faults)
 of_triton=(
     tests/compiler tests/runtime tests/test_configs.py tests/test_pruning.py
-    tests/ranks/test_compiled.py tests/ranks/test_hooks.py tests/ranks/test_variants.py
+    tests/ranks/test_compiled.py tests/ranks/test_hooks.py tests/ranks/test_libraries.py tests/ranks/test_variants.py
 )
 logs=$(mktemp -d) runs=() code=0
 trap 'rm -rf "$logs"' EXIT

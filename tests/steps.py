@@ -379,3 +379,50 @@ class Layer(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = torch.nn.functional.dropout(_Doubled.apply(self.linear(x), self.kernel), 0.5)
         return y
+
+
+# -- kernels of libraries ----------------------------------------------------------------------------------
+
+
+class Filed(Autotuner):  # type: ignore[misc]  # Triton is not typed
+    """As libraries make it that keep configs in files of their own: a copy of Triton's run, with another key."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self.nargs: Any = dict(zip(self.arg_names, args, strict=False))
+        if len(self.configs) > 1:
+            named = {**self.nargs, **kwargs}
+            key = f"{named['n'] // 10}_{named['x_ptr'].dtype}"
+            if key not in self.cache:
+                self.cache[key] = self.prune_configs(kwargs)[0]
+            config = self.cache[key]
+        else:
+            config = self.configs[0]
+        self.best_config = config
+        result = self.fn.run(*args, **kwargs, **config.all_kwargs())
+        self.nargs = None
+        return result
+
+
+class Bare:
+    """A cache with no more than Triton asks for."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, Any] = {}
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.kept
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.kept[key]
+
+    def __setitem__(self, key: Any, config: Any) -> None:
+        self.kept[key] = config
+
+
+def made(kind: Any, kernel: Any = add_kernel, restored: list[str] | None = None, *blocks: int) -> Any:
+    """A kernel as a library makes it: by its class of tuners, or with its class of caches."""
+    if issubclass(kind, Autotuner):
+        return kind(kernel, kernel.arg_names, configs(*(blocks or (16, 32, 64))), ["n"], None, restored)
+    kernel = autotuned(kernel, restore_value=restored)
+    kernel.cache = kind()
+    return kernel
