@@ -1,4 +1,4 @@
-"""Groups of real processes, made anew and destroyed."""
+"""Groups of ranks: made anew, destroyed, others on other ranks, and used in turn."""
 
 from __future__ import annotations
 
@@ -6,193 +6,166 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune import autotune
-from dist_tune.distributed.group import Ranks, group_of
-from dist_tune.distributed.messages import Reduction
-from tests.steps import BLOCKS, QUICK, autotuned, launch, named, shape_of, tuned
-from tests.worlds import DEADLINE_S, further, on_each_rank, on_ranks
+from dist_tune.distributed import Ranks, Reduction
+from tests.steps import FACES, Face, Step, all_reduced, told
+from tests.worlds import further, on_each_rank
 
-
-@Reduction
-def _listed(parts: Mapping[int, str]) -> list[str]:
-    return list(parts.values())
-
-
-def meets(ranks: Ranks, part: str = "") -> bool:
-    """Whether a meeting of a next call brings the parts of two ranks together."""
-    dist.barrier()
-    with ranks.calling("again") as call:
-        ranks.enter(call)
-        return ranks.reduce("once more", f"part {ranks.rank}", _listed) == ["part 0", "part 1"]
+DEADLINE_S = 2.0
+GLOO = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234")
 
 
 @on_each_rank(is_dist=False)
-def test_a_group_is_one_object_as_long_as_it_lives(rank: int):
-    """Not without torch.distributed, where a process tunes alone; not for strangers; one that meets afresh when it is made anew."""
-    step = autotune(BLOCKS, shape_of, **QUICK)(lambda x, block: x)
+def test_a_group_made_anew_decides_as_the_first_did(rank: int):
+    """Without torch.distributed a process decides alone."""
+    step = Step("function", (16, 32), rest=lambda y: all_reduced(y) if dist.is_initialized() else y, cache=False)
     step(torch.zeros(1))
-    with pytest.raises(RuntimeError, match=r"call init_process_group\(\)"):
-        group_of(None, 1.0)
-    for n, name in enumerate(("first", "second"), 2):
-        store = dist.FileStore(f"{os.environ['DIST_TUNE_CACHE_DIR']}-{name}", 2)
+    for n in (2, 3):
+        store = dist.FileStore(f"{os.environ['DIST_TUNE_CACHE_DIR']}-{n}", 2)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
         step(torch.zeros(n))
-        not_mine = [dist.new_group([0]), dist.new_group([1])][1 - rank]
-        with pytest.raises(ValueError, match=f"rank {rank} is not in the group"):
-            group_of(not_mine, 1.0)
-        ranks = group_of(None, 1.0)
-        assert (group_of(dist.group.WORLD, 2.0), ranks.deadline_s) == (ranks, 2.0)
-        assert meets(ranks)
-        assert meets(Ranks(ranks._group, 1.0))  # made anew over one store, where the verdict of its last life still is
         dist.destroy_process_group()
     assert [each.environment.world_size for each in step.records] == [1, 2, 2]
 
 
-@on_each_rank()
-def test_a_destroyed_group_is_told_and_strands_no_peer(rank: int):
+@Reduction
+def listed(parts: Mapping[int, int]) -> list[int]:
+    return [*parts.values()]
+
+
+@on_each_rank(3)
+def test_a_group_made_anew_meets_afresh_over_a_store_that_knows_it(rank: int):
+    """What its ranks said at their end is of its last life."""
+    for life in range(2):
+        ranks = Ranks(dist.group.WORLD, 100.0)
+        time.sleep(0.1 * rank)
+        assert ranks.agree("made anew", "lives", partial(int, life), listed) == [life] * 3
+        ranks.close()
+        dist.barrier()
+
+
+def grouped(face: Face, group: Any, **options: Any) -> tuple[Step, Any]:
+    """A step, and its call with this group; None is the world."""
+    if face == "contextual":
+        step = Step(face, (16, 32), group=group, **options)
+        return step, step
+    step = Step(face, (16, 32), **options)
+    return step, lambda x: step(x, autotune_pg=group)
+
+
+@on_each_rank(cases=FACES)
+def test_a_destroyed_group_is_told_and_strands_no_peer(rank: int, face: Face):
     """On one rank alone: what has its config runs; a new key is an error there, and the other rank goes on without it."""
     group = dist.new_group([0, 1])
-    step = tuned(autotuned(), group=group)
-    step(torch.ones(64))
+    step, call = grouped(face, group, name=f"destroyed {face}")
+    call(torch.ones(64))
+    os.environ["DIST_TUNE_DEADLINE_S"] = "0.5"
     dist.barrier()
     if rank == 1:
         dist.destroy_process_group(group)
-    step(torch.ones(64))
-    began = time.monotonic()
+    call(torch.ones(64))
     if rank == 1:
         with pytest.raises(ValueError, match="rank 1: the group that is to decide has been destroyed"):
-            step(torch.ones(128))
+            call(torch.ones(128))
     else:
-        step(torch.ones(128))
-        assert time.monotonic() - began < 3 * DEADLINE_S
-        assert len(step.records) == 1
+        assert call(torch.ones(128))[0] == 2.0
+    assert len(step.records) == 1
 
 
 Groups = tuple[tuple[int, ...], ...]
 """The group of each rank; empty: the world."""
+ALL, WORLD = (0, 1, 2), ()
 
 
-def _called(rank: int, face: str, groups: Groups, has_collective: bool = True) -> None:
-    timeout = timedelta(seconds=(3 if has_collective else 1.3) * DEADLINE_S)
+def called(rank: int, face: Face, groups: Groups, *, is_shared: bool = True, name: str = "", n_more: int = 0) -> tuple[str, str]:
+    """The error, and its message, of a call with these groups, in which all ranks sum if it ``is_shared``; rank 2 calls more often."""
+    os.environ["DIST_TUNE_DEADLINE_S"] = str(DEADLINE_S)
+    timeout = timedelta(seconds=(3 if is_shared else 1.3) * DEADLINE_S)
     made = {members: dist.new_group([*members], timeout=timeout) for members in sorted({*groups}) if members}
-    kernel, group = autotuned(blocks=(16, 32)), made.get(groups[rank])
+    touched = dist.new_group(timeout=timeout)
 
-    def work(x: torch.Tensor, block: int = 0) -> torch.Tensor:
-        y = launch(kernel, x) if face == "contextual" else x + 1
-        if has_collective:
-            dist.all_reduce(y)
-        return y
+    def rest(y: torch.Tensor) -> None:
+        if is_shared:
+            dist.all_reduce(y, group=touched)
 
-    if face == "contextual":
-        tuned(kernel, work, group=group)(torch.zeros(64))
-    else:
-        autotune([{"block": 1}, {"block": 2}], None, n_warmup=0, n_repeat=1)(work)(torch.zeros(64), autotune_pg=group)
+    _, call = grouped(face, made.get(groups[rank]), rest=rest, name=f"{face} {name or groups}")
+    for _ in range(n_more * (rank == 2)):
+        told(lambda: call(torch.zeros(64)))
+    kind, text, _ = told(lambda: call(torch.zeros(64)))
+    return kind, text
 
 
-ALL, LAST, FIRST, WORLD = (0, 1), (1,), (0,), ()
-WRONG = [
-    ("contextual", (ALL, LAST)),
-    ("function", (FIRST, ALL)),
-    ("contextual", ((0, 1, 2), (0, 1, 2), (1, 2))),
-    ("function", (WORLD, ALL)),
-    further("contextual", (FIRST, ALL)),
-    further("function", (ALL, LAST)),
+WRONG: list[Any] = [
+    ("contextual", (ALL, ALL, (2,))),
+    ("function", ((0,), ALL, ALL)),
+    ("contextual", (ALL, ALL, (1, 2))),
+    ("function", (WORLD, ALL, ALL)),
+    further(("contextual", ((0,), ALL, ALL))),
+    further(("function", (ALL, ALL, (2,)))),
 ]
 
 
-@pytest.mark.parametrize(("face", "groups"), WRONG)
-def test_a_group_that_is_another_one_on_another_rank_is_told_on_all(face: str, groups: Groups):
+@on_each_rank(3, cases=WRONG)
+def test_a_group_that_is_another_one_on_another_rank_is_told_on_all(rank: int, case: tuple[Face, Groups]):
     """With its ranks, also on a rank that waits for that one, and on one whose collective finds no peers; not in gloo's words."""
-    for rank, outcome in enumerate(on_ranks(len(groups), _called, face, groups)):
-        assert outcome.error == "RankMismatchError", f"rank {rank}: {outcome.error}: {outcome.message}\n{outcome.notes}"
-        told = re.findall(r"rank (\d) with a group of ranks (\[[0-9, ]*\])", outcome.message)
-        of_each = [str([*(members or range(len(groups)))]) for members in groups]
-        assert {members for _, members in told} == {*of_each}, outcome.message
-        assert all(of_each[int(each)] == members for each, members in told)
-        assert ("/gloo/" in outcome.message, "Give group=" in outcome.message) == (False, True)
-        assert outcome.seconds < 2.5 * DEADLINE_S  # on a busy machine
+    error, message = called(rank, *case)
+    assert error == "RankMismatchError", f"{error}: {message}"
+    of_each = [str([*(members or ALL)]) for members in case[1]]
+    found = re.findall(r"rank (\d) with a group of ranks (\[[0-9, ]*\])", message)
+    assert {members for _, members in found} == {*of_each}, message
+    assert all(of_each[int(each)] == members for each, members in found)
+    assert ("/gloo/" in message, "Give group=" in message) == (False, True)
 
 
-def _called_again(rank: int) -> None:
-    """At once after each error, as often as a retry of the user's would."""
-    group, kernel = [dist.new_group([0, 1]), dist.new_group([1])][rank], autotuned(blocks=(16, 32))
-
-    def work(x: torch.Tensor) -> None:
-        dist.all_reduce(launch(kernel, x))
-
-    step = tuned(kernel, work, group=group)
-    for _ in range(4 * rank):
-        with suppress(Exception):
-            step(torch.zeros(64))
-    step(torch.zeros(64))
+@on_each_rank(3)
+def test_a_wrong_group_is_told_where_the_call_is_made_again(rank: int):
+    """At once after each error, as a retry would: the rank that found it says so until it comes with another group."""
+    error, message = called(rank, "contextual", (ALL, ALL, (2,)), name="again", n_more=4)
+    assert rank == 2 or error == "RankMismatchError", f"{error}: {message}"
 
 
-def test_a_wrong_group_is_told_where_the_call_is_made_again():
-    """The rank that found it says so until it comes with another group: the one that waits for it looks now and then only."""
-    first, _ = on_ranks(2, _called_again)
-    assert first.error == "RankMismatchError", f"{first.error}: {first.message}\n{first.notes}"
-    assert first.seconds < 2.5 * DEADLINE_S
+@on_each_rank(3, cases=FACES)
+def test_a_group_without_the_calling_rank_is_told_on_all(rank: int, face: Face):
+    """Also on the rank that is in it, and waits for the others in a collective."""
+    error, message = called(rank, face, ((0,),) * 3)
+    assert error == ("ValueError" if rank else "RankMismatchError"), f"{error}: {message}"
+    assert re.match(rf"rank {rank or '[12]'} is not in the group that is to decide on ", message)
 
 
-@pytest.mark.parametrize("face", ["contextual", "function"])
-def test_a_group_without_the_calling_rank_is_told_on_all(face: str):
-    """At once, also on the rank that is in it, and waits for the other one in a collective."""
-    first, second = on_ranks(2, _called, face, (FIRST, FIRST))
-    told = "rank 1 is not in the group that is to decide on "
-    assert (second.error, second.message.startswith(told)) == ("ValueError", True), second.message
-    assert (first.error, first.message) == ("RankMismatchError", second.message), f"{first.message}\n{first.notes}"
-    assert first.seconds < DEADLINE_S
+@on_each_rank(3)
+def test_a_rank_that_waits_for_one_with_another_group_says_so(rank: int):
+    """Where no collective holds them together: rank 2 tunes alone, and the others wait for the timeout of their group."""
+    error, message = called(rank, "contextual", (ALL, ALL, (2,)), is_shared=False)
+    assert error == ("" if rank == 2 else "AbsentRanksError"), message
+    assert rank == 2 or message.startswith("rank 2 last seen at: a call with a group of ranks [2]. So ranks [2] did not come ")
 
 
-def test_a_rank_that_waits_for_one_with_another_group_says_so():
-    """Where no collective holds them together: rank 1 tunes alone, and rank 0 waits for the timeout of its group."""
-    first, second = on_ranks(2, _called, "contextual", (ALL, LAST), False)
-    assert (first.error, second.error) == ("AbsentRanksError", ""), f"{first.message}\n{second.message}"
-    assert first.message.startswith("rank 1 last seen at: a call with a group of ranks [1]. So ranks [1] did not come ")
-    assert "rank 1: a call with a group of ranks [1]" in first.log
+@on_each_rank(3)
+def test_a_rank_may_use_two_groups_in_turn(rank: int):
+    """It is waited for while it tunes with the other one, and what was shown of that wait is taken back; its errors are its own."""
+    every, again = dist.new_group(), dist.new_group()
+    own = [dist.new_group([each]) for each in range(3)][rank]
 
+    def rest(y: torch.Tensor) -> torch.Tensor:
+        if len(y) == 5:
+            raise GLOO
+        time.sleep(0.4 if len(y) == 2 else 0.0)  # with its replays longer than a second, after which others show that they wait
+        return y
 
-@on_each_rank()
-def test_a_step_may_be_called_with_two_groups(rank: int):
-    """Rank 1 takes that of rank 0 for another one only until it has called with that one itself."""
-    every, own = dist.new_group([0, 1]), [dist.new_group([0]), dist.new_group([1])][rank]
-    for wrong in ("both is called on rank 0 with a group of ranks [0, 1] and on rank 1 with a group of ranks [1]. Give group=", ""):
-        if rank == 0 or not wrong:
-            with group_of(every, DEADLINE_S).calling("both"):
-                pass
-        dist.barrier()
-        if rank == 1:
-            ranks = group_of(own, DEADLINE_S)
-            with ranks.calling("both") as place:
-                ranks.enter(place)
-                found = ranks._wrong_group()
-            assert (found is not None, found is None or found.text.startswith(wrong)) == (bool(wrong), True), found
-        dist.barrier()
-
-
-@on_each_rank()
-def test_a_rank_that_uses_two_groups_in_turn_is_waited_for(rank: int):
-    """While it is in a call with the other group; what was shown of the wait is taken back."""
-    every, own = dist.new_group([0, 1]), [dist.new_group([0]), dist.new_group([1])][rank]
-
-    def work(x: torch.Tensor, block: int) -> torch.Tensor:
-        return x + 1
-
-    step = autotune(BLOCKS, shape_of, reset=lambda: time.sleep(0.3 if rank == 1 else 0.0), **QUICK)(named("in turn", work))
-    if rank == 1:
+    step = Step("function", (16, 32), rest=rest, name="in turn")
+    if rank == 2:
         step(torch.zeros(2), autotune_pg=own)
     step(torch.zeros(3), autotune_pg=every)
-    assert [each.environment.world_size for each in step.records] == [1, 2][1 - rank :]
-    if rank == 1:
-        ranks = group_of(own, DEADLINE_S)
-        with ranks.calling(ranks.activity.call.place.closure) as place:
-            ranks.enter(place)
-            ((group, why),) = ranks._elsewhere([0]).values()
-        assert (group.members, group.waits, why) == ((0, 1), (), "")
+    time.sleep(0.2 if rank == 0 else 0.0)
+    step(torch.zeros(4), autotune_pg=again)
+    assert [each.environment.world_size for each in step.records] == [1, 3, 3][rank < 2 :]
+    dist.barrier()
+    if rank == 2:
+        assert told(lambda: step(torch.zeros(5), autotune_pg=own))[:2] == ("RuntimeError", str(GLOO))
