@@ -16,8 +16,8 @@ import pytest
 import torch.distributed as dist
 
 from dist_tune.distributed.calls import Card, Place, State
-from dist_tune.distributed.meetings import Meetings
 from dist_tune.distributed.presence import CARD, Activity, Presence, process_name, state_of
+from tests.distributed.in_memory import DEAD, World, until
 
 PLACE = Place("step", 1)
 HERE, ABSENT = "rank 1 is late in call 1 of step, 4 s", "rank 1 has not come to call 1 of step, 4 s"
@@ -102,18 +102,19 @@ def test_looks_of_all_ranks_are_bounded(n_ranks: int, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("error", "n_asked"), [(dist.DistNetworkError("Broken pipe"), 1), (dist.DistStoreError("wait timeout"), 3)])
 def test_a_host_that_is_gone_is_not_asked_again(error: Exception, n_asked: int, monkeypatch: pytest.MonkeyPatch):
     """Because torch tells of each request to it in twenty lines; one that is silent is."""
-    asked: list[object] = []
+    rank, asked, threads = World().ranks[0], list[str](), {*threading.enumerate()}
 
-    def ask(ranks: object) -> None:
-        asked.append(ranks)
+    def fail(name: str, *args: object) -> None:
+        asked.append(name)
         raise error
 
-    meetings = Meetings(dist.HashStore(), 0, (0, 1), 5.0)
-    monkeypatch.setattr(meetings._questions, "ask", ask)
-    monkeypatch.setattr(meetings.activity, "is_waiting", lambda tell: True)
-    for _ in range(3):
-        meetings.look(print)
-    assert len(asked) == n_asked
+    with rank.calling("f"):
+        rank.client.before = fail
+        for now in (1e9, 2e9, 3e9, 4e9):  # it waits from the first one on
+            monkeypatch.setattr(time, "monotonic", lambda now=now: now)
+            rank.look(print)
+            until(lambda: {*threading.enumerate()} <= threads)
+    assert asked == ["check"] * n_asked
 
 
 def _becomes(name: str, state: State) -> bool:
@@ -139,27 +140,21 @@ def test_a_process_runs_is_stopped_and_ends():
     assert {state_of(each) for each in (f"other {pid} {start}", "", "x", f"{here} -1 {start}", f"{here} ../1 5")} == {""}
 
 
-def test_the_host_of_the_store_waits_a_moment_for_peers_that_do_not_end():
-    """They may still read from it; but one that never says that it is over keeps no process, and no thread goes on asking it."""
-    began = time.monotonic()
-    _ends_beside(Card(question=0))
-    assert 0.5 < time.monotonic() - began < 5.0
-
-
-def test_the_host_of_the_store_does_not_wait_for_a_peer_that_was_killed(monkeypatch: pytest.MonkeyPatch):
-    """It will never say that it is over."""
-    monkeypatch.setattr(time, "monotonic", lambda: 0.0)  # no wait has an end of its own
-    here, pid, start = process_name().rsplit(" ", 2)
-    _ends_beside(Card(question=0, process=f"{here} {pid} {int(start) + 1}"))
-
-
-def _ends_beside(peer: Card) -> None:
-    store: Any = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
-    host = Presence(store.clone(), store.clone(), Activity(0, [0, 1], lambda: 0, lambda: 0))
+@pytest.mark.parametrize("process", ["", DEAD])
+def test_the_host_of_the_store_waits_a_moment_for_peers_that_do_not_end(process: str, monkeypatch: pytest.MonkeyPatch):
+    """They may still read from it; one that was killed is not waited for, and for none longer than a moment. No thread goes on asking."""
+    now, slept, threads = [0.0], list[float](), {*threading.enumerate()}
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    store: Any = dist.HashStore()
+    host = Presence(store, store, Activity(0, [0, 1], lambda: 0, lambda: 0))
     store.set("beat/1", "")
-    store.set("card/1", CARD.dump_json(peer).decode())
+    store.set("card/1", CARD.dump_json(Card(question=0, process=process)).decode())
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += 100 * seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
     host.stop()
-    for thread in threading.enumerate():
-        if thread.name == "dist_tune talk":
-            thread.join(10.0)
-            assert not thread.is_alive(), thread
+    assert (len(slept) > 1) == (not process)
+    assert {*threading.enumerate()} <= threads
