@@ -189,5 +189,6 @@ class Limits:
         if is_here and will_come and not self.is_broken:
             return False
         patience_s = self.deadline_s if self.is_gathering or self.is_broken else 2 * self.deadline_s
-        is_slow = not card.may_last and card.for_s >= 2 * (self.deadline_s + card.first_run_s)  # its own watchdog ends it before
+        # Its own watchdog ends it before. An answer from before this meeting says only where it was: in one that a late rank held up, too.
+        is_slow = card.is_fresh and not card.may_last and card.for_s >= 2 * (self.deadline_s + card.first_run_s)
         return card.silent_s >= patience_s or (is_here and is_slow and not self.is_gathering)
