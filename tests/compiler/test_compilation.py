@@ -18,8 +18,7 @@ from triton.compiler.compiler import ASTSource
 from triton.runtime import _async_compile
 
 from dist_tune.compiler import reason_of
-from tests.ranks.online_steps import named
-from tests.steps import add_kernel, autotuned, configs, failures, gemm_kernel, launch, tuned
+from tests.steps import add_kernel, autotuned, configs, constants_of, failures, gemm_kernel, launch, tuned
 from tests.worlds import log, on_each_rank
 
 alone: Any = {"n": 1, "modes": ["fake"], "is_dist": False}
@@ -87,7 +86,7 @@ def test_a_reason_is_one_line():
 
 def is_32(*, src: Any = None, compile: Any = None, **facts: Any) -> bool:
     """Whether a hook is called for that block."""
-    return 32 in (named(src) if src else compile["constants"]).values()
+    return 32 in (constants_of(src) if src else compile["constants"]).values()
 
 
 def refuse(**facts: Any) -> None:

@@ -16,8 +16,7 @@ import triton
 from dist_tune.compiler.pool import n_compile_threads, quickest, turns
 from dist_tune.compiler.triton_cache import claim
 from dist_tune.testing import FakeH200
-from tests.ranks.online_steps import named
-from tests.steps import add_kernel, autotuned, failures, launch, tuned
+from tests.steps import add_kernel, autotuned, constants_of, failures, launch, tuned
 from tests.worlds import on_each_rank
 
 alone: Any = {"n": 1, "modes": ["fake"], "is_dist": False}
@@ -64,7 +63,7 @@ def test_what_a_launch_waits_for_is_compiled_beside_all_others(rank: int):
     order, most, is_timely = list[int](), list[int](), list[bool]()
 
     def listener(*, src: Any, **facts: Any) -> None:
-        block = named(src)["BLOCK"]
+        block = constants_of(src)["BLOCK"]
         if block != 16:
             order.append(block)
             at_work.append(block)

@@ -23,8 +23,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from dist_tune import contextual_autotune
 from dist_tune.compiler import worker
 from dist_tune.testing import FakeH200, values
-from tests.ranks.online_steps import online_threads, run_job
-from tests.steps import add_kernel, autotuned, configs, failures, launch, shift_kernel, tuned
+from tests.steps import add_kernel, autotuned, configs, failures, launch, online_threads, run_job, shift_kernel, tuned
 from tests.worlds import ROOT, log, on_each_rank, on_fake
 
 pytestmark = [pytest.mark.processes, pytest.mark.once]
@@ -203,7 +202,7 @@ def test_processes_are_stopped_beside_plain_calls(rank: int):
 
     until(is_stopped)
     (notes / "may_end").touch()
-    run_job(step, is_dist=False)
+    run_job(step)
     assert (online_threads(), failures(step)) == ([], [None, None])
 
 

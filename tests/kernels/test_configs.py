@@ -12,8 +12,7 @@ import torch
 
 from kernels import cute_gemm, persistent_gemm, push_gemm, shard_gemm
 from kernels.gemm_allreduce import config_space, prune_fn
-from tests.ranks.jobs import folder
-from tests.worlds import on_each_rank
+from tests.worlds import folder, on_each_rank
 
 FP16 = torch.float16
 on_a_gpu = on_each_rank(1, modes=("fake",), is_dist=False)

@@ -31,9 +31,21 @@ from dist_tune import autotune, contextual_autotune
 from dist_tune.search import Report, reduce_reports
 from dist_tune.testing import FakeH200
 from dist_tune.tuning.compilation import equals as same_kernels
-from tests.ranks.jobs import edited, job, records
-from tests.ranks.online_steps import named
-from tests.steps import add_kernel, autotuned, best, configs, dot_kernel, failures, gemm_kernel, launch, shift_kernel, tuned
+from tests.steps import (
+    add_kernel,
+    autotuned,
+    best,
+    configs,
+    constants_of,
+    dot_kernel,
+    edited,
+    failures,
+    gemm_kernel,
+    launch,
+    records,
+    shift_kernel,
+    tuned,
+)
 from tests.worlds import gathered, log, on_each_rank
 
 once = pytest.mark.once
@@ -56,7 +68,7 @@ def compiled() -> list[int]:
 
     def listener(*, src: Any, cache_hit: bool, **facts: Any) -> None:
         if not cache_hit:
-            blocks.append(named(src)["BLOCK"])
+            blocks.append(constants_of(src)["BLOCK"])
 
     triton.knobs.compilation.listener = listener
     return blocks
@@ -118,14 +130,14 @@ def test_threads_compile_beside_the_first_run(rank: int):
 def test_a_hit_compiles_its_config_alone(rank: int):
     """With nothing on disk but the record: one kernel on each rank; resource facts of all candidates are in the record."""
     add_kernel.device_caches.clear()
-    job("contextual")
+    Job("contextual")
     edited(rank, winner=64)
     (record,) = records()
     assert [(each.shared_bytes, each.n_regs, each.n_spills) for each in record.candidates] == [(0, 64, 0)] * 3
     os.environ["TRITON_CACHE_DIR"] += f"/of a second job on rank {rank}"
     add_kernel.device_caches.clear()
-    blocks, again = compiled(), job("contextual")
-    assert (again.winner, again.used, again.n_runs, again.is_hit, blocks) == (64, [64], 1, True, [64])
+    blocks, again = compiled(), Job("contextual")
+    assert (again.how, blocks) == ("hit 64", [64])
     assert [each.n_regs for each in again.record.candidates] == [64] * 3
 
 
@@ -166,7 +178,7 @@ def test_a_compilation_that_never_ends_is_dropped_on_all_ranks(rank: int, block:
     make_ptx, kernel = CUDABackend.make_ptx, fresh()
 
     def listener(*, src: Any, **facts: Any) -> None:
-        if rank == 1 and block == named(src)["BLOCK"]:
+        if rank == 1 and block == constants_of(src)["BLOCK"]:
             threading.Event().wait()
 
     triton.knobs.compilation.listener = listener
@@ -202,7 +214,7 @@ def test_triton_and_the_terminal_are_left_as_found(rank: int, what: str):
             raise KeyError("in the first run")
 
     def interrupt(*, src: Any, **facts: Any) -> None:
-        if named(src)["BLOCK"] == 16:
+        if constants_of(src)["BLOCK"] == 16:
             os.kill(os.getpid(), signal.SIGINT)
             goes_on.wait(60)
 
@@ -318,7 +330,7 @@ def launched(ms: Callable[[int], float] = lambda block: 50.0 if block == 16 else
 
     def launch_ms(source: Any, metadata: Any) -> float:
         stages.add(metadata.num_stages)
-        return ms(named(source)["BLOCK"])
+        return ms(constants_of(source)["BLOCK"])
 
     FakeH200.launch_ms = staticmethod(launch_ms)
     return stages

@@ -11,8 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 from triton.runtime.autotuner import Autotuner
 
 from dist_tune import as_operator, autotune, contextual_autotune, to_hashable, tune_all
-from tests.ranks.test_library_kernels import Filed, made
-from tests.steps import QUICK, autotuned, best, is_unpatched, launch, quiet, tuned
+from tests.steps import QUICK, Filed, autotuned, best, is_unpatched, launch, made, quiet, tuned
 from tests.worlds import further, on_each_rank
 
 if TYPE_CHECKING:

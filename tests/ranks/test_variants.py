@@ -21,19 +21,21 @@ from triton.runtime.driver import driver
 
 from dist_tune import autotune, contextual_autotune, power_of_two
 from dist_tune.testing import ExactTime, FakeH200
-from tests.ranks.online_steps import named, run_job
-from tests.ranks.test_library_kernels import Bare, Filed
 from tests.steps import (
     FACES,
+    Bare,
     Face,
+    Filed,
     Step,
     accumulate_kernel,
     all_reduced,
     autotuned,
     best,
     configs,
+    constants_of,
     is_unpatched,
     launch,
+    run_job,
     shift_kernel,
     told,
     tuned,
@@ -83,7 +85,7 @@ def records_of(step: Callable[[int], object], **options: Any) -> list[Any]:
     os.environ["TRITON_CACHE_DIR"] = str(
         Path(os.environ["DIST_TUNE_CACHE_DIR"]).parents[1]
     )  # what other steps of this module have compiled
-    FakeH200.launch_ms = staticmethod(lambda source, _: MS.get(named(source).get("BLOCK", 0), 0.0))
+    FakeH200.launch_ms = staticmethod(lambda source, _: MS.get(constants_of(source).get("BLOCK", 0), 0.0))
     n_runs = 0
 
     def run() -> None:
@@ -224,7 +226,7 @@ def test_hooks_and_tensors_of_launches_that_are_made_again(rank: int):
 def test_a_function_whose_kernel_meets_other_classes(rank: int):
     """Each config of a function has its time, too."""
     x, y, epoch = torch.zeros(64), torch.zeros(64), 0
-    FakeH200.launch_ms = staticmethod(lambda source, _: MS[named(source)["BLOCK"]])
+    FakeH200.launch_ms = staticmethod(lambda source, _: MS[constants_of(source)["BLOCK"]])
 
     @autotune([{"BLOCK": block} for block in MS], lambda n: n, n_warmup=1, n_repeat=2, cache=False)
     def step(n: int, BLOCK: int) -> None:
@@ -522,7 +524,7 @@ def test_a_step_of_its_own_has_no_buckets(rank: int):
 @on_each_rank(modes=["fake"])
 def test_a_step_tuned_online_has_one_site_for_a_bucket(rank: int):
     """Its calls take turns in the sizes of one bucket and count once each; the winner is in use for all of them."""
-    FakeH200.launch_ms = staticmethod(lambda source, _: {16: 1.0, 32: 0.5, 64: 0.25, 128: 0.8}[named(source)["BLOCK"]])
+    FakeH200.launch_ms = staticmethod(lambda source, _: {16: 1.0, 32: 0.5, 64: 0.25, 128: 0.8}[constants_of(source)["BLOCK"]])
     kernel, weight = autotuned(blocks=(16, 32, 64, 128)), torch.zeros(1)
 
     def counted(x: torch.Tensor) -> float:
