@@ -32,6 +32,7 @@ from dist_tune.search import Report, reduce_reports
 from dist_tune.testing import FakeH200
 from dist_tune.tuning.compilation import equals as same_kernels
 from tests.steps import (
+    Job,
     add_kernel,
     autotuned,
     best,
