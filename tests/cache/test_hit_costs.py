@@ -14,9 +14,7 @@ import pytest
 from dist_tune.cache import read_code
 from dist_tune.testing import on_ranks, values
 from tests.cache.hit_program import calls_in, first_call
-from tests.programs import run_python
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, of_checkout, run_python
 
 
 def test_code_that_functions_share_is_read_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -25,25 +23,17 @@ def test_code_that_functions_share_is_read_once_in_a_process(tmp_path: Path, mon
     helper = "def helper(x):\n    return [each + len(str(each)) for each in range(x)]\n"
     (tmp_path / "read_once.py").write_text(helper + "".join(f"def f{k}():\n    return helper({k})\n" for k in range(10)))
     functions = [getattr(importlib.import_module("read_once"), f"f{k}") for k in range(10)]
-    counted = calls_in(lambda: [read_code(each) for each in [*functions, *functions]], "_body_of_tree", "_codes_in")
-    assert counted["_body_of_tree"] == 11
-    assert counted["_codes_in"] <= 1
+    counted = calls_in(lambda: [read_code(each) for each in [*functions, *functions]], "parse", "read_bytes")
+    assert counted == {"parse": 11, "read_bytes": 1}
 
 
 @pytest.mark.processes
 def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Path):
     """Of each of two kernels a record and a fingerprint; in one process nothing is to be told apart; environment and settings once."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DIST_TUNE_")}
-    folders = {f"DIST_TUNE_{name}_DIR": str(tmp_path / name) for name in ("CACHE", "LOG")} | {"TRITON_CACHE_DIR": str(tmp_path / "triton")}
-    environment |= folders | {
-        "DIST_TUNE_VERBOSITY": "quiet",
-        "TRITON_INTERPRET": "0",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    program = (
-        "import json; from dist_tune.testing import install_fake_driver; install_fake_driver(); "
-        "from tests.cache.hit_program import first_call; print(json.dumps(first_call(is_dist=False)))"
-    )
+    environment = of_checkout(tmp_path, os.pathsep.join(filter(None, sys.path)), DIST_TUNE_LOG_DIR=str(tmp_path / "log"))
+    environment |= {"DIST_TUNE_VERBOSITY": "quiet"}
+    del environment["DIST_TUNE_LOG_LEVEL"]
+    program = "import json; from tests.cache.hit_program import first_call; print(json.dumps(first_call(is_dist=False)))"
     tuned = run_python("-c", program, env=environment, cwd=ROOT)
     done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert (tuned.returncode, done.returncode) == (0, 0), tuned.stderr + done.stderr
@@ -58,7 +48,7 @@ def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Pat
 def test_ranks_that_all_hit_meet_once(tmp_path: Path):
     """One meeting for the sites of a call, however many they are, and none for each of them."""
     env = {"DIST_TUNE_CACHE_DIR": str(tmp_path / "cache"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
-    values(on_ranks(2, first_call, mode="fake", env=env))
-    outcomes = on_ranks(2, first_call, mode="fake", env=env)
+    values(on_ranks(2, first_call, env=env))
+    outcomes = on_ranks(2, first_call, env=env)
     assert [each["hits"] for each in values(outcomes)] == [[True, True]] * 2
     assert [each.log.count("meeting=") for each in outcomes] == [1, 1]

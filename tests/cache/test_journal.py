@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from dist_tune import files
 from dist_tune.cache import Journal, QuarantinedConfig, quarantine, read_quarantine
 from dist_tune.cache import journal as module
+from tests.cache.test_store import warned
 from tests.programs import run_python
 
 pytestmark = pytest.mark.filterwarnings("ignore:tuning goes on without", "ignore:journal")
-
-
-@pytest.fixture(autouse=True)
-def _told() -> None:
-    """Each test may be warned anew."""
-    files._told.clear()
 
 
 def line(site: int) -> bytes:
@@ -79,16 +72,16 @@ def test_one_process_holds_a_file(tmp_path: Path):
     """Another has none, and knows why; a child that was forked meanwhile does not hold it."""
     path = tmp_path / "one.jsonl"
     file = Journal(path)
-    imports = "from pathlib import Path\nfrom dist_tune.cache import Journal\n"
-    code = f"{imports}one = Journal(Path({str(path)!r}))\nprint(one.is_over, one.is_taken)"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = f"from pathlib import Path\nfrom dist_tune.cache import Journal\none = Journal(Path({str(path)!r}))\n"
+    code += "print(one.is_over, one.is_taken)"
+    other = run_python("-c", code)
     assert (other.stdout.strip(), other.stderr) == ("True True", "")
     child = os.fork()
     if child == 0:
-        os.execvp("sleep", ["sleep", "60"])
+        os.execvp("sleep", ["sleep", "300"])
     try:
         file.close()
-        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False False"
+        assert run_python("-c", code).stdout.strip() == "False False"
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
@@ -119,31 +112,33 @@ threading.Event().wait()
         assert (tmp_path / f"{name}.jsonl").read_text().count("(most recent call first)") >= 1
 
 
-def test_a_full_disk_costs_the_journal_and_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The file is given up at the first line that does not fit."""
-    file = Journal(tmp_path / "one.jsonl")
-    monkeypatch.setattr(file, "_file", open("/dev/full", "wb", buffering=0))  # noqa: SIM115
-    with pytest.warns(UserWarning, match="tuning goes on without its journal: .*No space left") as told:
-        file.write(b"x\n")
-    file.write(b"x\n")
-    assert len(told) == 1
+def test_a_full_disk_costs_the_journal_and_one_warning(tmp_path: Path):
+    """The file is given up at the first line that does not fit: here of a process that may write no longer files."""
+    file, limits = Journal(tmp_path / "one.jsonl"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        with warned("tuning goes on without its journal: "):
+            for _ in range(2):
+                file.write(b"x\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert file.is_over
 
 
-def test_what_is_no_file_of_ours_is_left_alone(tmp_path: Path):
+@pytest.mark.parametrize("kind", ["below a file", "link", "fifo", "folder"])
+def test_what_is_no_file_of_ours_is_left_alone(tmp_path: Path, kind: str):
     """A file where the folder should be, and a link, a fifo or a folder where the file should."""
-    target, folder = tmp_path / "target", tmp_path / "journals"
+    target, path = tmp_path / "target", tmp_path / "journals" / "one.jsonl"
     target.write_text("mine")
-    folder.mkdir()
-    paths = [target / "one.jsonl", *(folder / f"{name}.jsonl" for name in ("link", "fifo", "folder"))]
-    paths[1].symlink_to(target)
-    os.mkfifo(paths[2])
-    paths[3].mkdir()
-    for path in paths:
-        cost = "tunings are not kept" if path.parent == target else "goes on without its journal"
-        with pytest.warns(UserWarning, match=cost):
-            assert Journal(path).is_over
-        with pytest.warns(UserWarning, match="the quarantine of kernel A is not kept"):
-            quarantine(path, QuarantinedConfig(kernel="kernel", key="[1]", config="A", rank=0, since=1.0))
-        assert (target.read_text(), read_quarantine(path)) == ("mine", [])
-        files._told.clear()
+    path.parent.mkdir()
+    if kind == "below a file":
+        path = target / "one.jsonl"
+    elif kind == "link":
+        path.symlink_to(target)
+    else:
+        (os.mkfifo if kind == "fifo" else os.mkdir)(path)
+    with pytest.warns(UserWarning, match="tunings are not kept" if kind == "below a file" else "goes on without its journal"):
+        assert Journal(path).is_over
+    with pytest.warns(UserWarning, match="the quarantine of kernel A is not kept"):
+        quarantine(path, QuarantinedConfig(kernel="kernel", key="[1]", config="A", rank=0, since=1.0))
+    assert (target.read_text(), read_quarantine(path)) == ("mine", [])

@@ -67,7 +67,6 @@ def test_a_package_is_a_folder_that_is_only_read(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("name", ["no_such_pack", "no-pack", "sys", "a.b"])
 def test_a_package_that_is_not_there_is_left_out_with_a_warning(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Which says what to do; folders beside it count."""
-    monkeypatch.setattr("dist_tune.files._told", set())
     kept(Cache(tmp_path / "shared"), record())
     with warned(f"package://{name} in DIST_TUNE_CACHE_PATH is left out: no package {name} is installed here. Install it"):
         cache = named(monkeypatch, f"package://{name}:{tmp_path / 'shared'}", tmp_path / "own")
@@ -83,7 +82,6 @@ def test_an_entry_that_names_nothing_there_is_left_out_with_a_warning(
     entry: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """With the entry; folders beside it count."""
-    monkeypatch.setattr("dist_tune.files._told", set())
     monkeypatch.syspath_prepend(str(installed(tmp_path / "site")))
     with warned(f"{entry} in DIST_TUNE_CACHE_PATH is left out: {told}"):
         assert named(monkeypatch, f"{tmp_path}:{entry}", tmp_path / "own").folders == [tmp_path]
@@ -118,7 +116,7 @@ def hit_from(rank: int, site: str) -> dict[str, Any]:
 def test_a_wheel_of_records_is_found_on_all_ranks_and_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Tuned on two ranks, exported into a package, built, installed elsewhere: another job of two ranks hits, and changes nothing there."""
     env = {"DIST_TUNE_CACHE_DIR": str(tmp_path / "tuned"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
-    values(on_ranks(2, first_call, mode="fake", env=env))
+    values(on_ranks(2, first_call, env=env))
     named(monkeypatch, "", tmp_path / "tuned")
     project, site = tmp_path / "project", tmp_path / "site"
     assert main(["cache", "export", f"{project}/h200_records/"]) == 0
@@ -130,6 +128,6 @@ def test_a_wheel_of_records_is_found_on_all_ranks_and_never_written(tmp_path: Pa
     before = files(site)
     assert sum(name.endswith(".json") for name in before) == 2
     env |= {"DIST_TUNE_CACHE_DIR": str(tmp_path / "own"), "DIST_TUNE_CACHE_PATH": "package://h200_records"}
-    outcomes = values(on_ranks(2, hit_from, str(site), mode="fake", env=env))
+    outcomes = values(on_ranks(2, hit_from, str(site), env=env))
     assert [each["hits"] for each in outcomes] == [[True, True]] * 2
     assert (files(site), files(tmp_path / "own")) == (before, {})
