@@ -13,6 +13,9 @@ import importlib
 import inspect
 import io
 import os
+import socket
+import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -231,3 +234,60 @@ def over_tcp(rank: int, lead: Callable[[int], int] = lambda port: port) -> None:
 def further(*values: Any) -> Any:
     """A case that shows what another one shows; `make test` leaves it out, `make test-faults` runs it."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+# -- waits, logs of other ranks, ends, and a wire to the store ---------------------------------------------------------
+
+
+def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
+    """Wait until it holds; no time of ``ExactTime`` passes."""
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        threading.Event().wait(0.01)
+
+
+def log_of(rank: int) -> str:
+    """What another rank has logged so far in this body."""
+    path = Path(os.environ["DIST_TUNE_LOG_DIR"], f"rank-{rank}.log")
+    return path.read_text() if path.exists() else ""
+
+
+def has_ended(pid: int) -> bool:
+    """True once the process runs no more; its parent may not have waited for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def left_with(outcome: Outcome, code: int) -> None:
+    """Assert that the rank ended its own process with this exit code."""
+    assert outcome.error == "Died", f"{outcome.error} {outcome.value}: {outcome.message}\n{outcome.notes}"
+    assert f"exit code {code}" in outcome.message, outcome.message
+
+
+class Wire:
+    """A port that leads to another one, until it is cut: then nothing arrives, and nothing is closed."""
+
+    def __init__(self, port: int, delay_s: float = 0.0) -> None:
+        """``delay_s``: of all that it carries."""
+        self.is_cut, self.delay_s, self._to = False, delay_s, port
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._server.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            here, _ = self._server.accept()
+            there = socket.create_connection(("127.0.0.1", self._to))
+            for ends in ((here, there), (there, here)):
+                threading.Thread(target=self._copy, args=ends, daemon=True).start()
+
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+        while sent := source.recv(65536):
+            time.sleep(self.delay_s)
+            while self.is_cut:
+                time.sleep(1)
+            sink.sendall(sent)
+        sink.close()

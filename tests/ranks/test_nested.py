@@ -18,8 +18,7 @@ import torch.distributed as dist
 from dist_tune import CaptureError, DistTuneError, NestedTuningError, NoValidConfigError, autotune, contextual_autotune
 from dist_tune.runtime.kernel import tuning_key
 from tests.programs import run_python
-from tests.ranks.stuck import threads_left
-from tests.steps import BLOCKS, FACES, QUICK, Face, Step, autotuned, best, is_unpatched, launch, tuned
+from tests.steps import BLOCKS, FACES, QUICK, Face, Step, autotuned, best, is_unpatched, launch, threads_left, tuned
 from tests.worlds import ROOT, log, on_each_rank
 
 
