@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def test_sizes_of_one_bucket_have_one_key(n: int, other: int):
 
 @pytest.mark.parametrize(
     ("pattern", "is_meant"),
-    [("add_kernel", True), (NAME, True), ("*.kernels.add_*", True), ("add", False), ("ADD_*", False), ("kernels.add_kernel", False)],
+    [("add_kernel", True), (NAME, True), ("*.steps.add_*", True), ("add", False), ("ADD_*", False), ("kernels.add_kernel", False)],
 )
 def test_kernels_are_named_by_patterns(pattern: str, is_meant: bool):
     """Of the bare name, or of the name with its module, in the case that they are written in."""
@@ -114,10 +115,11 @@ def test_what_has_no_effect_is_told():
 
 def test_kernels_that_are_gone_are_forgotten():
     """A factory makes one in each call."""
-    buckets = Buckets({"*": POWERS})
+    buckets, kernels = Buckets({"*": POWERS}), WeakSet[Any]()
     for _ in range(3):
-        buckets.of(autotuned())
-    assert len(buckets._of) <= 1
+        kernels.add(kernel := autotuned())
+        buckets.of(kernel)
+    assert len(kernels) <= 1
 
 
 def test_a_launch_that_only_compiles_has_triton_s_own_key():
