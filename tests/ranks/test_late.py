@@ -109,13 +109,13 @@ def test_timeouts_are_lowered_only_while_ranks_tune(rank: int):
 def _cut_off(rank: int, at_run: int) -> Any:
     wires: list[Wire] = []
 
-    def lead(port: int) -> int:
+    def lead(port: int) -> int:  # of rank 0, which hosts the store
         wires.append(Wire(port))
         return wires[0].port
 
     def rest(y: torch.Tensor) -> torch.Tensor:
         if wires and len(step.ran) == at_run:
-            until(lambda: at_run > 1 or "rank 1 is late" in log_of(0))  # rank 0 has seen it in its first run by then
+            until(lambda: at_run > 1 or "rank 0 is late" in log_of(1))  # both have seen each other in this call by then
             wires[0].is_cut = True
         return y
 
