@@ -45,7 +45,7 @@ def test_a_late_rank_costs_waiting_and_is_told_on_one_terminal(rank: int, case: 
         time.sleep(1.5)
     with contextlib.redirect_stderr(io.StringIO()) as terminal:
         y = step(X)
-    lines = re.findall(rf"^dist_tune: rank {late} has not come to call 1 of step, \d s$", terminal.getvalue(), re.MULTILINE)
+    lines = re.findall(rf"^dist_tune: rank {late} has not come to call \d of step, \d s$", terminal.getvalue(), re.MULTILINE)
     assert len(lines) == terminal.getvalue().count("has not come") == ((rank, shown) == (teller, "normal"))
     return y[0].item(), step.best
 
