@@ -242,12 +242,21 @@ def private_uses(tree: ast.AST, private: set[str]) -> list[str]:
     return [name for name in found if name in ours]
 
 
-@pytest.mark.skip(reason="until all slices are merged")
+YET_TO_MEND = {
+    "tests/cli/test_convert.py",
+    "tests/cli/test_doctor.py",
+    "tests/test_watch.py",
+    "tests/offline/test_interrupted.py",
+    "tests/offline/test_scripts.py",
+}
+"""They still speak to the code's inside."""
+
+
 def test_no_test_uses_a_private_name_of_the_package():
     """So that what is behind a behaviour may change without its tests."""
     private = private_names(ast.parse(path.read_text()) for path in MODULES)
     uses = {str(path.relative_to(ROOT)): private_uses(ast.parse(path.read_text()), private) for path in (ROOT / "tests").rglob("*.py")}
-    assert {path: names for path, names in uses.items() if names} == {}
+    assert {path for path, names in uses.items() if names} == YET_TO_MEND, uses
 
 
 @pytest.mark.parametrize(

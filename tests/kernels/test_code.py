@@ -190,10 +190,9 @@ def check_code(config: triton.Config, dtype: torch.dtype, folder: Path) -> None:
     assert re.search("REG:168 STACK:0 .* LOCAL:0 ", usage), f"{config}: {usage}"  # 65,536 registers for 384 threads, nothing spilled
 
 
+@pytest.mark.slow  # needs the extra cute
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("which", "dtype"), [(slice(1), torch.bfloat16), (slice(-1, None), torch.float16), further(slice(None), torch.bfloat16)]
-)
+@pytest.mark.parametrize(("which", "dtype"), [(slice(1), torch.bfloat16), (slice(-1, None), torch.float16), (slice(None), torch.bfloat16)])
 def test_code_of_cute_gemm_has_wgmma_tma_and_the_shared_memory_that_was_foreseen(which: slice, dtype: torch.dtype, tmp_path: Path):
     """The first config, one of another schedule, and further all: instructions by number, registers without spills."""
     for config in cute_gemm.search_space(4096, 4096, 4096)[which]:
