@@ -122,12 +122,14 @@ def test_a_problem_that_was_done_is_not_tuned_again(tmp_path: Path):
 @pytest.mark.parametrize("n_before", [0, 1])
 def test_a_tuning_takes_no_times_of_another_one_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_before: int):
     """Two sizes by one factory, which differ in tensors alone: the first is not the second, which was cut off; that goes on."""
+    monkeypatch.setattr(Clock, "now", ExactTime.now)
 
     def tune(n_runs: int) -> None:
         left = torch.tensor(n_runs)  # no plain value, as its inputs are none
 
         def run() -> None:
             left.sub_(1)
+            ExactTime.pass_ms(1.0)
             if left == 0:
                 raise KeyboardInterrupt
 
