@@ -44,9 +44,10 @@ def test_the_gather_and_product_is_tuned_and_right(tmp_path: Path):
 @pytest.mark.slow  # tests/ranks/test_online.py has such loops
 def test_a_training_loop_is_tuned_while_it_runs(tmp_path: Path):
     """Forward and backward, optimizer, schedule and data inside the step: what is trained is the untuned loop's to the bit."""
-    done = run(tmp_path, "mlp_training.py", "--width", "32", "--rows", "16", n_ranks=2)
+    by_its_own_clock = "from dist_tune.testing import ExactTime\nfrom examples.mlp_training import main\nExactTime.keep()\nmain()"
+    done = run(tmp_path, by_its_own_clock, "--width", "32", "--rows", "16", "--steps", "500", n_ranks=2)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = r"tuned in \d+ of 300 steps; losses and parameters are those of the untuned loop; .*forward BLOCK="
+    told = r"tuned in \d+ of 500 steps; losses and parameters are those of the untuned loop; .*forward BLOCK="
     assert re.search(told, done.stdout), done.stdout
 
 
