@@ -25,7 +25,7 @@ settings.load_profile("quick")
 LEAKS = ("TRITON_INTERPRET", "DIST_TUNE_", "SLURM_", "NNODES", "NODE_RANK", "MASTER_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PET_")
 
 
-_AT_ONCE = ThreadPoolExecutor(3)
+_AT_ONCE = ThreadPoolExecutor(4)
 _under_way: dict[pytest.Item, Future[object]] = {}
 """Test of ranks -> its run in a thread of that pool."""
 _running: list[pytest.Item] = []
@@ -112,12 +112,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Tests of ranks wait for deadlines more than they compute: those of a file that take no fixture run in threads, some at once."""
-    if not _runs_in_thread(pyfuncitem):
+    """Ranks wait for one another more than they compute: tests of ranks that take no fixture, and shared worlds, run in threads."""
+    if not _under_way:
+        for each in pyfuncitem.session.items:
+            if not isinstance(each, pytest.Function):
+                continue
+            if hasattr(each.function, "start"):
+                each.function.start(each, _AT_ONCE)
+            elif _runs_in_thread(each):
+                _under_way[each] = _AT_ONCE.submit(each.obj, **_cases(each))
+    if pyfuncitem not in _under_way:
         return None
-    for each in pyfuncitem.session.items if pyfuncitem not in _under_way else []:
-        if isinstance(each, pytest.Function) and each.path == pyfuncitem.path and _runs_in_thread(each):
-            _under_way[each] = _AT_ONCE.submit(each.obj, **_cases(each))
     _under_way[pyfuncitem].result()
     return True
 

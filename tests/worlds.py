@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -54,8 +55,8 @@ class Turn(NamedTuple):
     case: int | None = None
 
 
-_played: dict[tuple[World, Turn], list[tuple[Any, str]]] = {}
-"""What each rank returned, and a text about its error."""
+_worlds: dict[World, Future[dict[Turn, list[tuple[Any, str]]]]] = {}
+"""What each rank returned in each turn, and a text about its error."""
 
 
 def on_each_rank(
@@ -80,7 +81,7 @@ def on_each_rank(
         made: Any = test if cases or len(modes) > 1 else test_of_one
         functools.update_wrapper(made, body)
         del made.__wrapped__  # pytest would ask it for its arguments
-        made.turn_of, made.body, made.cases = turn_of, body, [_plain(case) for case in cases]
+        made.turn_of, made.start, made.body, made.cases = turn_of, start, body, [_plain(case) for case in cases]
         if made is test:
             marks = {mode: [pytest.mark.once] * (mode == "interpret" and len(modes) > 1) for mode in modes}
             named: list[Any] = [(k, _name(case, k), getattr(case, "marks", ())) for k, case in enumerate(cases)] or [(None, "", ())]
@@ -95,21 +96,37 @@ def on_each_rank(
     return decorate
 
 
+def start(item: pytest.Item, pool: Executor) -> None:
+    """Play the test's world in a thread, unless its ranks would share GPUs with others."""
+    world, _ = item.function.turn_of(item)  # type: ignore[attr-defined]
+    if world.mode != "gpu" and world not in _worlds:
+        _worlds[world] = pool.submit(_play_all, item.session, world)
+
+
 def check(request: pytest.FixtureRequest, key: tuple[World, Turn]) -> None:
-    """Play the test's body, and with it those of all selected tests of its world."""
-    world, _ = key
-    if key not in _played:
-        bodies: list[tuple[Any, pytest.Item]] = [(getattr(item, "function", None), item) for item in request.session.items]
-        all_turns = [test.turn_of(item) for test, item in bodies if hasattr(test, "turn_of")]
-        turns = [each for its_world, each in all_turns if its_world == world]
-        how: dict[str, Any] = {"mode": world.mode, "env": ENVIRONMENTS.get(world.mode), "is_dist": world.is_dist, "timeout_s": 110.0}
-        outcomes = on_ranks(world.n, _play, world.module, turns, clock="wall" if world.mode == "gpu" else "exact", **how)
-        for k, each in enumerate(turns):
-            _played[world, each] = [found.value[k] if found.value else (None, f"{found.message}\n{found.notes}") for found in outcomes]
-    failed = {rank: text for rank, (_, text) in enumerate(_played[key]) if text}
+    """Assert that the test's body has ended on all ranks of its world, with the same value."""
+    world, turn = key
+    if world not in _worlds:
+        _worlds[world] = Future()
+        _worlds[world].set_result(_play_all(request.session, world))
+    played = _worlds[world].result()[turn]
+    failed = {rank: text for rank, (_, text) in enumerate(played) if text}
     assert not failed, "\n".join(f"rank {rank}:\n{text}" for rank, text in failed.items())
-    first, *others = [value for value, _ in _played[key]]
+    first, *others = [value for value, _ in played]
     assert others == [first] * len(others)
+
+
+def _play_all(session: pytest.Session, world: World) -> dict[Turn, list[tuple[Any, str]]]:
+    """The bodies of all selected tests of a world."""
+    tests: list[tuple[Any, pytest.Item]] = [(getattr(item, "function", None), item) for item in session.items]
+    all_turns = [test.turn_of(item) for test, item in tests if hasattr(test, "turn_of")]
+    turns = [each for its_world, each in all_turns if its_world == world]
+    how: dict[str, Any] = {"mode": world.mode, "env": ENVIRONMENTS.get(world.mode), "is_dist": world.is_dist, "timeout_s": 240.0}
+    outcomes = on_ranks(world.n, _play, world.module, turns, clock="wall" if world.mode == "gpu" else "exact", **how)
+    return {
+        turn: [found.value[k] if found.value else (None, f"{found.message}\n{found.notes}") for found in outcomes]
+        for k, turn in enumerate(turns)
+    }
 
 
 def log() -> str:

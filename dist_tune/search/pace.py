@@ -89,6 +89,13 @@ class Pace:
         begin = cycle * _STRIDE % 2**32 * self.n_cycle >> 32
         return (place - begin) % self.n_cycle < self.n_cycle // 4
 
+    def begin(self) -> None:
+        """Something may be at work from here on: it is compared with the plain calls so far, but for the first ones."""
+        self.has_begun = True
+        for calls in (self._recent, self.before_s):
+            for _ in range(min(N_PLAIN, len(calls) - 1)):
+                calls.popleft()
+
     def add(self, call: int, seconds: float, *, is_trial: bool = False, is_ours: bool = False) -> None:
         """Take in a call that is over. ``is_ours``: something of the tuning was at work beside it."""
         self._job_s += seconds

@@ -151,13 +151,13 @@ def test_a_slow_start_of_the_job_is_no_cost():
 
 
 def test_the_first_calls_are_no_measure_of_later_ones():
-    """They take three times as long; what is at work from the fifth call on is told by the plain calls among those that follow."""
+    """They take three times as long; what is at work from the ninth call on is told by plain calls after the fourth."""
     pace, ours_s, job_s = Pace(0.05), 0.0, 0.0
     for call in range(400):
-        if call == 4:
-            pace.has_begun = True
-            pace.renew()
-        is_ours = call >= 4 and not pace.is_quiet(call)
+        if call == 8:
+            pace.begin()
+            assert [*pace.before_s] == [0.01] * 4
+        is_ours = call >= 8 and not pace.is_quiet(call)
         seconds = 0.03 if call < 4 else 0.01 + 0.005 * is_ours
         pace.add(call, seconds, is_ours=is_ours)
         ours_s += 0.005 * is_ours
