@@ -209,6 +209,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.processes
+@pytest.mark.slow  # a whole job; what is read out of one is tested above
 def test_a_job_is_tuned_and_timed_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Two ranks on the fake driver, compiled for real; it is ended some steps behind its tuning."""
     (tmp_path / "looped.py").write_text(STEP)
