@@ -63,7 +63,7 @@ def pytest_configure() -> None:
     from dist_tune.testing import ranks  # it imports triton, which reads the environment
 
     # Before dist_tune.testing.preload, the last one, which leaves what is imported out of garbage collections.
-    ranks.PRELOADED = ("tests.interpreter", "tests.pauses", "torch._dynamo", *ranks.PRELOADED)
+    ranks.PRELOADED = ("tests.interpreter", "tests.pauses", *ranks.PRELOADED)
     # What a test finds must not depend on what was tuned on this machine, nor be found by its user.
     os.environ["DIST_TUNE_CACHE_DIR"] = tempfile.mkdtemp(prefix="dist_tune-tests-")
 
@@ -73,7 +73,11 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(os.environ["DIST_TUNE_CACHE_DIR"], ignore_errors=True)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if any("ranks" in item.path.parts for item in session.items):
+        from dist_tune.testing import ranks
+
+        ranks.PRELOADED = ("torch._dynamo", *ranks.PRELOADED)  # optimizers import it; it takes seconds
     os.environ.pop("TRITON_INTERPRET", None)  # tests that import kernels/ have set it, where there is no GPU
 
 

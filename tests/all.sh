@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# All tests, as `make test` runs them. Three runs side by side, because tests of ranks wait: those, all others, and those that
-# another Triton decides. What the runs in the background print comes at their end; the last line says what was skipped.
+# All tests, as `make test` runs them. Three runs side by side, because tests of ranks wait: those; those that another Triton
+# decides, and then a part of the others; and the rest. What the runs in the background print comes at their end; the last
+# line says what was skipped.
 #
 #   tests/all.sh [FOLDER]     FOLDER has the other Triton, which stands before the installed one on PYTHONPATH
 set -uo pipefail
@@ -15,18 +16,22 @@ of_triton=(
     tests/compiler tests/runtime tests/test_configs.py tests/test_pruning.py
     tests/ranks/test_compiled.py tests/ranks/test_hooks.py tests/ranks/test_libraries.py tests/ranks/test_variants.py
 )
+part=(benchmarks/tests tests/cache tests/cli tests/measure tests/report tests/search)
 logs=$(mktemp -d) runs=() code=0
 trap 'rm -rf "$logs"' EXIT
 
 run() { .venv/bin/python -m pytest "${@:2}" >"$logs/$1" 2>&1; }
 
 run ranks "${of_ranks[@]}" & runs+=($!)
-if (($#)); then
-    PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH} run newer -m "not gpu and not slow and not once" "${of_triton[@]}" & runs+=($!)
-fi
-.venv/bin/python -m pytest "${of_ranks[@]/#/--ignore=}" | tee "$logs/others" || code=1
+{
+    of_newer=0
+    ((!$#)) || PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH} run newer -m "not gpu and not slow and not once" "${of_triton[@]}" || of_newer=1
+    run part "${part[@]}" && exit $of_newer
+} & runs+=($!)
+others=("${of_ranks[@]}" "${part[@]}")
+.venv/bin/python -m pytest "${others[@]/#/--ignore=}" | tee "$logs/others" || code=1
 for each in "${runs[@]}"; do wait "$each" || code=1; done
-for each in "$logs"/ranks "$logs"/newer; do [[ ! -e $each ]] || cat "$each"; done
+for each in "$logs"/{ranks,newer,part}; do [[ ! -e $each ]] || cat "$each"; done
 skipped=$(sed -n 's/^SKIPPED \[\([0-9]*\)\] \([^:]*\):[0-9]*: \(.*\)/\1 of \2 (\3)/p' "$logs"/* | sort -u | paste -sd ';')
 echo "skipped: ${skipped:-nothing}"
 exit $code

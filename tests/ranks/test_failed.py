@@ -202,7 +202,9 @@ def test_a_rank_whose_process_ends_in_its_first_call_is_told_at_once(face: Face,
     left_with(second, 3)
     assert first.error == "AbsentRanksError", f"{first.error}: {first.message}\n{first.notes}"
     # Its latest answer to rank 0, which may ask before, in and after the meeting that comes before the first run of a function.
-    doing = "its first run" if face == "contextual" else "(its first run|the exchange 'manifest'|replay 0, .*)"
+    doing = (
+        "its first run" if face == "contextual" else "(work before the first exchange|its first run|the exchange 'manifest'|replay 0, .*)"
+    )
     seen = "nothing yet" if where == "before the call" else rf"{doing} of .*, call 1 for \d+\.\d s, its process has ended"
     assert re.match(rf"rank 1 last seen at: {seen}\. So ranks \[1\] did not come ", first.message), first.message
     assert ("/gloo/" in first.message, "/gloo/" in first.notes) == (False, where != "after it")
