@@ -11,7 +11,7 @@ python := .venv/bin/python
 newer := $(CURDIR)/.venv/triton-3.9.0
 pytest := $(python) -m pytest
 fast := not gpu and not slow and not processes
-half := benchmarks/tests tests/measure tests/offline tests/report tests/search
+half := benchmarks/tests tests/cli tests/measure tests/offline tests/report tests/search
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 16
@@ -24,7 +24,7 @@ test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, and those that
 
 test-fast: .venv/test.stamp  ## the tests that start no ranks, programs or compilers, with the installed triton: 40 s on two cores
 	@log=$$(mktemp); code=0; $(pytest) -m "$(fast)" $(half) >$$log 2>&1 & id=$$!; \
-	$(pytest) -m "$(fast)" $(addprefix --ignore=,$(half)) || code=1; wait $$id || code=1; cat $$log; rm -f $$log; exit $$code
+	$(pytest) -m "$(fast)" tests $(addprefix --ignore=,$(half)) || code=1; wait $$id || code=1; cat $$log; rm -f $$log; exit $$code
 
 test-faults: .venv/test.stamp  ## what make test leaves out: all faults in all phases and other slow tests, and the table of logs/faults-cpu: half an hour
 	$(pytest) -m "slow and not gpu"

@@ -29,7 +29,7 @@ run ranks "${of_ranks[@]}" & runs+=($!)
     run part "${part[@]}" && exit $of_newer
 } & runs+=($!)
 others=("${of_ranks[@]}" "${part[@]}")
-.venv/bin/python -m pytest "${others[@]/#/--ignore=}" | tee "$logs/others" || code=1
+.venv/bin/python -m pytest tests "${others[@]/#/--ignore=}" | tee "$logs/others" || code=1
 for each in "${runs[@]}"; do wait "$each" || code=1; done
 for each in "$logs"/{ranks,newer,part}; do [[ ! -e $each ]] || cat "$each"; done
 skipped=$(sed -n 's/^SKIPPED \[\([0-9]*\)\] \([^:]*\):[0-9]*: \(.*\)/\1 of \2 (\3)/p' "$logs"/* | sort -u | paste -sd ';')

@@ -252,6 +252,7 @@ YET_TO_MEND = {
 """They still speak to the code's inside."""
 
 
+@pytest.mark.processes  # it lasts seconds
 def test_no_test_uses_a_private_name_of_the_package():
     """So that what is behind a behaviour may change without its tests."""
     private = private_names(ast.parse(path.read_text()) for path in MODULES)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.guided_tables import LIMIT, kernels, line, n_compiled, runs_of
 
 
+@pytest.mark.processes  # it lasts seconds
 def test_guided_search_finds_the_best_of_the_recorded_tables():
     """In 95 % of runs within 1 % of the best, with at most 45 of 76 and 97 of 216 candidates compiled."""
     regrets = []

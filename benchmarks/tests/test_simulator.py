@@ -125,6 +125,7 @@ def test_messages_of_a_meeting_grow_in_proportion_to_ranks():
     assert twice.down_bytes == pytest.approx(2 * few.down_bytes, rel=0.05)
 
 
+@pytest.mark.processes  # it lasts seconds
 def test_small_kernels_are_told_apart_by_repeats():
     """15 kernels of 3 us under a clock that errs by 0.2: half as far from the best as without repeats, where the host is quick."""
     world = replace(small(), host_ms=1.0)

@@ -28,6 +28,7 @@ SCRIPTS = st.lists(st.lists(st.tuples(st.just("f"), st.sampled_from(ACTIONS)), m
 
 @settings(max_examples=30, deadline=None)
 @given(scripts=SCRIPTS)
+@pytest.mark.processes  # it lasts seconds
 def test_each_run_ends_and_ranks_that_end_a_call_say_the_same(scripts: list[Script]):
     """One value, or errors of one kind; the rank that raised has its own."""
     world, by_call = World(len(scripts)), dict[tuple[str, int], set[str]]()
@@ -57,6 +58,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("actions", "told", "words"), TABLE)
+@pytest.mark.processes  # it lasts seconds
 def test_what_ranks_are_told_and_that_they_meet_again(actions: str, told: str, words: str):
     """The one that raised has its own error; a collective's is chained to its cause."""
     world, each = World(3, **({"deadline_s": 1.0} if told == "AbsentRanksError" else {})), actions.split(", ")
