@@ -19,10 +19,10 @@ help:  ## this list
 tune: .venv/run.stamp  ## tune AllGather-GEMM on all GPUs, or on two CPU ranks under the Triton interpreter
 	launch/launch.sh kernels/ag_gemm.py --case tune
 
-test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, and those that Triton decides with 3.9.0 as well: eight minutes on two cores
+test: .venv/test.stamp $(newer)/triton/__init__.py  ## the tests, and those that Triton decides with 3.9.0 as well: six minutes on two cores
 	@tests/all.sh $(newer)
 
-test-fast: .venv/test.stamp  ## the tests that start no ranks, programs or compilers, with the installed triton: 40 s on two cores
+test-fast: .venv/test.stamp  ## the tests that start no ranks, programs or compilers, with the installed triton: 45 s on two cores
 	@log=$$(mktemp); code=0; $(pytest) -m "$(fast)" $(half) >$$log 2>&1 & id=$$!; \
 	$(pytest) -m "$(fast)" tests $(addprefix --ignore=,$(half)) || code=1; wait $$id || code=1; cat $$log; rm -f $$log; exit $$code
 
