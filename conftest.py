@@ -115,16 +115,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+def pytest_runtestloop(session: pytest.Session) -> None:
     """Ranks wait for one another more than they compute: tests of ranks that take no fixture, and shared worlds, run in threads."""
-    if not _under_way:
-        for each in pyfuncitem.session.items:
-            if not isinstance(each, pytest.Function):
-                continue
-            if hasattr(each.function, "start"):
-                each.function.start(each, _AT_ONCE)
-            elif _runs_in_thread(each):
-                _under_way[each] = _AT_ONCE.submit(each.obj, **_cases(each))
+    for each in [] if session.config.option.collectonly else session.items:
+        test: Any = getattr(each, "function", None)
+        if hasattr(test, "start"):
+            test.start(each, _AT_ONCE)
+        elif isinstance(each, pytest.Function) and _runs_in_thread(each):
+            _under_way[each] = _AT_ONCE.submit(each.obj, **_cases(each))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if pyfuncitem not in _under_way:
         return None
     _under_way[pyfuncitem].result()

@@ -49,7 +49,7 @@ def _once(of: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Tuple(core.tuple):  # type: ignore[misc]
-    """Shapes are tuples, and nobody asks for the type of most of them."""
+    """A tuple that makes its type when that is read: a shape is a tuple, and few shapes are asked for their type."""
 
     def __init__(self, args: Any, type: Any = None) -> None:
         self.values, self._type = list(args), type
