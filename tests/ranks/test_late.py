@@ -66,7 +66,7 @@ def test_what_takes_long_for_good_reason_is_waited_for(rank: int):
     step: Step = Step("contextual", rest=rest, reset=lambda: time.sleep(2.5 if rank and len(step.ran) == 1 else 0.0))
     y = step(X)
     assert re.search("WARNING rank 1 is late: .* its first run of tests.steps.step, call 1", log_of(0))
-    assert "rank 1 did not run for" in log_of(1)
+    until(lambda: "rank 1 did not run for" in log_of(1))  # another rank's log may be written after this one is through
     assert "rank 0 is late" not in log_of(1)
     return step.best, y[0].item(), threads_left()
 
