@@ -80,6 +80,8 @@ class Activity:
         """The latest ones: number, collectives issued on all groups, and what it ran."""
         self.troubles: list[str] = []
         """Candidates that failed here between two of their collectives; shared with the tuning that adds to it."""
+        self.awaited: int | None = None
+        """The rank that was told as late when a run of that call raised."""
         self.absent: Sequence[int] = ()
         """Ranks that have not come to this rank's call, as of the latest look; looked at while this rank waits."""
         self.late = ""
@@ -96,7 +98,7 @@ class Activity:
         """A call begins that may end in a meeting."""
         self.call, self.is_first_run = Call(place, has_talked=False, n_issued=place.before), True
         self.runs.clear()
-        self.troubles, self.absent, self.first_run_s = [], (), 0.0
+        self.troubles, self.awaited, self.absent, self.first_run_s = [], None, (), 0.0
         self.doing = Doing("its first run", time.monotonic(), may_last=True)
 
     def enter(self, call: Call, *, has_raised: bool) -> None:
@@ -113,10 +115,14 @@ class Activity:
 
     @contextmanager
     def run(self, number: int, text: str) -> Iterator[None]:
-        """A run of the closure; counts its collectives, unless it raises."""
+        """A run of the closure; counts its collectives, or notes the rank that it waited for where it raises."""
         self.at(text)
         before = self._n_of_process()
-        yield
+        try:
+            yield
+        except BaseException:
+            self.awaited = next(iter(self._told), None)
+            raise
         self.runs.append((number, self._n_of_process() - before, text))
 
     def header(self, step: str, topic: str) -> Header:

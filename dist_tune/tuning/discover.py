@@ -240,6 +240,7 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
         warm_ups={label: 1 if site.checker is None else site.checker.n_runs for label, site in sites.items() if not site.is_compiled},
         is_elsewhere=is_first and not context.settings.always_tune and context.sites.journal.is_taken(),
         run_s=round(context.replays.run_s, 4),
+        awaited=context.ranks.activity.awaited,
         settings=shared_settings(context.settings),
         why_not=f"{endless}: not tuned" if endless else why_not and f"{why_not}: {then}",
         may_go_online=may_go_online,

@@ -241,3 +241,11 @@ def test_hits_before_a_common_miss_do_not_matter(sites: str, watched: str, expec
 def test_compile_threads_are_those_of_the_host_with_the_most():
     """All ranks decide by eight."""
     assert reduce_manifests({rank: RankManifest(n_threads=n) for rank, n in enumerate((8, 8, 6))}).n_threads == 8
+
+
+@pytest.mark.parametrize(("awaited", "late"), [(None, 0), (1, 1)])
+def test_the_rank_that_was_told_as_late_is_blamed(awaited: int | None, late: int):
+    """Runs that were left alone in a collective end at about the same time on all ranks; the longest one is a guess."""
+    left = "is left alone in a collective when it runs again: not tuned"
+    first = RankManifest({"s": ""}, run_s=3.002, why_not=left, awaited=awaited)
+    assert reduce_manifests({0: first, 1: RankManifest({"s": ""}, run_s=3.001, why_not=left)}).late == late
