@@ -21,6 +21,7 @@ from triton.runtime.autotuner import Autotuner
 from dist_tune import TunedFunction, autotune, contextual_autotune
 from dist_tune.cache import Cache, TuningRecord, record_bytes
 from dist_tune.testing import ExactTime
+from tests.interpreter import ELEMENTWISE
 from tests.worlds import caught, folder, is_interpreted
 
 
@@ -36,6 +37,9 @@ def accumulate_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     keep = at < n
     tl.store(y_ptr + at, tl.load(y_ptr + at, mask=keep) + tl.load(x_ptr + at, mask=keep), mask=keep)
+
+
+ELEMENTWISE |= {add_kernel.fn: lambda x, y: x + 1, accumulate_kernel.fn: lambda x, y: y + x}
 
 
 @triton.jit
