@@ -40,6 +40,9 @@ ENVIRONMENTS = {
     "fake": {"TRITON_DEFAULT_FP_FUSION": "1", "DIST_TUNE_DEADLINE_S": "60"},  # a compilation takes a busy machine long
     "gpu": {"DIST_TUNE_DEADLINE_S": "20"},
 }
+WITH_COMPILERS = ("tests.compiler.", "tests.ranks.test_compiled")
+"""Modules whose ranks start processes that compile, as a user's do, for 0.3 CPU-s each. Elsewhere a compilation that somebody listens to
+stays in the rank."""
 
 
 class World(NamedTuple):
@@ -166,13 +169,13 @@ def _play(rank: int, module: str, turns: Sequence[Turn]) -> list[tuple[Any, str]
             os.environ[name] = str(root / f"turn-{k}" / name.lower())
         launch_ms = FakeH200.launch_ms
         torch.manual_seed(0)
+        triton.knobs.compilation.listener = None if module.startswith(WITH_COMPILERS) else lambda **_: None
         try:
             found.append((test.body(rank, *(() if turn.case is None else (test.cases[turn.case],))), ""))
         except Exception as error:  # noqa: BLE001  # of this body's test, not of all
             found.append((None, _told(error, inspect.getfile(test.body))))
         gc.enable()
         FakeH200.launch_ms = staticmethod(launch_ms)
-        triton.knobs.compilation.listener = None
         os.environ.clear()
         os.environ.update(environment)
         if dist.is_initialized() and k < len(turns) - 1:

@@ -181,9 +181,18 @@ CASES = {
 }  # fmt: skip
 ON_BOTH = ("heuristics of an epoch", "a slice that is", "a constant", "a wrapper that passes over")
 """With both Tritons: how each tells arguments apart."""
+FURTHER = (
+    "heuristics of multiples of 16",
+    "a stride at two sites out of step",
+    "five constants in turn",
+    "a wrapper that passes errors on",
+)
 
 
-@on_each_rank(modes=["fake"], cases=[pytest.param(name, marks=[once] * (not name.startswith(ON_BOTH))) for name in CASES])
+@on_each_rank(
+    modes=["fake"],
+    cases=[pytest.param(name, marks=pytest.mark.slow if name in FURTHER else [once] * (not name.startswith(ON_BOTH))) for name in CASES],
+)
 def test_no_replay_that_counts_compiles(rank: int, name: str):
     """Each candidate has the time of its launches alone, whichever classes they meet; a step without an end of them is told of once."""
     case = CASES[name]
