@@ -244,16 +244,6 @@ def private_uses(tree: ast.AST, private: set[str]) -> list[str]:
     return [name for name in found if name in ours]
 
 
-YET_TO_MEND = {
-    "tests/cli/test_convert.py",
-    "tests/cli/test_doctor.py",
-    "tests/test_watch.py",
-    "tests/offline/test_interrupted.py",
-    "tests/offline/test_scripts.py",
-}
-"""They still speak to the code's inside."""
-
-
 @pytest.mark.processes  # it lasts seconds
 def test_no_test_uses_a_private_name_of_the_package():
     """So that what is behind a behaviour may change without its tests."""
@@ -261,7 +251,7 @@ def test_no_test_uses_a_private_name_of_the_package():
     sources = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
     named = {path: source for path, source in sources.items() if private & {*re.findall(r"\b_\w+", source)}}
     uses = {path: private_uses(ast.parse(source), private) for path, source in named.items()}
-    assert {path for path, names in uses.items() if names} == YET_TO_MEND, uses
+    assert {path: names for path, names in uses.items() if names} == {}
 
 
 @pytest.mark.parametrize(

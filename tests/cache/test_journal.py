@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,15 @@ def test_lines_come_back_in_order_and_stay(tmp_path: Path):
     assert len(file.events) == 3
     file.close(delete=True)
     assert not path.exists()
+
+
+def test_a_journal_is_given_up_after_two_weeks(tmp_path: Path):
+    """The next one that is opened beside it deletes it."""
+    for name, days in (("old", 15), ("young", 13)):
+        (tmp_path / f"{name}.jsonl").write_bytes(line(1) + b"\n")
+        os.utime(tmp_path / f"{name}.jsonl", (time.time() - days * 86400,) * 2)
+    held(tmp_path / "one.jsonl")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["one.jsonl", "young.jsonl"]
 
 
 def test_a_damaged_line_ends_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,6 +12,7 @@ import triton
 from torch.utils import collect_env
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from dist_tune import accelerator
@@ -87,22 +88,33 @@ def test_a_folder_that_cannot_be_written_is_found(monkeypatch: pytest.MonkeyPatc
 
 def test_kernels_are_really_tried(monkeypatch: pytest.MonkeyPatch):
     """One that came to another result, or a numpy that the interpreter cannot work with, is seen; and the kernel compiles for a GPU."""
-    monkeypatch.setitem(sys.modules, "numpy", None)
-    monkeypatch.delitem(sys.modules, "triton.runtime.interpreter", raising=False)
-    state, fact = findings()["interpreter"]
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "numpy", None)
+        without.delitem(sys.modules, "triton.runtime.interpreter", raising=False)
+        state, fact = findings()["interpreter"]
     assert (state, "numpy" in fact) == ("fail", True)
-    idle: Any = {(1,): lambda *_args: None}
-    with pytest.raises(ArithmeticError, match="counts to 3"):
-        doctor._run(idle, "cpu")
-    source = ASTSource(JITFunction(doctor._sum_steps), {"total": "*i32", "n": "i32"}, {})
+    with monkeypatch.context() as idle:
+        idle.setattr(InterpretedFunction, "run", lambda *_args, **_options: None)
+        state, fact = findings()["interpreter"]
+    assert (state, "counts to 3" in fact) == ("fail", True)
+    with_gpu(monkeypatch, made := [])
+    assert findings()["GPU"][0] == "ok"
+    source = ASTSource(JITFunction(made[0]), {"total": "*i32", "n": "i32"}, {})
     assert "ptx" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm
+
+
+def with_gpu(monkeypatch: pytest.MonkeyPatch, made: list[Any]) -> None:
+    """Two GPUs, whose memory is the host's and whose kernels, added to ``made``, are interpreted."""
+    there = {"is_available": lambda: True, "device_count": lambda: 2, "get_device_name": lambda: "H200", "current_device": lambda: 0}
+    monkeypatch.setattr(accelerator, "api", SimpleNamespace(**there, get_device_properties=lambda device: UNITS))
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, device=None, **options: zeros(*size, **options))
+    monkeypatch.setattr("triton.runtime.jit.JITFunction", lambda fn: made.append(fn) or InterpretedFunction(fn))
 
 
 def test_a_gpu_is_tried_and_told(monkeypatch: pytest.MonkeyPatch):
     """On AMD's with a warning; TRITON_INTERPRET=1 left over in a shell is why nothing is fast; and a driver may raise."""
-    there = {"is_available": lambda: True, "device_count": lambda: 2, "get_device_name": lambda: "H200", "current_device": lambda: 0}
-    monkeypatch.setattr(accelerator, "api", SimpleNamespace(**there, get_device_properties=lambda device: UNITS))
-    monkeypatch.setattr(doctor, "_run", lambda kernel, device: None)
+    with_gpu(monkeypatch, [])
     assert run("doctor").stdout.splitlines()[-1] == "Ready to tune on 2 x H200."
     with monkeypatch.context() as other:
         other.setattr(torch.version, "hip", "6.4.2")
@@ -115,10 +127,9 @@ def test_a_gpu_is_tried_and_told(monkeypatch: pytest.MonkeyPatch):
         interpreting.setenv("TRITON_INTERPRET", "1")
         assert findings()["GPU"] == ("off", "TRITON_INTERPRET=1: kernels are interpreted, not compiled. Unset it to tune for this GPU")
 
-    def broken(_kernel: object, device: str) -> None:
-        if device == "cuda":
-            raise RuntimeError("CUDA error: unknown error")
+    def broken(_kernel: object) -> None:
+        raise RuntimeError("CUDA error: unknown error")
 
-    monkeypatch.setattr(doctor, "_run", broken)
+    monkeypatch.setattr("triton.runtime.jit.JITFunction", broken)
     assert findings()["GPU"][0] == "fail"
     assert "interpreter only" in doctor.examine().values["verdict"]

@@ -119,27 +119,29 @@ def test_a_problem_that_was_done_is_not_tuned_again(tmp_path: Path):
     assert n_made() == 6
 
 
+def tune_k(n_runs: int) -> None:
+    """A tuning of one name with a tensor of its own, no plain value; ends after so many runs, or by itself if that is negative."""
+    ExactTime.keep()
+    left = torch.tensor(n_runs)
+
+    def run() -> None:
+        left.sub_(1)
+        ExactTime.pass_ms(1.0)
+        if left == 0:
+            raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        tune_kernel(SPACE, lambda config: (run, None), num_iters=3, name="k")
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("n_before", [0, 1])
-def test_a_tuning_takes_no_times_of_another_one_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_before: int):
-    """Two sizes by one factory, which differ in tensors alone: the first is not the second, which was cut off; that goes on."""
-    monkeypatch.setattr(Clock, "now", ExactTime.now)
-
-    def tune(n_runs: int) -> None:
-        left = torch.tensor(n_runs)  # no plain value, as its inputs are none
-
-        def run() -> None:
-            left.sub_(1)
-            ExactTime.pass_ms(1.0)
-            if left == 0:
-                raise KeyboardInterrupt
-
-        with suppress(KeyboardInterrupt):
-            tune_kernel(SPACE, lambda config: (run, None), num_iters=3, name="k")
-
-    monkeypatch.setattr("dist_tune.offline.api._n_tuned", Counter(k=1))
-    tune(40)
-    monkeypatch.setattr("dist_tune.offline.api._n_tuned", Counter(k=n_before))  # as in a process that begins
-    tune(-1)
+def test_a_tuning_takes_no_times_of_another_one_of_its_name(tmp_path: Path, n_before: int):
+    """Of two sizes by one factory the second was cut off: in the next process the first is not that one; the second goes on."""
+    for n_runs in ([-1, 40], [-1] * (n_before + 1)):
+        program = f"from {__name__} import tune_k\nfor n in {n_runs}: tune_k(n)"
+        done = run_python("-c", program, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert done.returncode == 0, done.stderr
     goes_on = "candidates are taken from an earlier attempt's journal" in (tmp_path / "logs" / "rank-0.log").read_text()
     assert goes_on == (n_before == 1)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import count, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
 
@@ -268,7 +269,9 @@ def test_mistakes_of_the_caller_are_told(tmp_path: Path, given: Any, error: type
 def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config(monkeypatch: pytest.MonkeyPatch):
     """Two inputs fit at a time: those that are held are let go before another one is made, and each config is tried."""
     alive: WeakSet[torch.Tensor] = WeakSet()
-    monkeypatch.setattr("dist_tune.offline.runs._is_memory_short", lambda: len(alive) > 0)
+    half_full = {"is_available": lambda: True, "memory_allocated": lambda: len(alive)}
+    device = SimpleNamespace(**half_full, get_device_properties=lambda: SimpleNamespace(total_memory=1))
+    monkeypatch.setattr("dist_tune.offline.runs.api", device)
 
     def make(config: Config) -> Any:
         if len(alive) >= 2:
