@@ -97,24 +97,31 @@ def test_kernels_are_really_tried(monkeypatch: pytest.MonkeyPatch):
         idle.setattr(InterpretedFunction, "run", lambda *_args, **_options: None)
         state, fact = findings()["interpreter"]
     assert (state, "counts to 3" in fact) == ("fail", True)
-    with_gpu(monkeypatch, made := [])
+    made = with_gpu(monkeypatch)
     assert findings()["GPU"][0] == "ok"
     source = ASTSource(JITFunction(made[0]), {"total": "*i32", "n": "i32"}, {})
     assert "ptx" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm
 
 
-def with_gpu(monkeypatch: pytest.MonkeyPatch, made: list[Any]) -> None:
-    """Two GPUs, whose memory is the host's and whose kernels, added to ``made``, are interpreted."""
+def with_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Two GPUs, whose memory is the host's and whose kernels are interpreted; the functions of these."""
+    made: list[Any] = []
+
+    def kernel(function: Any) -> Any:
+        made.append(function)
+        return InterpretedFunction(function)
+
     there = {"is_available": lambda: True, "device_count": lambda: 2, "get_device_name": lambda: "H200", "current_device": lambda: 0}
     monkeypatch.setattr(accelerator, "api", SimpleNamespace(**there, get_device_properties=lambda device: UNITS))
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *size, device=None, **options: zeros(*size, **options))
-    monkeypatch.setattr("triton.runtime.jit.JITFunction", lambda fn: made.append(fn) or InterpretedFunction(fn))
+    monkeypatch.setattr("triton.runtime.jit.JITFunction", kernel)
+    return made
 
 
 def test_a_gpu_is_tried_and_told(monkeypatch: pytest.MonkeyPatch):
     """On AMD's with a warning; TRITON_INTERPRET=1 left over in a shell is why nothing is fast; and a driver may raise."""
-    with_gpu(monkeypatch, [])
+    with_gpu(monkeypatch)
     assert run("doctor").stdout.splitlines()[-1] == "Ready to tune on 2 x H200."
     with monkeypatch.context() as other:
         other.setattr(torch.version, "hip", "6.4.2")
