@@ -4,6 +4,7 @@ import multiprocessing.process
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -53,6 +54,7 @@ def pytest_configure() -> None:
         start(self)
 
     multiprocessing.process.BaseProcess.start = audited  # type: ignore[method-assign]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a script starts in the background, and in its children
     for name in [name for name in os.environ if name.startswith(LEAKS)]:
         del os.environ[name]
     os.environ["DIST_TUNE_LOG_LEVEL"] = "DEBUG"  # tests read steps of a tuning out of logs that users are not shown
@@ -123,6 +125,9 @@ def pytest_runtestloop(session: pytest.Session) -> None:
             test.start(each, _AT_ONCE)
         elif isinstance(each, pytest.Function) and _runs_in_thread(each):
             _under_way[each] = _AT_ONCE.submit(each.obj, **_cases(each))
+        else:
+            continue
+        each.add_marker(pytest.mark.timeout(0))  # it may wait for its turn; what it runs has limits of its own
 
 
 @pytest.hookimpl(tryfirst=True)

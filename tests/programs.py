@@ -39,7 +39,7 @@ def of_checkout(cwd: Path, path: str = "", **variables: str) -> dict[str, str]:
 
 
 def run_python(
-    *command: str | Path, cwd: Path | str | None = None, env: Mapping[str, str] | None = None, n_ranks: int = 0, timeout_s: float = 100.0
+    *command: str | Path, cwd: Path | str | None = None, env: Mapping[str, str] | None = None, n_ranks: int = 0, timeout_s: float = 250.0
 ) -> Done:
     """``python *command`` (a script, ``-m`` and a module, or ``-c`` and code) in a forked process; waits for its end.
 

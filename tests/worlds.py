@@ -7,12 +7,14 @@ machine is: what is chosen among kernels is the same in every run.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import gc
 import importlib
 import inspect
 import io
 import os
+import signal
 import socket
 import threading
 import time
@@ -34,7 +36,8 @@ from dist_tune.settings import SettingsError
 from dist_tune.testing import FakeH200, Mode, Outcome
 
 Body = Callable[..., Any]
-
+BODY_S = 240
+"""Longest time of a body; then its rank ends by SIGALRM, and so do its world's tests."""
 
 ENVIRONMENTS = {
     "fake": {"TRITON_DEFAULT_FP_FUSION": "1", "DIST_TUNE_DEADLINE_S": "60"},  # a compilation takes a busy machine long
@@ -127,8 +130,10 @@ def _play_all(session: pytest.Session, world: World) -> dict[Turn, list[tuple[An
     tests: list[tuple[Any, pytest.Item]] = [(getattr(item, "function", None), item) for item in session.items]
     all_turns = [test.turn_of(item) for test, item in tests if hasattr(test, "turn_of")]
     turns = [each for its_world, each in all_turns if its_world == world]
-    how: dict[str, Any] = {"mode": world.mode, "env": ENVIRONMENTS.get(world.mode), "is_dist": world.is_dist, "timeout_s": 240.0}
-    outcomes = on_ranks(world.n, _play, world.module, turns, clock="wall" if world.mode == "gpu" else "exact", **how)
+    how: dict[str, Any] = {"mode": world.mode, "env": ENVIRONMENTS.get(world.mode), "is_dist": world.is_dist}
+    outcomes = on_ranks(
+        world.n, _play, world.module, turns, clock="wall" if world.mode == "gpu" else "exact", timeout_s=BODY_S * len(turns), **how
+    )
     return {
         turn: [found.value[k] if found.value else (None, f"{found.message}\n{found.notes}") for found in outcomes]
         for k, turn in enumerate(turns)
@@ -163,12 +168,14 @@ def _name(case: Any, k: int) -> str:
 def _play(rank: int, module: str, turns: Sequence[Turn]) -> list[tuple[Any, str]]:
     found: list[tuple[Any, str]] = []
     root, environment = Path(os.environ["DIST_TUNE_CACHE_DIR"]).parent, dict(os.environ)
+    faulthandler.register(signal.SIGALRM, chain=True)
     for k, turn in enumerate(turns):
         test = getattr(importlib.import_module(module), turn.name)
         for name in ("DIST_TUNE_CACHE_DIR", "DIST_TUNE_LOG_DIR", "TRITON_CACHE_DIR"):
             os.environ[name] = str(root / f"turn-{k}" / name.lower())
         launch_ms = FakeH200.launch_ms
         torch.manual_seed(0)
+        signal.alarm(BODY_S)
         triton.knobs.compilation.listener = None if module.startswith(WITH_COMPILERS) else lambda **_: None
         try:
             found.append((test.body(rank, *(() if turn.case is None else (test.cases[turn.case],))), ""))
@@ -180,6 +187,7 @@ def _play(rank: int, module: str, turns: Sequence[Turn]) -> list[tuple[Any, str]
         os.environ.update(environment)
         if dist.is_initialized() and k < len(turns) - 1:
             dist.barrier()
+    signal.alarm(0)
     return found
 
 

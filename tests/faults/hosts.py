@@ -179,7 +179,7 @@ def _start(link: Link, host: str, case: str, folder: Path, n_each: int, *, has_g
 
 def _wait(folder: Path, what: str, ranks: range) -> float:
     """The time when these ranks had come there, or ended."""
-    end = time.monotonic() + 60.0
+    end = time.monotonic() + 240.0
     while time.monotonic() < end:
         if all((folder / f"{what}-{rank}").exists() or (what == "told" and _has_ended(folder / f"lock-{rank}")) for rank in ranks):
             return time.monotonic()
