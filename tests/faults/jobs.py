@@ -79,7 +79,7 @@ FAULTS = {
     "no memory": Fault(_raise(MemoryError("no memory left")), "", ""),
     "sleep 3 s": Fault(lambda: time.sleep(3.0), "", "", _LATE),
     "stop 3 s": Fault(lambda: stop_for(3.0), "", "", _LATE),
-    "sleep 6 s": Fault(lambda: time.sleep(6.0), "PeerFailedError", "PeerFailedError", "^rank 1 was late.*64"),
+    "sleep 5 s": Fault(lambda: time.sleep(5.0), "PeerFailedError", "PeerFailedError", "^rank 1 was late.*64"),
     "stop 10 s": Fault(lambda: stop_for(10.0), "AbsentRanksError", "AbsentRanksError", f"{_ABSENT}.*its process is stopped"),
     "never return": Fault(lambda: time.sleep(1000.0), "Died", "StuckConfigError", "rank 1: .*candidate .*BLOCK="),
     "hold the lock": Fault(_hold_the_lock, "Died", "AbsentRanksError", f"{_ABSENT}.*candidate"),

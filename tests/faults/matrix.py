@@ -132,13 +132,13 @@ def _is_of(pid: str, folder: Path) -> bool:
 def cases() -> list[Case]:
     """The rows. No collective is skipped while all compile, and no config is under way."""
     no_compile = ("skip collective", "never return", "no memory")
-    few = ("nothing", "sleep 6 s", "stop 10 s")
+    few = ("nothing", "sleep 5 s", "stop 10 s")
     found = [
         Case(fault, phase) for fault in FAULTS if fault not in few for phase in PHASES if phase != "compile" or fault not in no_compile
     ]
     found += [Case("stop 10 s", "race"), Case("never return", "race", on_all=True), Case("raise error", "race", on_all=True)]
     found += [Case(fault, "race", n_ranks=4) for fault in ("raise error", "kill", "stop 3 s", "never return")]
-    return [*found, *(Case(fault, "race", face="function") for fault in ("raise error", "skip collective", "sleep 6 s", "never return"))]
+    return [*found, *(Case(fault, "race", face="function") for fault in ("raise error", "skip collective", "sleep 5 s", "never return"))]
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processes
 QUICK = {
     ("raise error", "discover"), ("no memory", "discover"), ("sleep 3 s", "discover"), ("leave", "compile"), ("kill", "apply"),
     ("raise error", "apply"), ("raise error", "race"), ("interrupt", "race"), ("stop 3 s", "race"), ("stop 10 s", "race"),
-    ("sleep 6 s", "race"), ("never return", "race"), ("hold the lock", "race"), ("skip collective", "race"),
+    ("sleep 5 s", "race"), ("never return", "race"), ("hold the lock", "race"), ("skip collective", "race"),
 }  # fmt: skip
 """Those that `make test` plays; `make test-faults` plays all."""
 

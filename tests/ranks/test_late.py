@@ -65,7 +65,7 @@ def test_a_late_rank_costs_waiting_and_is_told_on_one_terminal(rank: int, case: 
 
 
 @on_each_rank()
-def test_what_takes_long_for_good_reason_is_waited_for(rank: int):
+def test_a_rank_that_is_stopped_or_takes_long_for_good_reason_is_waited_for(rank: int):
     """A first run in which it is stopped, a reset and a replay, each beyond the deadline: neither its watchdog nor its peer gives up."""
     os.environ["DIST_TUNE_DEADLINE_S"] = "2"
 
