@@ -11,7 +11,7 @@ python := .venv/bin/python
 newer := $(CURDIR)/.venv/triton-3.9.0
 pytest := $(python) -m pytest
 fast := not gpu and not slow and not processes
-half := benchmarks/tests tests/cli tests/measure tests/offline tests/report tests/search
+half := benchmarks/tests tests/cli tests/measure tests/offline tests/report tests/search tests/sites
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 16

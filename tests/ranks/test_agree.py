@@ -208,7 +208,8 @@ def test_a_budget_ends_the_search_on_all_ranks(rank: int, face: Face) -> Any:
     assert got.seconds < 1.5 + 5 * 0.42  # the first run and the last, the batch under way
     assert {why for n, why in zip(got.ran, got.whys, strict=True) if n == 0} == {"not raced: the budget of 1.5 s was spent"}
     assert got.ran.count(0) >= 4
-    assert (got.ran[got.winner] > 0, got.winner == 1 or face == "contextual") == (True, True)
+    # A machine that stands still meanwhile has spent the budget before the second config runs.
+    assert (got.ran[got.winner] > 0, got.winner == 1 or face == "contextual" or got.ran[1] == 0) == (True, True)
     return got.ran, got.winner, got.whys
 
 

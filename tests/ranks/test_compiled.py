@@ -47,7 +47,7 @@ from tests.steps import (
     shift_kernel,
     tuned,
 )
-from tests.worlds import gathered, log, on_each_rank
+from tests.worlds import further, gathered, log, on_each_rank
 
 once = pytest.mark.once
 on_one: Any = {"n": 1, "modes": ["fake"]}
@@ -146,7 +146,7 @@ def test_a_hit_compiles_its_config_alone(rank: int):
 
 
 @once
-@on_each_rank(modes=["fake"], cases=[[0, 1], [1]])
+@on_each_rank(modes=["fake"], cases=[further([0, 1]), [1]])
 def test_what_does_not_fit_is_dropped_before_any_launch(rank: int, who: list[int]) -> Any:
     """On one rank or all: on all ranks, with the reason and the need in record and log; where no rank has room it is not assembled."""
     launched, x = set[int](), torch.zeros(64, dtype=torch.float16)
@@ -404,7 +404,7 @@ def test_what_is_compiled_is_what_triton_alone_makes(rank: int, where: str):
 
 
 @once
-@on_each_rank(modes=["fake"], cases=[[1, 4], [1, 1]])
+@on_each_rank(modes=["fake"], cases=[[1, 4], further([1, 1])])
 def test_candidates_are_equal_if_they_are_on_all_ranks(rank: int, case: list[int]):
     """One step on rank 0 makes one kernel of the four stages; on rank 1 they differ, so all race on both. One on both: nothing to race."""
     step, _ = looping(case[rank])

@@ -45,7 +45,7 @@ from tests.steps import (
     run_job,
     shift_kernel,
 )
-from tests.worlds import gathered, log, on_each_rank, on_ranks
+from tests.worlds import further, gathered, log, on_each_rank, on_ranks
 
 MS = {16: 1.0, 32: 0.5, 64: 0.25, 128: 0.8}
 SPEEDS = {**MS, 256: 0.7, 512: 0.6}
@@ -166,7 +166,7 @@ def test_a_rank_alone_finds_its_winner(rank: int, face: Face):
     assert {block for call in job.by_call for block in call} == set(MS)
 
 
-@on_each_rank(cases=[("", -1), ("calls", 1), ("in force", 0)], is_alone=True)
+@on_each_rank(cases=[("", -1), further(("calls", 1)), further(("in force", 0))], is_alone=True)
 def test_ranks_that_drift_apart_launch_the_same_in_each_call(rank: int, case: tuple[str, int]):
     """No collective holds them. A vote that comes after the step has come to the batch is a no of all; a call waits for a late verdict."""
     own, n_met = Ranks.reduce, 0

@@ -40,7 +40,7 @@ from tests.steps import (
     told,
     tuned,
 )
-from tests.worlds import gathered, log, on_each_rank
+from tests.worlds import further, gathered, log, on_each_rank
 
 once = pytest.mark.once
 
@@ -348,7 +348,13 @@ def over(kernel: Any, n: int) -> float:
 
 
 @once
-@on_each_rank(cases=[(kind, how) for kind in UNFIT for how in ("replayed", "online")])
+@on_each_rank(
+    cases=[
+        *((kind, "replayed") for kind in UNFIT),
+        ("a rule drops it", "online"),
+        *(further((kind, "online")) for kind in ("a rule makes it", "the kernel asserts")),
+    ]
+)
 def test_a_config_is_used_only_at_sizes_of_its_bucket_where_it_fits(rank: int, case: tuple[str, str]):
     """Tuned at 512, where one block is fastest, the bucket runs at 384 and 320 what fits there, in each call and trial."""
     kind, how = case
