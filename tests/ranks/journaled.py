@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,11 @@ def launches(folder: Path, name: str = "one") -> dict[tuple[int, int], int]:
 
 def _has_agreed() -> bool:
     """True once a meeting of the race is over on some rank."""
-    found = [path for path in Path(os.environ["DIST_TUNE_CACHE_DIR"]).glob("journals/*.jsonl") if path.is_file()]
-    return any(b'"agreed"' in path.read_bytes() for path in found)
+    for path in Path(os.environ["DIST_TUNE_CACHE_DIR"]).glob("journals/*.jsonl"):
+        with suppress(FileNotFoundError):  # the other rank is through, and has deleted its own
+            if path.is_file() and b'"agreed"' in path.read_bytes():
+                return True
+    return False
 
 
 def _end(folder: Path, rank: int, block: int, ends: Ends) -> None:
