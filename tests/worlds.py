@@ -44,8 +44,8 @@ ENVIRONMENTS = {
     "gpu": {"DIST_TUNE_DEADLINE_S": "20"},
 }
 WITH_COMPILERS = ("tests.compiler.", "tests.ranks.test_compiled")
-"""Modules whose ranks start processes that compile, as a user's do, for 0.3 CPU-s each. Elsewhere a compilation that somebody listens to
-stays in the rank."""
+"""Modules whose ranks start processes that compile, as a user's do, for 0.3 CPU-s each. Elsewhere ranks compile
+in their own processes, as dist_tune does where Triton's compiler has a listener."""
 
 
 class World(NamedTuple):

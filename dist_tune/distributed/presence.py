@@ -120,7 +120,7 @@ class Activity:
         before = self._n_of_process()
         try:
             yield
-        except BaseException:
+        except BaseException:  # raised again, an interrupt as well
             self.awaited = next(iter(self._told), None)
             raise
         self.runs.append((number, self._n_of_process() - before, text))

@@ -83,7 +83,8 @@ def test_records_come_from_all_places_that_show_knows(cache: Cache, tmp_path: Pa
 def test_the_help_names_the_facts_and_has_examples():
     """One to show a file, one to make records an engine's."""
     text = " ".join(run("convert", "--help").stdout.split())
-    assert "What a source lacks: E, N, device_name, dtype, block_shape, " in text
+    facts = "E, N, device_name, dtype, block_shape, per_channel_quant, down, triton_version, kernel, name, size"
+    assert f"What a source lacks: {facts}; " in text
     assert 'dist-tune convert "E=8,N=512,device_name=NVIDIA_H200.json"' in text
     assert "dist-tune convert fused_moe_kernel --to vllm --set E=8 --set N=512 -o out" in text
 
