@@ -16,6 +16,9 @@ import triton.language as tl
 from triton.runtime.cache import triton_key
 
 from dist_tune.testing import ExactTime, FakeH200, Mode, on_ranks, values
+from tests.interpreter import ELEMENTWISE
+from tests.steps import accumulate_kernel, add_kernel
+from tests.worlds import on_each_rank
 
 pytestmark = pytest.mark.processes
 
@@ -98,3 +101,22 @@ def test_functions_of_any_module_that_the_caller_can_import(tmp_path: Path, monk
     monkeypatch.syspath_prepend(tmp_path)
     assert values(on_ranks(2, importlib.import_module("steps_of_a_user").size, 5)) == [7, 7]
     assert not dist.is_initialized()
+
+
+@on_each_rank(1, is_dist=False)
+def test_kernels_that_numpy_computes_come_to_what_the_interpreter_comes_to(rank: int):
+    """Those of ``tests/interpreter.py``, also where no block divides the size, or the grid does not cover it."""
+    x, known = torch.arange(100.0), dict(ELEMENTWISE)
+
+    def results() -> list[torch.Tensor]:
+        y = [torch.ones(100) for _ in range(4)]
+        for kernel, at in ((add_kernel, 0), (accumulate_kernel, 2)):
+            kernel[(4,)](x, y[at], 100, BLOCK=32, num_warps=4)
+            kernel[(2,)](x, y[at + 1], 100, BLOCK=32, num_warps=4)
+        return y
+
+    fast = results()
+    ELEMENTWISE.clear()
+    exact = results()
+    ELEMENTWISE.update(known)
+    assert (len(known), all(map(torch.equal, fast, exact))) == (2, True)
