@@ -3,7 +3,7 @@
 # decides, and then a part of the others; and the rest. What the runs in the background print comes at their end; the last
 # line says what was skipped.
 #
-#   tests/all.sh [FOLDER]     FOLDER has the other Triton, which stands before the installed one on PYTHONPATH
+#   tests/all.sh [FOLDER]     FOLDER gets the other Triton, which stands before the installed one on PYTHONPATH
 set -uo pipefail
 if [[ ${1:-} == -* ]]; then  # the help is the comment above
     sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
@@ -25,7 +25,10 @@ run() { .venv/bin/python -m pytest "${@:2}" >"$logs/$1" 2>&1; }
 run ranks "${of_ranks[@]}" & runs+=($!)
 {
     of_newer=0
-    ((!$#)) || PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH} run newer -m "not gpu and not slow and not once" "${of_triton[@]}" || of_newer=1
+    if (($#)); then
+        MAKEFLAGS='' make --silent "$1/triton/__init__.py" || exit 1
+        PYTHONPATH=$1${PYTHONPATH:+:$PYTHONPATH} run newer -m "not gpu and not slow and not once" "${of_triton[@]}" || of_newer=1
+    fi
     run part "${part[@]}" && exit $of_newer
 } & runs+=($!)
 others=("${of_ranks[@]}" "${part[@]}")

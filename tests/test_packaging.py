@@ -240,7 +240,9 @@ def private_uses(tree: ast.AST, private: set[str]) -> list[str]:
         elif isinstance(node, ast.Call) and re.search(
             r"(attr|item|patch|object)$", str(getattr(node.func, "attr", getattr(node.func, "id", "")))
         ):
-            found += [str(each.value).rpartition(".")[2] for each in node.args if isinstance(each, ast.Constant)]
+            owner = node.args[0] if node.args else None
+            if not (isinstance(owner, ast.Name) and owner.id in ROOTS):
+                found += [str(each.value).rpartition(".")[2] for each in node.args if isinstance(each, ast.Constant)]
     return [name for name in found if name in ours]
 
 
@@ -262,6 +264,7 @@ def test_no_test_uses_a_private_name_of_the_package():
         ("patch.setattr('dist_tune.keys._hidden', 1)", True),
         ("monkeypatch.setattr(keys, '_hidden', 1)", True),
         ("self._hidden, os._hidden, print('_hidden'), keys.text", False),
+        ("patch.setattr(os, '_hidden', 1)", False),
         ("_hidden = 1\nmodule._hidden", False),
     ],
 )

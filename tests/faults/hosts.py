@@ -74,13 +74,14 @@ def rank_main(case: str, folder: Path) -> None:
     from triton.backends.nvidia.compiler import CUDABackend
 
     from dist_tune import contextual_autotune
-    from dist_tune.testing import FakeH200, install_fake_driver
+    from dist_tune.testing import ExactTime, FakeH200, install_fake_driver
     from tests.steps import autotuned, best, launch
 
     if has_gpus := bool(os.environ["CUDA_VISIBLE_DEVICES"]):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
         install_fake_driver()
+        ExactTime.keep()  # else four ranks on two cores choose by who was kept waiting
     FakeH200.launch_ms = staticmethod(lambda src, metadata: 1.0 if src.constants[(src.fn.arg_names.index("BLOCK"),)] == 64 else 6.0)
     make_cubin, compiled = CUDABackend.make_cubin, []
 

@@ -145,8 +145,17 @@ def summed(count: float) -> float:
 
 @on_each_rank(cases=FACES)
 def test_the_slowest_rank_decides(rank: int, face: Face):
-    """Config 64 is the fastest on rank 0 alone: each call launches one config, once, on both ranks; its value is the untuned one."""
-    job = Job(face, lambda block: 0.75 if (rank, block) == (1, 64) else MS[block], rest=summed)
+    """Config 64 is the fastest on rank 0 alone: each call launches one config, once, on both ranks; its value is the untuned one.
+
+    Nothing watches such a step, after its first run.
+    """
+    threads = set[str]()
+
+    def rest(count: float) -> float:
+        threads.update(each.name for each in threading.enumerate() if count > 1)
+        return summed(count)
+
+    job = Job(face, lambda block: 0.75 if (rank, block) == (1, 64) else MS[block], rest=rest)
     values = run_job(job)
     calls = job.alike()
     assert counts(values, 2)
@@ -155,6 +164,7 @@ def test_the_slowest_rank_decides(rank: int, face: Face):
     assert (job.best, calls[-5:]) == ([32], [[32]] * 5)
     assert is_unpatched()
     assert {each.name for each in threading.enumerate() if "dist_tune" in each.name} <= {"dist_tune presence"}
+    assert ("dist_tune online" in threads, "dist_tune watchdog" in threads) == (True, False)
 
 
 @on_each_rank(1, cases=FACES, is_dist=False, modes=("fake",))
