@@ -143,7 +143,8 @@ def supervised(folder: Path, ends: Any, device: str = "cpu") -> list[Any]:
     return [json.loads((folder / f"got-{rank}").read_text()) for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("ends", [(0, 0, 6, "once"), further((0, 1, 6, "once")), further((32, 1, 0, "exit"))])
+@pytest.mark.slow  # what launch.sh starts again is in tests/test_launch.py, what a second attempt finds in this file
+@pytest.mark.parametrize("ends", [(0, 0, 6, "once"), (0, 1, 6, "once"), (32, 1, 0, "exit")])
 def test_a_supervised_job_that_loses_a_rank_comes_back(tmp_path: Path, ends: Any):
     """Killed before ranks have agreed on a time: the second attempt is as long as a first one. A deadly config is out after two."""
     (first, n_restarts), (second, _) = supervised(tmp_path, ends)
