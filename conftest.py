@@ -23,7 +23,18 @@ settings.register_profile("thorough", deadline=None, max_examples=300)
 settings.load_profile("quick")
 
 # Tests start ranks as processes and choose the environment of each; @triton.jit reads TRITON_INTERPRET when a kernel is defined.
-LEAKS = ("TRITON_INTERPRET", "DIST_TUNE_", "SLURM_", "NNODES", "NODE_RANK", "MASTER_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PET_")
+LEAKS = (
+    "TRITON_INTERPRET",
+    "DIST_TUNE_",
+    "SLURM_",
+    "NNODES",
+    "NODE_RANK",
+    "MASTER_",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "PET_",
+)
 
 
 _AT_ONCE = ThreadPoolExecutor(4)
@@ -36,10 +47,18 @@ _unmarked: dict[str, str] = {}
 
 def _demand_mark(event: str, args: tuple[Any, ...]) -> None:
     """A rank or program that a test starts without the mark `processes` or `gpu` fails it: `make test-fast` is for all others."""
-    is_start = event == "dist_tune.test_process" or (event == "subprocess.Popen" and sys.executable in (args[0], *args[1][:1]))
-    if threading.current_thread() is not threading.main_thread():  # it may have outlived the test that started it
+    is_start = event == "dist_tune.test_process" or (
+        event == "subprocess.Popen" and sys.executable in (args[0], *args[1][:1])
+    )
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # it may have outlived the test that started it
         return
-    if is_start and _running and not any(_running[-1].get_closest_marker(mark) for mark in ("processes", "gpu")):
+    if (
+        is_start
+        and _running
+        and not any(_running[-1].get_closest_marker(mark) for mark in ("processes", "gpu"))
+    ):
         name = _running[-1].nodeid
         _unmarked[name] = f"{name} starts a process: mark it with pytest.mark.processes"
         raise AssertionError(_unmarked[name])
@@ -54,10 +73,14 @@ def pytest_configure() -> None:
         start(self)
 
     multiprocessing.process.BaseProcess.start = audited  # type: ignore[method-assign]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a script starts in the background, and in its children
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored in what a script starts in the background, and in its children
     for name in [name for name in os.environ if name.startswith(LEAKS)]:
         del os.environ[name]
-    os.environ["DIST_TUNE_LOG_LEVEL"] = "DEBUG"  # tests read steps of a tuning out of logs that users are not shown
+    os.environ["DIST_TUNE_LOG_LEVEL"] = (
+        "DEBUG"  # tests read steps of a tuning out of logs that users are not shown
+    )
     # A store asks for the name of each of its clients. Every tenth of them or so waits 5 s where the name server answers no such question.
     os.environ["RES_OPTIONS"] = "attempts:0"
     # numpy reads it in the server that ranks are forked from. With more threads than cores, those of several ranks spin for each other.
@@ -79,8 +102,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if any("ranks" in item.path.parts for item in session.items):
         from dist_tune.testing import ranks
 
-        ranks.PRELOADED = ("torch._dynamo", *ranks.PRELOADED)  # optimizers import it; it takes seconds
-    os.environ.pop("TRITON_INTERPRET", None)  # tests that import kernels/ have set it, where there is no GPU
+        ranks.PRELOADED = (
+            "torch._dynamo",
+            *ranks.PRELOADED,
+        )  # optimizers import it; it takes seconds
+    os.environ.pop(
+        "TRITON_INTERPRET", None
+    )  # tests that import kernels/ have set it, where there is no GPU
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +116,9 @@ def _environment_stays() -> Generator[None]:
     yield
     # Triton's knobs write what is set, and put back, into the environment, where the processes of later tests would find it.
     os.environ.pop("TRITON_INTERPRET", None)
-    if (files := sys.modules.get("dist_tune.files")) is not None:  # warnings that the log of a later test would have
+    if (
+        files := sys.modules.get("dist_tune.files")
+    ) is not None:  # warnings that the log of a later test would have
         files.texts_to_log()
 
 
@@ -97,8 +127,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.suffix != ".py":
         return None
     left_out = re.findall(r"\bnot (\w+)", config.option.markexpr)
-    marks = re.findall(r"mark\.(\w+)", "".join(re.findall(r"^pytestmark = .*", collection_path.read_text(), re.MULTILINE)))
-    return True if {*left_out} & {*marks, *(["processes"] if "ranks" in collection_path.parts else [])} else None
+    marks = re.findall(
+        r"mark\.(\w+)",
+        "".join(re.findall(r"^pytestmark = .*", collection_path.read_text(), re.MULTILINE)),
+    )
+    return (
+        True
+        if {*left_out} & {*marks, *(["processes"] if "ranks" in collection_path.parts else [])}
+        else None
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -127,7 +164,9 @@ def pytest_runtestloop(session: pytest.Session) -> None:
             _under_way[each] = _AT_ONCE.submit(each.obj, **_cases(each))
         else:
             continue
-        each.add_marker(pytest.mark.timeout(0))  # it may wait for its turn; what it runs has limits of its own
+        each.add_marker(
+            pytest.mark.timeout(0)
+        )  # it may wait for its turn; what it runs has limits of its own
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -139,7 +178,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _runs_in_thread(test: pytest.Function) -> bool:
-    return bool({"ranks", "faults"} & {*test.path.parts}) and {*test._fixtureinfo.argnames} == {*_cases(test)}
+    return bool({"ranks", "faults"} & {*test.path.parts}) and {*test._fixtureinfo.argnames} == {
+        *_cases(test)
+    }
 
 
 def _cases(test: pytest.Function) -> dict[str, object]:
@@ -147,11 +188,19 @@ def _cases(test: pytest.Function) -> dict[str, object]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.skipped and not hasattr(report, "wasxfail") and ("ranks" in item.path.parts or "CI" in os.environ):
+    if (
+        report.skipped
+        and not hasattr(report, "wasxfail")
+        and ("ranks" in item.path.parts or "CI" in os.environ)
+    ):
         report.outcome = "failed"
-        report.longrepr = f"a test of ranks that skips has failed, and so has any other in CI: {report.longrepr}"
+        report.longrepr = (
+            f"a test of ranks that skips has failed, and so has any other in CI: {report.longrepr}"
+        )
     if (error := _unmarked.pop(item.nodeid, None)) is not None and report.passed:
         report.outcome, report.longrepr = "failed", error
     return report

@@ -13,7 +13,9 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 _HERE = r"(?!https?:|mailto:|#)"
 """No address, and no heading of the page itself."""
-_PICTURE = re.compile(rf"!\[[^\]]*\]\({_HERE}[^)]*\)|<(?:img|source)\b[^>]*\bsrc(?:set)?=\"{_HERE}[^>]*>")
+_PICTURE = re.compile(
+    rf"!\[[^\]]*\]\({_HERE}[^)]*\)|<(?:img|source)\b[^>]*\bsrc(?:set)?=\"{_HERE}[^>]*>"
+)
 _LINK = re.compile(rf"\[([^\]]*)\]\({_HERE}[^)]*\)")
 
 
@@ -29,4 +31,7 @@ class ReadmeHook(MetadataHookInterface):
 def without_paths(text: str) -> str:
     """The text of relative links without the links; no relative pictures. Code stays as it is."""
     parts = re.split(r"(^```.*?^```$)", text, flags=re.DOTALL | re.MULTILINE)
-    return "".join(part if part.startswith("```") else _LINK.sub(r"\1", _PICTURE.sub("", part)) for part in parts)
+    return "".join(
+        part if part.startswith("```") else _LINK.sub(r"\1", _PICTURE.sub("", part))
+        for part in parts
+    )

@@ -31,7 +31,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 if any(argument.endswith("host") for argument in sys.argv[1:]):
-    os.environ["TRITON_INTERPRET"] = "0"  # real compilation, on the fake driver; read when Triton is imported
+    os.environ["TRITON_INTERPRET"] = (
+        "0"  # real compilation, on the fake driver; read when Triton is imported
+    )
 
 import torch
 import torch.distributed as dist
@@ -59,7 +61,11 @@ def tune(step: ComparedStep, told: dict[str, Any], console: Console) -> dict[str
     """Tune, and time the tuned step."""
     step.tuned()
     record, ms = step.record, step.step_ms({"tuned": step.tuned})["tuned"]
-    how = "found in the cache" if record.is_recalled else f"tuned in {record.seconds:.2f} s, {record.n_replays} replays"
+    how = (
+        "found in the cache"
+        if record.is_recalled
+        else f"tuned in {record.seconds:.2f} s, {record.n_replays} replays"
+    )
     console.print(f"{how}: {without_hook(record.best.config)}; step {ms:.4f} ms")
     return {"winner": record.best.config, "seconds": record.seconds, "step_ms": ms}
 
@@ -83,12 +89,27 @@ def hit(step: ComparedStep, told: dict[str, Any], console: Console) -> dict[str,
                 check_hits(step.record, winner)
     # Few enough calls that the queue takes them all. Through gloo a call takes the host a hundred times what is looked for: see host().
     is_on_gpu = step.device.type == "cuda"
-    later_us = more_us(step.untuned(config), step.tuned, 40, 20, step.wait_for_all)[2] if is_on_gpu else None
-    more_ms = {kind: max(of_all_ranks(statistics.median(b - a for a, b in pairs))) for kind, pairs in samples.items()}
-    least_ms = {kind: max(of_all_ranks(min(b for _, b in pairs) - min(a for a, _ in pairs))) for kind, pairs in samples.items()}
+    later_us = (
+        more_us(step.untuned(config), step.tuned, 40, 20, step.wait_for_all)[2]
+        if is_on_gpu
+        else None
+    )
+    more_ms = {
+        kind: max(of_all_ranks(statistics.median(b - a for a, b in pairs)))
+        for kind, pairs in samples.items()
+    }
+    least_ms = {
+        kind: max(of_all_ranks(min(b for _, b in pairs) - min(a for a, _ in pairs)))
+        for kind, pairs in samples.items()
+    }
     ms = step.step_ms({"tuned": step.tuned, "untuned": fixed})
-    console.print(f"all ranks hit: {without_hook(winner)}; first call {more_ms['first']:.2f} ms more than an untuned one")
-    slowest = {"untuned_ms": max(of_all_ranks(untuned_ms)), "later_us": max(of_all_ranks(later_us)) if is_on_gpu else None}
+    console.print(
+        f"all ranks hit: {without_hook(winner)}; first call {more_ms['first']:.2f} ms more than an untuned one"
+    )
+    slowest = {
+        "untuned_ms": max(of_all_ranks(untuned_ms)),
+        "later_us": max(of_all_ranks(later_us)) if is_on_gpu else None,
+    }
     return {**slowest, "more_ms": more_ms, "least_ms": least_ms, "step_ms": ms}
 
 
@@ -109,30 +130,39 @@ def one_missing(step: ComparedStep, told: dict[str, Any], console: Console) -> d
     check_hits(step.record, told["tune"]["winner"])
     have = of_all_ranks(len(Cache(own).entries()))
     lacking = [rank for rank, n_records in enumerate(had) if not n_records]
-    console.print(f"ranks {lacking} of {len(had)} had no record; all hit the same config in {ms:.1f} ms; records now, by rank: {have}")
+    console.print(
+        f"ranks {lacking} of {len(had)} had no record; all hit the same config in {ms:.1f} ms; records now, by rank: {have}"
+    )
     if not all(have):
-        raise RuntimeError(f"a rank took the config from another one and did not keep the record: records by rank {have}")
+        raise RuntimeError(
+            f"a rank took the config from another one and did not keep the record: records by rank {have}"
+        )
     return {"lacking": lacking, "records_before": had, "records_after": have, "ms": ms}
 
 
 def config_of(text: str) -> triton.Config:
     """The config that a record describes."""
-    return ({describe(each): each["gemm_config"] for each in config_space()} | {describe(each): each for each in ag_gemm_kernel.configs})[
-        text
-    ]
+    return (
+        {describe(each): each["gemm_config"] for each in config_space()}
+        | {describe(each): each for each in ag_gemm_kernel.configs}
+    )[text]
 
 
 def check_hits(record: TuningRecord, winner: str) -> None:
     """Raise on all ranks if any of them has tuned, or has another config than was tuned. Collective."""
     found = of_all_ranks((record.is_recalled, record.best.config))
     if any(each != (True, winner) for each in found):
-        raise RuntimeError(f"not all ranks took {winner} from the cache; by rank (whether it is a hit, config): {found}")
+        raise RuntimeError(
+            f"not all ranks took {winner} from the cache; by rank (whether it is a hit, config): {found}"
+        )
 
 
 def cache_folder() -> Path:
     """The cache that ranks share; where none is set, rank 0 makes one, and all come here."""
     if "DIST_TUNE_CACHE_DIR" not in os.environ:
-        folder = [f"{tempfile.mkdtemp(prefix='bench_cache-')}/cache" if dist.get_rank() == 0 else ""]
+        folder = [
+            f"{tempfile.mkdtemp(prefix='bench_cache-')}/cache" if dist.get_rank() == 0 else ""
+        ]
         dist.broadcast_object_list(folder)
         os.environ["DIST_TUNE_CACHE_DIR"] = folder[0]
     return Path(os.environ["DIST_TUNE_CACHE_DIR"]).expanduser()
@@ -147,10 +177,17 @@ def on_ranks(options: argparse.Namespace) -> None:
     """Run one phase on the ranks that torchrun started."""
     device, console = join_ranks()
     folder = cache_folder()
-    told: dict[str, Any] = {"tuner": options.tuner, "shape": options.shape or default_shape(), "hits": []}
+    told: dict[str, Any] = {
+        "tuner": options.tuner,
+        "shape": options.shape or default_shape(),
+        "hits": [],
+    }
     if options.phase != "tune":
         told = json.loads(results_file(folder).read_text())
-    console.print(f"{options.phase}: {told['tuner']}, M,N,K={tuple(told['shape'])}, cache {folder}", soft_wrap=True)
+    console.print(
+        f"{options.phase}: {told['tuner']}, M,N,K={tuple(told['shape'])}, cache {folder}",
+        soft_wrap=True,
+    )
     run = {"tune": tune, "hit": hit, "one-missing": one_missing}[options.phase]
     found = run(ComparedStep(told["tuner"], tuple(told["shape"]), device), told, console)
     told |= {"hits": [*told["hits"], found]} if options.phase == "hit" else {options.phase: found}
@@ -185,11 +222,23 @@ def host(console: Console) -> None:
     from dist_tune.testing import FakeH200, install_fake_driver
 
     install_fake_driver()
-    call_args = torch.zeros(64, 64), torch.zeros(64, 64), SimpleNamespace(partial_dtype=None, n_ranks=4, n_local_ranks=4)
+    call_args = (
+        torch.zeros(64, 64),
+        torch.zeros(64, 64),
+        SimpleNamespace(partial_dtype=None, n_ranks=4, n_local_ranks=4),
+    )
     space = [{"gemm_config": triton.Config({"BLOCK": block})} for block in (16, 32)]
-    table = Table("later call of a function that", "bare us", "tuned us", "more us", title=versions("CPU, fake driver"))
+    table = Table(
+        "later call of a function that",
+        "bare us",
+        "tuned us",
+        "more us",
+        title=versions("CPU, fake driver"),
+    )
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(DIST_TUNE_CACHE_DIR=folder, DIST_TUNE_LOG_DIR=folder, DIST_TUNE_VERBOSITY="quiet")
+        os.environ.update(
+            DIST_TUNE_CACHE_DIR=folder, DIST_TUNE_LOG_DIR=folder, DIST_TUNE_VERBOSITY="quiet"
+        )
         for function in (launches, does_nothing):
             tuned = autotune(space, key_fn, n_warmup=0, n_repeat=1)(function)
             tuned(*call_args)
@@ -205,12 +254,18 @@ def host(console: Console) -> None:
 def all_phases(options: argparse.Namespace, console: Console) -> None:
     """Run the phases that need ranks, each in new processes, and show what they found."""
     launcher = Path(__file__).parents[1] / "launch/launch.sh"
-    subject = ["--tuner", options.tuner, *(["--shape", ",".join(map(str, options.shape))] if options.shape else [])]
+    subject = [
+        "--tuner",
+        options.tuner,
+        *(["--shape", ",".join(map(str, options.shape))] if options.shape else []),
+    ]
     with tempfile.TemporaryDirectory(prefix="bench_cache-") as temporary:
         folder = Path(os.environ.get("DIST_TUNE_CACHE_DIR") or f"{temporary}/cache").expanduser()
         for phase in ("tune", *["hit"] * options.processes, "one-missing"):
             environment = {**os.environ, "DIST_TUNE_CACHE_DIR": str(folder)}
-            subprocess.run([launcher, __file__, "--phase", phase, *subject], env=environment, check=True)
+            subprocess.run(
+                [launcher, __file__, "--phase", phase, *subject], env=environment, check=True
+            )
         console.print(table(json.loads(results_file(folder).read_text())))
 
 
@@ -221,12 +276,27 @@ def table(told: dict[str, Any]) -> Table:
     result = Table("", "median", "least", "most", "target", title=title)
 
     def row(name: str, values: list[float], digits: int, target: str = "") -> None:
-        result.add_row(name, *(f"{each:.{digits}f}" for each in (statistics.median(values), min(values), max(values))), target)
+        result.add_row(
+            name,
+            *(
+                f"{each:.{digits}f}"
+                for each in (statistics.median(values), min(values), max(values))
+            ),
+            target,
+        )
 
     tuned_ms, hits, lost = told["tune"]["step_ms"], told["hits"], told["one-missing"]
     row("an untuned call, ms", [each["untuned_ms"] for each in hits], 2)
-    row("first call of a process through the tuner, ms more", [each["more_ms"]["first"] for each in hits], 2, "5")
-    for kind, name in (("anew", "of a function decorated later"), ("further", "with a further key")):
+    row(
+        "first call of a process through the tuner, ms more",
+        [each["more_ms"]["first"] for each in hits],
+        2,
+        "5",
+    )
+    for kind, name in (
+        ("anew", "of a function decorated later"),
+        ("further", "with a further key"),
+    ):
         row(f"first call {name}, ms more", [each["more_ms"][kind] for each in hits], 2, "5")
         row("  by the fastest call of each", [each["least_ms"][kind] for each in hits], 2)
     if all(each["later_us"] is not None for each in hits):
@@ -235,8 +305,17 @@ def table(told: dict[str, Any]) -> Table:
         result.add_row("later calls, host us more: --phase host", "", "", "", "2")
     row("step when tuned, ms", [tuned_ms], 4)
     row("step with the config out of the cache, ms", [each["step_ms"]["tuned"] for each in hits], 4)
-    row("  % more than when tuned", [(each["step_ms"]["tuned"] / tuned_ms - 1) * 100 for each in hits], 2, "1")
-    row("  % more than untuned, in the same run", [(each["step_ms"]["tuned"] / each["step_ms"]["untuned"] - 1) * 100 for each in hits], 2)
+    row(
+        "  % more than when tuned",
+        [(each["step_ms"]["tuned"] / tuned_ms - 1) * 100 for each in hits],
+        2,
+        "1",
+    )
+    row(
+        "  % more than untuned, in the same run",
+        [(each["step_ms"]["tuned"] / each["step_ms"]["untuned"] - 1) * 100 for each in hits],
+        2,
+    )
     row(f"first call where ranks {lost['lacking']} lacked the record, ms in all", [lost["ms"]], 1)
     return result
 
@@ -244,9 +323,14 @@ def table(told: dict[str, Any]) -> Table:
 def main() -> None:
     """Run one phase, or all."""
     parser = command_line((__doc__ or "").split("\n")[0])
-    parser.add_argument("--phase", choices=["all", "tune", "hit", "one-missing", "host"], default="all")
     parser.add_argument(
-        "--tuner", choices=("contextual", "function"), default="function", help="autotune, or contextual_autotune; for tune and all"
+        "--phase", choices=["all", "tune", "hit", "one-missing", "host"], default="all"
+    )
+    parser.add_argument(
+        "--tuner",
+        choices=("contextual", "function"),
+        default="function",
+        help="autotune, or contextual_autotune; for tune and all",
     )
     parser.add_argument("--processes", type=int, default=3, help="runs of the phase hit; for all")
     options = parsed(parser)
@@ -257,7 +341,9 @@ def main() -> None:
             f"start --phase {options.phase} with {'launch/launch.sh' if needs_ranks else '.venv/bin/python'} benchmarks/bench_cache.py"
         )
     if options.phase in ("hit", "one-missing") and "DIST_TUNE_CACHE_DIR" not in os.environ:
-        parser.error(f"--phase {options.phase} needs DIST_TUNE_CACHE_DIR, the folder that --phase tune has printed")
+        parser.error(
+            f"--phase {options.phase} needs DIST_TUNE_CACHE_DIR, the folder that --phase tune has printed"
+        )
     if needs_ranks:
         on_ranks(options)
         return

@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-os.environ["TRITON_INTERPRET"] = "0"  # real compilation, on the fake driver; read when Triton is imported
+os.environ["TRITON_INTERPRET"] = (
+    "0"  # real compilation, on the fake driver; read when Triton is imported
+)
 
 import torch.distributed as dist
 from rich.console import Console
@@ -42,7 +44,12 @@ from kernels.harness import versions
 AFTER_S = 0.5
 """From the decoration to a call that is measured as a whole, as a program takes to make its inputs and a device's context."""
 WHOLE = ("untuned", "tuned")
-STEPS = {"one": "1 kernel", "one-2-ranks": "1 kernel, 2 ranks", "eleven": "11 kernels", "gla": "chunk_gla, 11 sites"}
+STEPS = {
+    "one": "1 kernel",
+    "one-2-ranks": "1 kernel, 2 ranks",
+    "eleven": "11 kernels",
+    "gla": "chunk_gla, 11 sites",
+}
 
 
 def name_of(kernel: Any) -> str:
@@ -91,21 +98,30 @@ def one_process(name: str, folder: Path, first: str) -> None:
         tuned(*args)
         if world > 1:
             dist.barrier()
-        found = {name: [(repr(key), each.configs.index(config)) for key, config in each.cache.items()] for name, each in kernels().items()}
+        found = {
+            name: [(repr(key), each.configs.index(config)) for key, config in each.cache.items()]
+            for name, each in kernels().items()
+        }
         if os.environ.get("RANK", "0") == "0":
             chosen.write_text(json.dumps(found))
         return
     told = json.loads(chosen.read_text())
     for kernel, autotuner in kernels().items():
-        autotuner.cache.update({literal_eval(key): autotuner.configs[i] for key, i in told.get(kernel, ())})
+        autotuner.cache.update(
+            {literal_eval(key): autotuner.configs[i] for key, i in told.get(kernel, ())}
+        )
     if first:
         if first == "tuned":
             for autotuner in kernels().values():
                 autotuner.cache.clear()
         time.sleep(AFTER_S)
         whole = ms_of(lambda: (tuned if first == "tuned" else step)(*args))
-        assert first == "untuned" or all(each.is_recalled for each in tuned.records), "not all sites were found in the cache"
-        print(json.dumps({"whole": whole, "sites": 0 if first == "untuned" else len(tuned.records)}))
+        assert first == "untuned" or all(each.is_recalled for each in tuned.records), (
+            "not all sites were found in the cache"
+        )
+        print(
+            json.dumps({"whole": whole, "sites": 0 if first == "untuned" else len(tuned.records)})
+        )
         sys.stdout.flush()
         if world > 1:
             dist.barrier()
@@ -121,7 +137,11 @@ def one_process(name: str, folder: Path, first: str) -> None:
         hit = ms_of(lambda: tuned(*args))
     assert tuned.records, "no site was met"
     assert all(each.is_recalled for each in tuned.records), "not all sites were found in the cache"
-    facts = {"sites": len(tuned.records), "imported": sorted(set(sys.modules) - before), "collections": sum(collected)}
+    facts = {
+        "sites": len(tuned.records),
+        "imported": sorted(set(sys.modules) - before),
+        "collections": sum(collected),
+    }
     print(json.dumps({"cold": cold, "warm": warm, "hit": hit, **facts}))
     sys.stdout.flush()
     if world > 1:
@@ -135,9 +155,23 @@ def in_processes(step: str, folder: Path, n_ranks: int, first: str = "") -> list
         "DIST_TUNE_CACHE_DIR": f"{folder}/cache-{n_ranks}", "DIST_TUNE_LOG_DIR": f"{folder}/logs", "TRITON_CACHE_DIR": f"{folder}/triton",
         "DIST_TUNE_VERBOSITY": "quiet", "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(n_ranks), "BENCH_STORE": tempfile.mktemp(dir=folder),
     }  # fmt: skip
-    command = [sys.executable, __file__, "--process", step, "--folder", str(folder), "--first", first]
+    command = [
+        sys.executable,
+        __file__,
+        "--process",
+        step,
+        "--folder",
+        str(folder),
+        "--first",
+        first,
+    ]
     started = [
-        subprocess.Popen(command, env={**os.environ, **environment, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command,
+            env={**os.environ, **environment, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for rank in range(n_ranks)
     ]
     printed = [each.communicate()[0] for each in started]
@@ -163,26 +197,54 @@ def row(step: str, rounds: list[list[dict[str, Any]]]) -> list[str]:
 
 def whole_row(step: str, turns: list[list[list[dict[str, Any]]]]) -> list[str]:
     """The slowest rank's whole first call, untuned and tuned."""
-    values = [[max(rank["whole"][0] for rank in ranks) for ranks in each] for each in zip(*turns, strict=True)]
-    return [STEPS[step], str(turns[0][-1][0]["sites"]), *(f"{statistics.median(each):.1f} ({min(each):.1f})" for each in values)]
+    values = [
+        [max(rank["whole"][0] for rank in ranks) for ranks in each]
+        for each in zip(*turns, strict=True)
+    ]
+    return [
+        STEPS[step],
+        str(turns[0][-1][0]["sites"]),
+        *(f"{statistics.median(each):.1f} ({min(each):.1f})" for each in values),
+    ]
 
 
 def main() -> None:
     """Print the table, or be one of its processes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--steps", nargs="*", choices=STEPS, default=["one", "one-2-ranks", "eleven"])
+    parser.add_argument(
+        "--steps", nargs="*", choices=STEPS, default=["one", "one-2-ranks", "eleven"]
+    )
     parser.add_argument("--processes", type=int, default=7, help="fresh processes of each step")
-    parser.add_argument("--folder", type=Path, help="keeps what was tuned and compiled; a new temporary folder if not given")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="keeps what was tuned and compiled; a new temporary folder if not given",
+    )
     parser.add_argument("--process", help=argparse.SUPPRESS)
     parser.add_argument("--first", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--whole", action="store_true", help="the first call of a process as a whole, tuned and untuned in turn")
+    parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="the first call of a process as a whole, tuned and untuned in turn",
+    )
     options = parser.parse_args()
     if options.process:
         one_process(options.process, options.folder, options.first)
         return
     title = f"first call that hits; ms, median (least) of {options.processes} processes; {versions('CPU, fake driver')}"
-    columns = ["Triton's own, cold", "the tuner's, wall", "the tuner's, CPU", "collections in it", "modules imported"]
-    table = Table("step", "sites", *([f"whole, {each}" for each in WHOLE] if options.whole else columns), title=title)
+    columns = [
+        "Triton's own, cold",
+        "the tuner's, wall",
+        "the tuner's, CPU",
+        "collections in it",
+        "modules imported",
+    ]
+    table = Table(
+        "step",
+        "sites",
+        *([f"whole, {each}" for each in WHOLE] if options.whole else columns),
+        title=title,
+    )
     with tempfile.TemporaryDirectory(prefix="bench_first_hit-") as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -192,10 +254,17 @@ def main() -> None:
             if not (folder / f"{kernel}-{n_ranks}.json").exists():
                 in_processes(kernel, folder, n_ranks)
             if options.whole:
-                turns = [[in_processes(kernel, folder, n_ranks, each) for each in WHOLE] for _ in range(options.processes)]
+                turns = [
+                    [in_processes(kernel, folder, n_ranks, each) for each in WHOLE]
+                    for _ in range(options.processes)
+                ]
                 table.add_row(*whole_row(step, turns))
                 continue
-            table.add_row(*row(step, [in_processes(kernel, folder, n_ranks) for _ in range(options.processes)]))
+            table.add_row(
+                *row(
+                    step, [in_processes(kernel, folder, n_ranks) for _ in range(options.processes)]
+                )
+            )
     Console(width=150).print(table)
 
 

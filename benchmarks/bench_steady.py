@@ -39,7 +39,9 @@ N_ROUNDS, N_CALLS = 4000, 20
 @triton.jit
 def kernel(a, b, c, n, m, k, sa0, sa1, sb0, sb1, sc0, sc1, BLOCK: tl.constexpr):
     """Adds; never run."""
-    tl.store(c + tl.arange(0, BLOCK), tl.load(a + tl.arange(0, BLOCK)) + tl.load(b + tl.arange(0, BLOCK)))
+    tl.store(
+        c + tl.arange(0, BLOCK), tl.load(a + tl.arange(0, BLOCK)) + tl.load(b + tl.arange(0, BLOCK))
+    )
 
 
 @triton.autotune(configs=[triton.Config({"BLOCK": b}) for b in (16, 32)], key=["n"])
@@ -141,13 +143,21 @@ def main() -> None:
     }
     for _, ours in pairs.values():
         ours()
-    table = Table("steady call", "bare us", "tuned us", "more us", title=f"torch {torch.__version__}, triton {triton.__version__}")
+    table = Table(
+        "steady call",
+        "bare us",
+        "tuned us",
+        "more us",
+        title=f"torch {torch.__version__}, triton {triton.__version__}",
+    )
     for name, (bare, ours) in pairs.items():
         table.add_row(name, *(f"{us:.2f}" for us in us_per_call(bare, ours)))
     for name in ("another_kernel", "kernel"):  # from here on the process has a step with buckets
         bucketed = contextual_autotune(cache=False, bucket={name: {"n": power_of_two}})(plain)
         bucketed()
-        table.add_row(f"the same, {name} in buckets", *(f"{us:.2f}" for us in us_per_call(plain, bucketed)))
+        table.add_row(
+            f"the same, {name} in buckets", *(f"{us:.2f}" for us in us_per_call(plain, bucketed))
+        )
     Console().print(table)
 
 

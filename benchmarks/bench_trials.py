@@ -94,7 +94,10 @@ def main() -> None:
         (steady_us if tuple(ran) == before else trials_us).append(us)
         before = tuple(ran)
         if any(each.name == "dist_tune online" for each in threading.enumerate()):
-            beside_s, ended_s = time.process_time() - time.thread_time(), time.perf_counter() - began
+            beside_s, ended_s = (
+                time.process_time() - time.thread_time(),
+                time.perf_counter() - began,
+            )
         n_after += bool(step.records)
     after_us = median(steady_us[-100:])
     print(

@@ -31,7 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 
-from kernels import ag_gemm, harness, shard_gemm  # before triton: without a GPU it chooses the interpreter
+from kernels import (
+    ag_gemm,
+    harness,
+    shard_gemm,
+)  # before triton: without a GPU it chooses the interpreter
 
 import triton  # isort: skip
 from rich.console import Console
@@ -65,7 +69,10 @@ class Run:
 def notes_space() -> list[triton.Config]:
     """The 216 configs that all tuners search: 68 of them need more shared memory than an H200 has."""
     blocks = product((64, 128, 256), (64, 128, 256), (32, 64, 128), (2, 3, 4, 5), (4, 8))
-    return [shard_gemm.make_config(bm, bn, bk, warps=warps, stages=stages) for bm, bn, bk, stages, warps in blocks]
+    return [
+        shard_gemm.make_config(bm, bn, bk, warps=warps, stages=stages)
+        for bm, bn, bk, stages, warps in blocks
+    ]
 
 
 def wall_ms(run: Callable[[], object], quantiles: object = None) -> list[float]:
@@ -78,7 +85,14 @@ def wall_ms(run: Callable[[], object], quantiles: object = None) -> list[float]:
 class Bench:
     """All runs at one shape."""
 
-    def __init__(self, shape: harness.Shape, configs: list[triton.Config], jit: Any, device: torch.device, console: Console) -> None:
+    def __init__(
+        self,
+        shape: harness.Shape,
+        configs: list[triton.Config],
+        jit: Any,
+        device: torch.device,
+        console: Console,
+    ) -> None:
         self.shape = shape
         self.configs = configs
         self.device = device
@@ -90,14 +104,20 @@ class Bench:
         self.last_record: TuningRecord | None = None
         self.jit = jit
 
-    def run(self, tuner: str, cache: str, options: dict[str, Any] | None, *, is_shared: bool = True) -> Run:
+    def run(
+        self, tuner: str, cache: str, options: dict[str, Any] | None, *, is_shared: bool = True
+    ) -> Run:
         """Tune once. `options` are contextual_autotune's; None is vanilla Triton. Collective."""
         kernel = self._fresh_kernel(cache, is_shared)
 
         def step() -> torch.Tensor:
             return self.step(*self.operands)
 
-        tuned = contextual_autotune(is_dist=True, cache=False, **options)(step) if options is not None else step
+        tuned = (
+            contextual_autotune(is_dist=True, cache=False, **options)(step)
+            if options is not None
+            else step
+        )
         self._wait_for_all()
         began = time.perf_counter()
         tuned()
@@ -117,22 +137,40 @@ class Bench:
             run.spent = {name: max(each[name] for _, _, each, _ in told) for name in PHASES}
             run.meetings_s = sum(map(min, *(each for *_, each in told)))
         self.runs.append(run)
-        self.console.print(f"{tuner}, {cache}: {run.seconds:.2f} s, winners {run.winners}, replays {run.n_replays}")
+        self.console.print(
+            f"{tuner}, {cache}: {run.seconds:.2f} s, winners {run.winners}, replays {run.n_replays}"
+        )
         return run
 
     def judge(self, record: TuningRecord | None, n_rounds: int) -> dict[int, float]:
         """Milliseconds of the step with each winner and with the best of an exhaustive search; fills in all regrets. Collective."""
-        by_closure = sorted((c for c in record.candidates if c.closure_ms is not None), key=lambda c: c.closure_ms or 0.0) if record else []
-        pool = {(each.index,) * dist.get_world_size() for each in by_closure[:N_BEST]} | {tuple(run.winners) for run in self.runs}
-        steps = {str(list(winners)): self._step_with(self.configs[winners[dist.get_rank()]]) for winners in sorted(pool)}
+        by_closure = (
+            sorted(
+                (c for c in record.candidates if c.closure_ms is not None),
+                key=lambda c: c.closure_ms or 0.0,
+            )
+            if record
+            else []
+        )
+        pool = {(each.index,) * dist.get_world_size() for each in by_closure[:N_BEST]} | {
+            tuple(run.winners) for run in self.runs
+        }
+        steps = {
+            str(list(winners)): self._step_with(self.configs[winners[dist.get_rank()]])
+            for winners in sorted(pool)
+        }
         for step in steps.values():
             step()
         if self.device.type == "cuda":
             ms = harness.aligned_ms(steps, n_rounds)
         else:
-            samples = {name: [wall_ms(step)[0] for _ in range(n_rounds)] for name, step in steps.items()}
+            samples = {
+                name: [wall_ms(step)[0] for _ in range(n_rounds)] for name, step in steps.items()
+            }
             told: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(told, {name: statistics.median(each) for name, each in samples.items()})
+            dist.all_gather_object(
+                told, {name: statistics.median(each) for name, each in samples.items()}
+            )
             ms = {name: max(each[name] for each in told) for name in steps}
         for run in self.runs:
             run.regret = ms[str(run.winners)] / min(ms.values()) - 1
@@ -166,44 +204,85 @@ class Bench:
         dist.barrier()
 
 
-def bench(shape: harness.Shape, options: argparse.Namespace, device: torch.device, console: Console) -> dict[str, Any]:
+def bench(
+    shape: harness.Shape, options: argparse.Namespace, device: torch.device, console: Console
+) -> dict[str, Any]:
     """All tuners at one shape, their table, and the same as plain values."""
     configs = notes_space() if device.type == "cuda" else shard_gemm.interpreter_configs()
     kernel: Any = shard_gemm.ag_gemm_kernel
-    jit = triton.jit(kernel.base_fn, do_not_specialize=["rank"]) if options.epoch == "int" else kernel.fn
+    jit = (
+        triton.jit(kernel.base_fn, do_not_specialize=["rank"])
+        if options.epoch == "int"
+        else kernel.fn
+    )
     bench, oracle = Bench(shape, configs, jit, device, console=console), None
     if "vanilla" in options.tuners:
         for cache in ("cold", "memory"):
             bench.run("vanilla triton.autotune", cache, None)
     if "exhaustive" in options.tuners:
         for cache in ("cold", "memory"):
-            bench.run("dist_tune exhaustive, own caches", cache, {"search": "exhaustive"}, is_shared=False)
+            bench.run(
+                "dist_tune exhaustive, own caches", cache, {"search": "exhaustive"}, is_shared=False
+            )
         oracle = bench.last_record
-    repeats = (("cold", options.cold_repeats), ("disk", options.disk_repeats), ("memory", options.repeats))
-    for cache in [cache for cache, n_runs in repeats for _ in range(n_runs)] if "racing" in options.tuners else []:
+    repeats = (
+        ("cold", options.cold_repeats),
+        ("disk", options.disk_repeats),
+        ("memory", options.repeats),
+    )
+    for cache in (
+        [cache for cache, n_runs in repeats for _ in range(n_runs)]
+        if "racing" in options.tuners
+        else []
+    ):
         bench.run("dist_tune", cache, {})
     example = bench.last_record.model_dump(mode="json") if bench.last_record is not None else None
     closure_ms = bench.judge(oracle, options.rounds)
     console.print(table(shape, bench.runs))
     best = min(closure_ms, key=closure_ms.__getitem__)
     for index, ms in sorted(closure_ms.items(), key=lambda item: item[1]):
-        console.print(f"step {ms:.4f} ms, +{ms / closure_ms[best] - 1:.2%}: config {index}: {harness.config_text(configs[index])}")
+        console.print(
+            f"step {ms:.4f} ms, +{ms / closure_ms[best] - 1:.2%}: config {index}: {harness.config_text(configs[index])}"
+        )
     runs = [asdict(run) for run in bench.runs]
     oracle_table = oracle.model_dump(mode="json") if oracle is not None else None
-    return {"shape": shape, "runs": runs, "step_ms": closure_ms, "exhaustive": oracle_table, "last": example}
+    return {
+        "shape": shape,
+        "runs": runs,
+        "step_ms": closure_ms,
+        "exhaustive": oracle_table,
+        "last": example,
+    }
 
 
 def table(shape: harness.Shape, runs: list[Run]) -> Table:
     """One line per tuner and state of the compile cache; medians over repeats, and the worst regret of them."""
-    result = Table(title=f"M,N,K = {shape}: seconds, median over runs (slowest run); regret by the time of the whole step")
-    for heading in ("tuner", "compile cache", "runs", "seconds", *PHASES, "meetings", "replays", "winners", "regret"):
+    result = Table(
+        title=f"M,N,K = {shape}: seconds, median over runs (slowest run); regret by the time of the whole step"
+    )
+    for heading in (
+        "tuner",
+        "compile cache",
+        "runs",
+        "seconds",
+        *PHASES,
+        "meetings",
+        "replays",
+        "winners",
+        "regret",
+    ):
         result.add_column(heading)
     for tuner, cache in dict.fromkeys((run.tuner, run.cache) for run in runs):
         alike = [run for run in runs if (run.tuner, run.cache) == (tuner, cache)]
         seconds = [run.seconds for run in alike]
-        phases = [f"{statistics.median(run.spent[name] for run in alike):.3f}" if alike[0].spent else "-" for name in PHASES]
+        phases = [
+            f"{statistics.median(run.spent[name] for run in alike):.3f}" if alike[0].spent else "-"
+            for name in PHASES
+        ]
         meetings = [run.meetings_s / run.seconds for run in alike if run.meetings_s is not None]
-        counts = Counter(str(run.winners[0]) if len(set(run.winners)) == 1 else str(run.winners) for run in alike)
+        counts = Counter(
+            str(run.winners[0]) if len(set(run.winners)) == 1 else str(run.winners) for run in alike
+        )
         replays = [run.n_replays for run in alike if run.n_replays is not None]
         result.add_row(
             tuner, cache, str(len(alike)), f"{statistics.median(seconds):.2f} ({max(seconds):.2f})", *phases,
@@ -217,24 +296,54 @@ def table(shape: harness.Shape, runs: list[Run]) -> Table:
 
 def main() -> None:
     """Join the ranks that torchrun started, run all shapes, print and write what came of it."""
-    parser = harness.command_line((__doc__ or "").split("\n")[0], script="benchmarks/bench_tuning.py")
+    parser = harness.command_line(
+        (__doc__ or "").split("\n")[0], script="benchmarks/bench_tuning.py"
+    )
     tuners = ("vanilla", "exhaustive", "racing")
-    parser.add_argument("--tuners", type=lambda text: text.split(","), default=tuners, help="vanilla takes minutes with nothing compiled")
-    parser.add_argument("--cold-repeats", type=int, default=3, help="runs of dist_tune with nothing compiled")
-    parser.add_argument("--disk-repeats", type=int, default=3, help="runs of dist_tune with everything compiled but not loaded")
-    parser.add_argument("--repeats", type=int, default=20, help="runs of dist_tune with everything in memory")
-    parser.add_argument("--rounds", type=int, default=40, help="times that each winner's step is timed to find its regret")
-    parser.add_argument("--json", type=Path, help="where to write all runs, and the exhaustive search's table")
     parser.add_argument(
-        "--epoch", choices=("any", "int"), default="any", help="int: a kernel that Triton compiles anew for classes of epochs"
+        "--tuners",
+        type=lambda text: text.split(","),
+        default=tuners,
+        help="vanilla takes minutes with nothing compiled",
+    )
+    parser.add_argument(
+        "--cold-repeats", type=int, default=3, help="runs of dist_tune with nothing compiled"
+    )
+    parser.add_argument(
+        "--disk-repeats",
+        type=int,
+        default=3,
+        help="runs of dist_tune with everything compiled but not loaded",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=20, help="runs of dist_tune with everything in memory"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=40,
+        help="times that each winner's step is timed to find its regret",
+    )
+    parser.add_argument(
+        "--json", type=Path, help="where to write all runs, and the exhaustive search's table"
+    )
+    parser.add_argument(
+        "--epoch",
+        choices=("any", "int"),
+        default="any",
+        help="int: a kernel that Triton compiles anew for classes of epochs",
     )
     options = harness.parsed(parser)
     if set(options.tuners) - set(tuners):
-        parser.error(f"--tuners are {', '.join(tuners)}, separated by commas; got {','.join(options.tuners)}")
+        parser.error(
+            f"--tuners are {', '.join(tuners)}, separated by commas; got {','.join(options.tuners)}"
+        )
     os.environ.setdefault("DIST_TUNE_VERBOSITY", "quiet")
     device, console = harness.join_ranks(width=220)
     console.print(f"{os.cpu_count()} cores")
-    shapes = options.shape or ([(4096, 11008, 4096), (8192, 28672, 8192)] if device.type == "cuda" else [(256, 256, 128)])
+    shapes = options.shape or (
+        [(4096, 11008, 4096), (8192, 28672, 8192)] if device.type == "cuda" else [(256, 256, 128)]
+    )
     results = [bench(shape, options, device, console) for shape in shapes]
     if options.json and dist.get_rank() == 0:
         options.json.write_text(json.dumps(results))

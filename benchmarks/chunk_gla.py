@@ -32,7 +32,10 @@ def make_step() -> Callable[[], torch.Tensor]:
     """The step with its operands, untuned."""
     from fla.ops.gla import chunk_gla  # here, so that --help needs no GPU
 
-    q, k, v = (torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    q, k, v = (
+        torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    )
     gates = functional.logsigmoid(torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16))
     gradient = torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16)
 
@@ -49,7 +52,9 @@ def make_scan() -> Callable[[], Any]:
     """The scan of examples/ with its operands, untuned."""
     from examples import state_space_scan
 
-    given = state_space_scan.arguments((2, 4096, 16, 64, 128, 256), torch.bfloat16, torch.device("cuda"))
+    given = state_space_scan.arguments(
+        (2, 4096, 16, 64, 128, 256), torch.bfloat16, torch.device("cuda")
+    )
     untuned: Any = state_space_scan.step
     return lambda: untuned.__wrapped__(*given)
 
@@ -89,7 +94,10 @@ def main(name: str, make: Callable[[], Callable[[], Any]]) -> None:
     later_s = [seconds() for _ in range(6)][-1]
     ms = device_ms(step)
     if rank == 0:
-        print(f"{name}: first call {first_s:.2f} s, later {later_s * 1e3:.2f} ms, device {ms:.4f} ms", flush=True)
+        print(
+            f"{name}: first call {first_s:.2f} s, later {later_s * 1e3:.2f} ms, device {ms:.4f} ms",
+            flush=True,
+        )
     dist.destroy_process_group()
 
 

@@ -45,9 +45,13 @@ class ComparedStep:
     def decorate(self) -> None:
         """Decorate it anew, so that the tuner has never seen it."""
         if self.is_function:
-            self._tuned = autotune(config_space(), key_fn, prune_by_shared_memory, n_warmup=3, n_repeat=5)(ag_gemm.__wrapped__)
+            self._tuned = autotune(
+                config_space(), key_fn, prune_by_shared_memory, n_warmup=3, n_repeat=5
+            )(ag_gemm.__wrapped__)
         else:
-            self._tuned = contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5)(self.ctx.__call__)
+            self._tuned = contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5)(
+                self.ctx.__call__
+            )
         self.forget()
 
     def forget(self) -> None:
@@ -59,7 +63,11 @@ class ComparedStep:
 
     def tuned(self) -> object:
         """A call through the tuner."""
-        return self._tuned(self.a, self.b, self.ctx) if self.is_function else self._tuned(self.a, self.b)
+        return (
+            self._tuned(self.a, self.b, self.ctx)
+            if self.is_function
+            else self._tuned(self.a, self.b)
+        )
 
     def fixed(self, config: triton.Config) -> Call:
         """A call past the tuner, with this config."""
@@ -90,7 +98,10 @@ class ComparedStep:
         if self.device.type == "cuda":
             return harness.aligned_ms(calls, 60)
         samples = [{name: self.ms(call) for name, call in calls.items()} for _ in range(5)]
-        return {name: max(of_all_ranks(statistics.median(each[name] for each in samples))) for name in calls}
+        return {
+            name: max(of_all_ranks(statistics.median(each[name] for each in samples)))
+            for name in calls
+        }
 
     def wait_for_all(self) -> None:
         """Until all ranks have come here, their devices idle. Collective."""
@@ -108,7 +119,9 @@ def without_arithmetic(device: torch.device) -> Iterator[None]:
     if device.type == "cuda":
         yield
         return
-    torch.use_deterministic_algorithms(True, warn_only=True)  # new tensors are filled: a step that returns them returns the same each time
+    torch.use_deterministic_algorithms(
+        True, warn_only=True
+    )  # new tensors are filled: a step that returns them returns the same each time
     with patch.object(interpreter.GridExecutor, "__call__", lambda *args, **kwargs: None):
         yield
     torch.use_deterministic_algorithms(False)
@@ -121,7 +134,9 @@ def of_all_ranks(value: Any) -> list[Any]:
     return values
 
 
-def more_us(bare: Call, ours: Call, n_rounds: int, n_calls: int, rest: Call) -> tuple[float, float, float]:
+def more_us(
+    bare: Call, ours: Call, n_rounds: int, n_calls: int, rest: Call
+) -> tuple[float, float, float]:
     """Microseconds of the host for a call of each, and how many more ours takes: medians over rounds; `rest` comes before both."""
     rounds = []
     for _ in range(n_rounds):

@@ -67,13 +67,20 @@ def step_of(name: str, folder: Path) -> tuple[Step, tuple[Any, ...]]:
 
 def _written(n_kernels: int, folder: Path) -> tuple[Step, tuple[Any, ...]]:
     files = {f"hit_helpers_{k}": _HELPERS.format(k=k) for k in range(3)}
-    parts = [_KERNEL.format(k=k, first=k % 3, second=(k + 1) % 3, third=(k + 2) % 3) for k in range(N_KERNELS)]
+    parts = [
+        _KERNEL.format(k=k, first=k % 3, second=(k + 1) % 3, third=(k + 2) % 3)
+        for k in range(N_KERNELS)
+    ]
     files["hit_kernels"] = "\n".join([_KERNELS, *parts])
     for module, text in files.items():
-        if not (folder / f"{module}.py").exists():  # ranks and later processes find the files of the first one
+        if not (
+            folder / f"{module}.py"
+        ).exists():  # ranks and later processes find the files of the first one
             (folder / f"{module}.py").write_text(text)
     sys.path.insert(0, str(folder))
-    kernels = [getattr(importlib.import_module("hit_kernels"), f"kernel_{k}") for k in range(n_kernels)]
+    kernels = [
+        getattr(importlib.import_module("hit_kernels"), f"kernel_{k}") for k in range(n_kernels)
+    ]
 
     def step(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
         for kernel in kernels:
@@ -98,4 +105,6 @@ def _gla() -> tuple[Step, tuple[Any, ...]]:
         out.sum().backward()
 
     torch.manual_seed(0)
-    return step, tuple(torch.randn(1, 128, 2, 128, dtype=torch.bfloat16, requires_grad=True) for _ in range(4))
+    return step, tuple(
+        torch.randn(1, 128, 2, 128, dtype=torch.bfloat16, requires_grad=True) for _ in range(4)
+    )

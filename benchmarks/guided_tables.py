@@ -31,7 +31,9 @@ def kernels() -> dict[str, Kernel]:
     for each in load_full_tables():
         failures = {i: "did not run" for i, us in enumerate(each.us) if us is None}
         ms = [[us / 1e3 if us is not None else 1.0] for us in each.us]
-        found[each.problem.rpartition("SCALE-")[2]] = Kernel(ms, failures=failures, texts=[describe(config) for config in each.configs])
+        found[each.problem.rpartition("SCALE-")[2]] = Kernel(
+            ms, failures=failures, texts=[describe(config) for config in each.configs]
+        )
     return found
 
 
@@ -43,14 +45,18 @@ def shuffled(kernel: Kernel, seed: int) -> Kernel:
         kernel,
         ms=[kernel.ms[i] for i in order],
         unseen_ms=[kernel.unseen_ms[i] for i in order] if kernel.unseen_ms else (),
-        failures={place: kernel.failures[i] for place, i in enumerate(order) if i in kernel.failures},
+        failures={
+            place: kernel.failures[i] for place, i in enumerate(order) if i in kernel.failures
+        },
         texts=[kernel.texts[i] for i in order],
     )
 
 
 def runs_of(kernel: Kernel, search: SearchName, n_runs: int) -> list[Played]:
     """Tunings of one site, each with other noise and another order of candidates."""
-    worlds = (World({"site": shuffled(kernel, seed)}, n_ranks=len(kernel.ms[0])) for seed in range(n_runs))
+    worlds = (
+        World({"site": shuffled(kernel, seed)}, n_ranks=len(kernel.ms[0])) for seed in range(n_runs)
+    )
     return [play(world, Plan(search=search), seed=seed) for seed, world in enumerate(worlds)]
 
 
@@ -85,7 +91,9 @@ def main(n_runs: Mapping[str, int]) -> None:
         together: list[Played] = []
         for name, kernel in found.items():
             is_full = len(kernel.ms) > 1000
-            if is_full and search == "racing":  # all of 3,645 candidates take minutes to play, and are what offline tuning is for
+            if (
+                is_full and search == "racing"
+            ):  # all of 3,645 candidates take minutes to play, and are what offline tuning is for
                 continue
             runs = runs_of(kernel, search, n_runs["full" if is_full else "small"])
             together += runs if is_full else runs[: n_runs["full"]]
@@ -98,7 +106,11 @@ def main(n_runs: Mapping[str, int]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=200, help="tunings of each table of a few hundred candidates")
-    parser.add_argument("--full-runs", type=int, default=20, help="tunings of each table of a full space")
+    parser.add_argument(
+        "--runs", type=int, default=200, help="tunings of each table of a few hundred candidates"
+    )
+    parser.add_argument(
+        "--full-runs", type=int, default=20, help="tunings of each table of a full space"
+    )
     args = parser.parse_args()
     main({"small": args.runs, "full": args.full_runs})

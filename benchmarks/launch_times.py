@@ -33,7 +33,9 @@ from rich.table import Table
 from dist_tune import contextual_autotune
 
 SIZES = 1 << 12, 1 << 21, 1 << 24, 1 << 27
-CONFIGS = [triton.Config({"BLOCK": block}, num_warps=warps) for block in (1024, 4096) for warps in (4, 8)]
+CONFIGS = [
+    triton.Config({"BLOCK": block}, num_warps=warps) for block in (1024, 4096) for warps in (4, 8)
+]
 N_IN_GRAPH = 20
 
 
@@ -112,15 +114,28 @@ def burn() -> None:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--busy", type=int, default=0, help="processes that keep a core busy meanwhile")
+    parser.add_argument(
+        "--busy", type=int, default=0, help="processes that keep a core busy meanwhile"
+    )
     options = parser.parse_args()
-    others = [multiprocessing.get_context("spawn").Process(target=burn, daemon=True) for _ in range(options.busy)]
+    others = [
+        multiprocessing.get_context("spawn").Process(target=burn, daemon=True)
+        for _ in range(options.busy)
+    ]
     for each in others:
         each.start()
     long = torch.randn(6144, 6144, device="cuda", dtype=torch.bfloat16)
     pairs = [(torch.randn(n, device="cuda"), torch.empty(n, device="cuda")) for n in SIZES]
     truth = {x.numel(): [graph_us(x, y, config) for config in CONFIGS] for x, y in pairs}
-    table = Table("step", "kernel by graph, us", "told, us", "most apart, us", "%", "ends", title=device_name(options.busy))
+    table = Table(
+        "step",
+        "kernel by graph, us",
+        "told, us",
+        "most apart, us",
+        "%",
+        "ends",
+        title=device_name(options.busy),
+    )
     for kind, before in KINDS.items():
         scale_kernel.cache.clear()
 
@@ -141,11 +156,18 @@ def main() -> None:
         for record in tuned.records:
             n = int(record.key.strip("[]").split(",")[0])
             told = [each.latency_ms * 1e3 for each in record.candidates if each.latency_ms]
-            pairs_us = [(true, each.latency_ms * 1e3) for true, each in zip(truth[n], record.candidates, strict=True) if each.latency_ms]
+            pairs_us = [
+                (true, each.latency_ms * 1e3)
+                for true, each in zip(truth[n], record.candidates, strict=True)
+                if each.latency_ms
+            ]
             if not pairs_us:
                 table.add_row(kind, f"{truth[n][0]:.1f}", "not timed", "", "", record.reason)
                 continue
-            true, mine = max(pairs_us, key=lambda pair: min(abs(pair[1] - pair[0]) / 3, abs(pair[1] / pair[0] - 1) / 0.05))
+            true, mine = max(
+                pairs_us,
+                key=lambda pair: min(abs(pair[1] - pair[0]) / 3, abs(pair[1] / pair[0] - 1) / 0.05),
+            )
             table.add_row(
                 kind, f"{true:.1f}", f"{mine:.1f}", f"{mine - true:+.1f}", f"{100 * (mine / true - 1):+.1f}",
                 f"{n_calls} calls, {len(told)} of {len(CONFIGS)} timed",

@@ -38,10 +38,24 @@ def pretend_a_gpu() -> None:
         return [1.0] * 3
 
     cuda: Any = torch.cuda
-    cuda.get_device_capability, cuda.get_device_name = (lambda *args: CAPABILITY), (lambda *args: DEVICE_NAME)
-    facts = {"multi_processor_count": 132, "total_memory": 140 << 30, "L2_cache_size": 50 << 20, "shared_memory_per_block_optin": 232448}
-    cuda.get_device_properties = lambda *args: types.SimpleNamespace(name=DEVICE_NAME, major=9, minor=0, warp_size=32, **facts)
-    cuda.device, cuda.current_device, cuda.synchronize = (lambda *args: contextlib.nullcontext()), (lambda *args: 0), (lambda *args: None)
+    cuda.get_device_capability, cuda.get_device_name = (
+        (lambda *args: CAPABILITY),
+        (lambda *args: DEVICE_NAME),
+    )
+    facts = {
+        "multi_processor_count": 132,
+        "total_memory": 140 << 30,
+        "L2_cache_size": 50 << 20,
+        "shared_memory_per_block_optin": 232448,
+    }
+    cuda.get_device_properties = lambda *args: types.SimpleNamespace(
+        name=DEVICE_NAME, major=9, minor=0, warp_size=32, **facts
+    )
+    cuda.device, cuda.current_device, cuda.synchronize = (
+        (lambda *args: contextlib.nullcontext()),
+        (lambda *args: 0),
+        (lambda *args: None),
+    )
     testing: Any = triton.testing
     testing.do_bench = bench
     target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
@@ -59,8 +73,13 @@ def pretend_a_gpu() -> None:
 def attorch_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
     """A small network and its loss, the batch different on each rank."""
     library: Any = importlib.import_module("attorch")
-    first, norm = library.Linear(32, 64, act_func="gelu", device="cpu"), library.LayerNorm(64, device="cpu")
-    net = torch.nn.Sequential(first, norm, library.GLU(act_func="silu"), library.Linear(32, 16, device="cpu"))
+    first, norm = (
+        library.Linear(32, 64, act_func="gelu", device="cpu"),
+        library.LayerNorm(64, device="cpu"),
+    )
+    net = torch.nn.Sequential(
+        first, norm, library.GLU(act_func="silu"), library.Linear(32, 16, device="cpu")
+    )
     loss = library.CrossEntropyLoss()
 
     def step(x: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
@@ -70,7 +89,9 @@ def attorch_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
             dist.all_reduce(each)
         return [value, *gradients]
 
-    return step, ((torch.randn(n, 32), torch.randint(0, 16, (n,))) for n in (48 + 16 * rank, 49 + 16 * rank))
+    return step, (
+        (torch.randn(n, 32), torch.randint(0, 16, (n,))) for n in (48 + 16 * rank, 49 + 16 * rank)
+    )
 
 
 def moe_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
@@ -94,14 +115,18 @@ def moe_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
 
 def mamba_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
     """A chunked scan with sequence numbers, and a norm of its results."""
-    package: Any = types.ModuleType("mamba_ssm")  # without its __init__, which imports compiled CUDA code
+    package: Any = types.ModuleType(
+        "mamba_ssm"
+    )  # without its __init__, which imports compiled CUDA code
     package.__path__ = [f"{each}/mamba_ssm" for each in sys.path]
     sys.modules["mamba_ssm"] = package
     scan = importlib.import_module("mamba_ssm.ops.triton.ssd_combined").mamba_chunk_scan_combined
     norm = importlib.import_module("mamba_ssm.ops.triton.layer_norm").layer_norm_fn
     decay, weight = (-torch.rand(2) - 0.1).requires_grad_(), torch.ones(16).requires_grad_()
 
-    def step(x: torch.Tensor, dt: torch.Tensor, b: torch.Tensor, c: torch.Tensor, numbers: torch.Tensor) -> list[torch.Tensor]:
+    def step(
+        x: torch.Tensor, dt: torch.Tensor, b: torch.Tensor, c: torch.Tensor, numbers: torch.Tensor
+    ) -> list[torch.Tensor]:
         y = scan(x, dt, decay, b, c, 16, D=None, seq_idx=numbers)
         y = norm(y.reshape(-1, 16), weight, None, eps=1e-5, is_rms_norm=True)
         gradients = torch.autograd.grad(y.square().mean(), [x, dt, decay, b, c, weight])
@@ -111,7 +136,9 @@ def mamba_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
 
     n = 32 + 16 * rank
     x, b, c = (torch.randn(1, n, heads, 16).requires_grad_() for heads in (2, 1, 1))
-    return step, iter([(x, torch.rand(1, n, 2).requires_grad_(), b, c, (torch.arange(n) // 20).int()[None])])
+    return step, iter(
+        [(x, torch.rand(1, n, 2).requires_grad_(), b, c, (torch.arange(n) // 20).int()[None])]
+    )
 
 
 def late_interaction_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
@@ -136,7 +163,9 @@ def late_interaction_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
 
 def sinkhorn_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
     """Two half-steps of Sinkhorn's iteration, on tensors that say they are on a GPU."""
-    lse = importlib.import_module("flash_sinkhorn.kernels.sinkhorn_flashstyle_sqeuclid").flashsinkhorn_lse
+    lse = importlib.import_module(
+        "flash_sinkhorn.kernels.sinkhorn_flashstyle_sqeuclid"
+    ).flashsinkhorn_lse
 
     class OnGpu(torch.Tensor):
         is_cuda = True
@@ -150,13 +179,18 @@ def sinkhorn_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
         dist.all_reduce(mean)
         return [f, g, mean]
 
-    return step, ((torch.randn(n, 16), torch.randn(m, 16)) for n, m in ((40 + 40 * rank, 70), (50, 66)))
+    return step, (
+        (torch.randn(n, 16), torch.randn(m, 16)) for n, m in ((40 + 40 * rank, 70), (50, 66))
+    )
 
 
 def liger_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
     """A mixture of experts: products and sums of seven kernels, one of which adds to what `reset_to_zero` names."""
     layer = importlib.import_module("liger_kernel.ops.fused_moe").LigerFusedMoEFunction
-    up, down = (torch.randn(2, 64, 32) * 0.2).requires_grad_(), (torch.randn(2, 32, 32) * 0.2).requires_grad_()
+    up, down = (
+        (torch.randn(2, 64, 32) * 0.2).requires_grad_(),
+        (torch.randn(2, 32, 32) * 0.2).requires_grad_(),
+    )
 
     def step(x: torch.Tensor, logits: torch.Tensor) -> list[torch.Tensor]:
         x = x.detach().requires_grad_()
@@ -207,7 +241,11 @@ def main(name: str) -> None:
         shared = set.intersection(*map(set, told))
         apart = max(float((a - b).abs().max()) for a, b in zip(first, alone, strict=True))
         results = "the same" if all(map(torch.equal, first, again)) else "OTHER"
-        agreement = "one config each" if all(told[0][each] == told[1][each] for each in shared) else "DIFFERENT configs"
+        agreement = (
+            "one config each"
+            if all(told[0][each] == told[1][each] for each in shared)
+            else "DIFFERENT configs"
+        )
         n_candidates = sum(len(each.candidates) for each in records)
         print(
             f"{name}, rank {rank}: {len(records)} sites, {n_candidates} candidates, first call {middle - began:.1f} s, second "

@@ -79,21 +79,36 @@ def meeting(parts: Sequence[Any], n_ranks: int, kind: str) -> Cost:
     reduce_ms = (time.process_time() - began) * 1e3
     up_bytes = sum(len(text.encode()) for text in texts)
     down_bytes = n_ranks * len(result.encode())
-    return Cost(2 * n_ranks, up_bytes, down_bytes, latency_ms(n_ranks), (2 * up_bytes + down_bytes) / BYTES_PER_MS, reduce_ms)
+    return Cost(
+        2 * n_ranks,
+        up_bytes,
+        down_bytes,
+        latency_ms(n_ranks),
+        (2 * up_bytes + down_bytes) / BYTES_PER_MS,
+        reduce_ms,
+    )
 
 
 def roll_calls(texts: dict[str, list[str]], n_ranks: int) -> Sequence[RankManifest]:
     """What ranks bring that have met the same sites: the first one spells their candidates out."""
     calls = []
     for rank in range(n_ranks):
-        calls.append(RankManifest({site: digest(each) for site, each in texts.items()}, texts if rank == 0 else {}))
+        calls.append(
+            RankManifest(
+                {site: digest(each) for site, each in texts.items()}, texts if rank == 0 else {}
+            )
+        )
     return calls
 
 
-def tuning(rungs: Sequence[tuple[dict[int, Report], Report]], texts: dict[str, list[str]], n_ranks: int) -> dict[str, Cost]:
+def tuning(
+    rungs: Sequence[tuple[dict[int, Report], Report]], texts: dict[str, list[str]], n_ranks: int
+) -> dict[str, Cost]:
     """All meetings of one tuning, by kind: roll call, the vote, one report a rung or round, and the end."""
     vote = meeting([Report()], n_ranks, "report")
     costs = {"manifest": meeting(roll_calls(texts, n_ranks), n_ranks, "manifest"), "votes": vote}
-    costs["reports"] = sum((meeting(list(reports.values()), n_ranks, "report") for reports, _ in rungs), Cost())
+    costs["reports"] = sum(
+        (meeting(list(reports.values()), n_ranks, "report") for reports, _ in rungs), Cost()
+    )
     costs["end"] = Cost(2 * n_ranks, latency_ms=latency_ms(n_ranks))
     return costs

@@ -35,8 +35,12 @@ def ag_gemm_step() -> Callable[[], Any]:
     from kernels import ag_gemm, shard_gemm
 
     kernel: Any = shard_gemm.ag_gemm_kernel
-    shard_gemm.ag_gemm_kernel = triton.autotune(configs=notes_space(), key=["M", "N", "K"])(kernel.fn)
-    operands = ag_gemm.random_operands(SHAPE, torch.bfloat16, torch.device("cuda", torch.cuda.current_device()))
+    shard_gemm.ag_gemm_kernel = triton.autotune(configs=notes_space(), key=["M", "N", "K"])(
+        kernel.fn
+    )
+    operands = ag_gemm.random_operands(
+        SHAPE, torch.bfloat16, torch.device("cuda", torch.cuda.current_device())
+    )
     product = ag_gemm.AllGatherGemm()
     product.gather_for(operands[0])
     return lambda: product(*operands)
@@ -44,9 +48,15 @@ def ag_gemm_step() -> Callable[[], Any]:
 
 def main() -> None:
     """Run one job one way."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("step", choices=("gla", "ag-gemm"))
-    parser.add_argument("way", choices=("first", "replayed", "online"), help="first: the first config of each kernel, untuned")
+    parser.add_argument(
+        "way",
+        choices=("first", "replayed", "online"),
+        help="first: the first config of each kernel, untuned",
+    )
     parser.add_argument("--calls", type=int, default=2000)
     options = parser.parse_args()
     rank = int(os.environ["LOCAL_RANK"])
@@ -61,13 +71,17 @@ def main() -> None:
             each.configs = each.configs[:1]
         step: Any = plain
     else:
-        step = contextual_autotune(is_dist=True, search="online" if options.way == "online" else None)(plain)
+        step = contextual_autotune(
+            is_dist=True, search="online" if options.way == "online" else None
+        )(plain)
     dist.all_reduce(torch.ones(1, device="cuda"))
     torch.cuda.synchronize()
     began, first_s, tuned_at, tuned_s = time.perf_counter(), 0.0, 0, 0.0
     for i in range(1, options.calls + 1):
         step()
-        if i % 10 == 0:  # as a job that reads its loss now and then; the host is not thousands of steps ahead
+        if (
+            i % 10 == 0
+        ):  # as a job that reads its loss now and then; the host is not thousands of steps ahead
             torch.cuda.synchronize()
         if i == 1:
             first_s = time.perf_counter() - began
@@ -77,8 +91,15 @@ def main() -> None:
     total_s = time.perf_counter() - began
     ms = chunk_gla.device_ms(plain)
     if rank == 0:
-        told = f"first call {first_s:.2f} s, winners at call {tuned_at} after {tuned_s:.1f} s" if options.way != "first" else ""
-        print(f"{options.step} {options.way}: {options.calls} calls in {total_s:.2f} s; {told}; step {ms:.4f} ms on the device", flush=True)
+        told = (
+            f"first call {first_s:.2f} s, winners at call {tuned_at} after {tuned_s:.1f} s"
+            if options.way != "first"
+            else ""
+        )
+        print(
+            f"{options.step} {options.way}: {options.calls} calls in {total_s:.2f} s; {told}; step {ms:.4f} ms on the device",
+            flush=True,
+        )
         for record in getattr(step, "records", []):
             print(f"  {record.kernel}: {record.best.config}, {record.reason}", flush=True)
     dist.barrier()

@@ -15,16 +15,23 @@ M, N, K = 256, 256, 8192
 
 def main() -> None:
     """Print ||C - exact|| / ||exact|| for both types and two numbers of ranks."""
-    print(f"torch {torch.__version__}, M, N, K = {M}, {N}, {K}; float32 partial results, the operands' type, own part unrounded")
+    print(
+        f"torch {torch.__version__}, M, N, K = {M}, {N}, {K}; float32 partial results, the operands' type, own part unrounded"
+    )
     for dtype in (torch.bfloat16, torch.float16):
         for n_ranks in (2, 8):
             torch.manual_seed(0)
             a, b = (torch.randn(rows, K).to(dtype) for rows in (M, N))
             exact = a.double() @ b.double().T
-            parts = [x.float() @ y.float().T for x, y in zip(a.chunk(n_ranks, 1), b.chunk(n_ranks, 1), strict=True)]
+            parts = [
+                x.float() @ y.float().T
+                for x, y in zip(a.chunk(n_ranks, 1), b.chunk(n_ranks, 1), strict=True)
+            ]
             rounded = [part.to(dtype).float() for part in parts]
             sums = (sum(parts), sum(rounded), sum([parts[0], *rounded[1:]]))
-            errors = [float((total.to(dtype).double() - exact).norm() / exact.norm()) for total in sums]  # type: ignore[union-attr]
+            errors = [
+                float((total.to(dtype).double() - exact).norm() / exact.norm()) for total in sums
+            ]  # type: ignore[union-attr]
             print(str(dtype), n_ranks, *(f"{error:.1e}" for error in errors))
 
 

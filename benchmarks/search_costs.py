@@ -54,7 +54,9 @@ def regrets(table: FullTable, search: Search, n_tries: int, seed: int) -> list[f
     """
     dice = random.Random(f"{table.problem} {seed}")
     order = dice.sample(range(len(table.us)), len(table.us))
-    guide = Guide([describe(table.configs[i]) for i in order], n_tries) if search == "guided" else None
+    guide = (
+        Guide([describe(table.configs[i]) for i in order], n_tries) if search == "guided" else None
+    )
     seen_ms: dict[int, float] = {}
     failed = set[int]()
     found: list[float] = []
@@ -68,7 +70,10 @@ def regrets(table: FullTable, search: Search, n_tries: int, seed: int) -> list[f
                 seen_ms[k] = us / 1e3 * math.exp(dice.gauss(0.0, NOISE))
         # The few that look best are measured again in finals, so noise costs no more than the best of them.
         near = [k for k, ms in seen_ms.items() if ms <= min(seen_ms.values()) * (1 + 3 * NOISE)]
-        found.append(min((table.us[order[k]] or math.inf for k in near), default=math.inf) / table.best_us - 1)
+        found.append(
+            min((table.us[order[k]] or math.inf for k in near), default=math.inf) / table.best_us
+            - 1
+        )
         wave = guide.wave(seen_ms, failed) if guide is not None else []
     return found
 
@@ -78,7 +83,9 @@ def summary(tables: Sequence[FullTable], search: Search, n_seeds: int) -> str:
     lines = []
     for own_share in SHARES:
         n_tries = math.floor(own_share * len(tables[0].configs))
-        ends = [regrets(table, search, n_tries, seed)[-1] for table in tables for seed in range(n_seeds)]
+        ends = [
+            regrets(table, search, n_tries, seed)[-1] for table in tables for seed in range(n_seeds)
+        ]
         within = [sum(end <= limit for end in ends) / len(ends) for limit in (0.02, 0.05)]
         lines.append(
             f"{search:10} tries={n_tries:<5} ({own_share:.0%} of the space) within_2%={within[0]:6.1%} within_5%={within[1]:6.1%} "
@@ -91,12 +98,16 @@ def summary(tables: Sequence[FullTable], search: Search, n_seeds: int) -> str:
 def main(n_seeds: int = 4) -> None:
     """Print the table of all searches."""
     tables = load_full_tables()
-    print(f"{len(tables)} problems of {len(tables[0].configs)} configs, noise {NOISE:.0%}, {n_seeds} runs each")
+    print(
+        f"{len(tables)} problems of {len(tables[0].configs)} configs, noise {NOISE:.0%}, {n_seeds} runs each"
+    )
     for search in get_args(Search):
         summary(tables, search, n_seeds)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("n_seeds", nargs="?", type=int, default=4, help="searches of each kind at each problem")
+    parser.add_argument(
+        "n_seeds", nargs="?", type=int, default=4, help="searches of each kind at each problem"
+    )
     main(parser.parse_args().n_seeds)

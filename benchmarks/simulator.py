@@ -45,12 +45,17 @@ class Kernel:
 
     def cost_ms(self, candidate: int, rank: int) -> float:
         """What a candidate adds to a replay on a rank."""
-        return self.ms[candidate][rank] * self.n_launches + (self.unseen_ms[candidate] if self.unseen_ms else 0.0)
+        return self.ms[candidate][rank] * self.n_launches + (
+            self.unseen_ms[candidate] if self.unseen_ms else 0.0
+        )
 
     def best(self) -> int:
         """The candidate that costs the slowest rank the least."""
         runnable = [i for i in range(len(self.ms)) if i not in self.failures]
-        return min(runnable, key=lambda i: (max(self.cost_ms(i, rank) for rank in range(len(self.ms[i]))), i))
+        return min(
+            runnable,
+            key=lambda i: (max(self.cost_ms(i, rank) for rank in range(len(self.ms[i]))), i),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,10 @@ class World:
 
     def closure_ms(self, choice: Mapping[str, int]) -> float:
         """True time of the closure on its slowest rank."""
-        each = (sum(kernel.cost_ms(choice[site], rank) for site, kernel in self.sites.items()) for rank in range(self.n_ranks))
+        each = (
+            sum(kernel.cost_ms(choice[site], rank) for site, kernel in self.sites.items())
+            for rank in range(self.n_ranks)
+        )
         return self.other_ms + max(each)
 
 
@@ -122,7 +130,9 @@ class _Rank:
                 if times_launches:
                     closure_ms += world.events_ms
                 if is_timed and times_launches:
-                    self.samples.add_launch(site, candidate, number, self._read(ms + world.events_ms, world.clock_ms))
+                    self.samples.add_launch(
+                        site, candidate, number, self._read(ms + world.events_ms, world.clock_ms)
+                    )
             closure_ms += self._noisy(kernel.unseen_ms[candidate]) if kernel.unseen_ms else 0.0
         self.samples.add_replay(number, self._read(closure_ms, 2 * world.clock_ms), schedule)
         return closure_ms
@@ -135,7 +145,12 @@ class _Rank:
 
 
 def play(
-    world: World, plan: Plan | None = None, options: RacingOptions | None = None, seed: int = 0, *, max_slowdown: float | None = None
+    world: World,
+    plan: Plan | None = None,
+    options: RacingOptions | None = None,
+    seed: int = 0,
+    *,
+    max_slowdown: float | None = None,
 ) -> Played:
     """Tune the closure as a session does, between the vote on what was compiled and the winners; online with ``max_slowdown``."""
     plan = plan or Plan()
@@ -143,7 +158,12 @@ def play(
     for site, kernel in world.sites.items():
         guide = guide_of(plan.search, kernel.texts)
         untried = guide.untried if guide is not None else ()
-        search.add(site, len(kernel.ms), {i: why for i, why in kernel.failures.items() if i not in untried}, guide=guide)
+        search.add(
+            site,
+            len(kernel.ms),
+            {i: why for i, why in kernel.failures.items() if i not in untried},
+            guide=guide,
+        )
     ranks = [_Rank(world, rank, seed) for rank in range(world.n_ranks)]
     schedule: list[Replay] = []
     meetings: list[tuple[dict[int, Report], Report]] = []
@@ -169,13 +189,17 @@ def play(
             trials = pace.schedule(n_calls + 1 + pace.n_wait(search, batch), batch)
             for call in range(n_calls + 1, max(trials) + 1):
                 tried = trials.get(call, {})
-                ms = world.closure_ms(in_use | {site: trial.candidate for site, trial in tried.items()})
+                ms = world.closure_ms(
+                    in_use | {site: trial.candidate for site, trial in tried.items()}
+                )
                 pace.add(call, ms / 1e3, is_trial=call in trials)
                 job_ms += plain_ms
                 beyond_ms += max(0.0, ms - plain_ms)
             n_calls = max(trials)
         for replay in batch:
-            replay_ms += max(rank.run(len(schedule), replay, times_launches=times_launches) for rank in ranks)
+            replay_ms += max(
+                rank.run(len(schedule), replay, times_launches=times_launches) for rank in ranks
+            )
             schedule.append(replay)
         known_ms = search.kernel_times_ms()
         reports = {r: rank.samples.report({}, batch, known_ms) for r, rank in enumerate(ranks)}
@@ -196,7 +220,9 @@ def play(
 def _next_batch(world: World, search: Race) -> list[Replay]:
     while waves := search.waves():
         for site, wave in waves.items():
-            search[site].drop({i: why for i, why in world.sites[site].failures.items() if i in wave})
+            search[site].drop(
+                {i: why for i, why in world.sites[site].failures.items() if i in wave}
+            )
         search.join(waves)
     return search.batch()
 
@@ -204,7 +230,9 @@ def _next_batch(world: World, search: Race) -> list[Replay]:
 # -- policies --------------------------------------------------------------------------------------------------------
 
 
-def summary(world: World, plan: Plan | None = None, options: RacingOptions | None = None, n_runs: int = 200) -> str:
+def summary(
+    world: World, plan: Plan | None = None, options: RacingOptions | None = None, n_runs: int = 200
+) -> str:
     """Share of runs with one winner, worst and mean regret, replays against an exhaustive search's."""
     runs = [play(world, plan, options, seed) for seed in range(n_runs)]
     same = statistics.multimode(tuple(run.winners.values()) for run in runs)[0]
@@ -233,10 +261,19 @@ class Quota(RacingOptions):
         return max(self.max_finalists, n_candidates // (self.first << rung))
 
 
-def online_summary(world: World, search: SearchName, n_runs: int, max_slowdown: float = 0.05) -> str:
+def online_summary(
+    world: World, search: SearchName, n_runs: int, max_slowdown: float = 0.05
+) -> str:
     """Calls until the winners, regret and slowdown of a job that is tuned online, whose calls have no untimed run (``n_warmup=0``)."""
-    runs = [play(world, Plan(search=search, n_warmup=0), seed=seed, max_slowdown=max_slowdown) for seed in range(n_runs)]
-    regrets, n_calls, slowdowns = [run.regret for run in runs], [run.n_calls for run in runs], [run.slowdown for run in runs]
+    runs = [
+        play(world, Plan(search=search, n_warmup=0), seed=seed, max_slowdown=max_slowdown)
+        for seed in range(n_runs)
+    ]
+    regrets, n_calls, slowdowns = (
+        [run.regret for run in runs],
+        [run.n_calls for run in runs],
+        [run.slowdown for run in runs],
+    )
     within = sum(regret <= 0.01 for regret in regrets) / n_runs
     return (
         f"calls median={statistics.median(n_calls):5.0f} most={max(n_calls):5} "
@@ -270,11 +307,15 @@ def main(n_runs: int = 200) -> None:
     for name, world in worlds.items():
         print(f"\n{name}, {n_runs} runs, noise {world.noise:.1%}, hiccups {world.hiccups:.1%}")
         for label, options in OPTIONS.items():
-            print(f"  {label:26} {summary(world, options=options, n_runs=n_runs if len(world.sites) == 1 else n_runs // 10)}")
+            print(
+                f"  {label:26} {summary(world, options=options, n_runs=n_runs if len(world.sites) == 1 else n_runs // 10)}"
+            )
     world, texts = step_of_148()
     played = play(world)
     step_ms = world.closure_ms(played.winners)
-    print(f"\nagreement: 148 candidates, a step of {step_ms:.3f} ms, {played.n_replays} replays of {played.replay_ms:.1f} ms in all")
+    print(
+        f"\nagreement: 148 candidates, a step of {step_ms:.3f} ms, {played.n_replays} replays of {played.replay_ms:.1f} ms in all"
+    )
     for n_ranks in (4, 64, 256, 1024):
         costs = tuning(played.meetings, texts, n_ranks)
         for label, cost in {**costs, "all": sum(costs.values(), Cost())}.items():
@@ -290,13 +331,24 @@ def main_online(n_runs: int = 20) -> None:
     """Print the table of jobs that are tuned online."""
     from benchmarks.worlds import kernel_of, many
 
-    worlds = {f"3 random sites of 64, {other_ms:.0f} ms beside them": many(3, 64, other_ms=other_ms) for other_ms in (0.0, 1.0, 4.0)}
-    recorded = {name: World({name: kernel_of(table)}) for name, table in load_tables().items() if name.startswith("contextual")}
+    worlds = {
+        f"3 random sites of 64, {other_ms:.0f} ms beside them": many(3, 64, other_ms=other_ms)
+        for other_ms in (0.0, 1.0, 4.0)
+    }
+    recorded = {
+        name: World({name: kernel_of(table)})
+        for name, table in load_tables().items()
+        if name.startswith("contextual")
+    }
     print(f"max_slowdown=0.05, {n_runs} runs each, 4 ranks, noise 1.0%, hiccups 0.3%")
     for name, world in {**worlds, **recorded}.items():
         step_ms = world.closure_ms({site: kernel.best() for site, kernel in world.sites.items()})
-        for search in SEARCHES if name in recorded else SEARCHES[:1]:  # a guided search needs configs that are described
-            print(f"{name:36} best step_ms={step_ms:.3f} {search:7} {online_summary(world, search, n_runs)}")
+        for search in (
+            SEARCHES if name in recorded else SEARCHES[:1]
+        ):  # a guided search needs configs that are described
+            print(
+                f"{name:36} best step_ms={step_ms:.3f} {search:7} {online_summary(world, search, n_runs)}"
+            )
 
 
 SEARCHES: tuple[SearchName, ...] = ("racing", "guided")
@@ -304,6 +356,8 @@ SEARCHES: tuple[SearchName, ...] = ("racing", "guided")
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "--online", action="store_true", help="jobs that are tuned in their own calls: calls until the winners, and their cost"
+        "--online",
+        action="store_true",
+        help="jobs that are tuned in their own calls: calls until the winners, and their cost",
     )
     main_online() if parser.parse_args().online else main()

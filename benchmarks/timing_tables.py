@@ -44,7 +44,12 @@ def read_events(path: Path) -> list[Table]:
         if isinstance(event, Won):
             record = TuningRecord.model_validate(event.record)
             found[record.kernel + record.key] = [
-                Row(config=each.config, ranks_ms=list(each.rank_latencies_ms.values()), closure_ms=each.closure_ms, failure=each.failure)
+                Row(
+                    config=each.config,
+                    ranks_ms=list(each.rank_latencies_ms.values()),
+                    closure_ms=each.closure_ms,
+                    failure=each.failure,
+                )
                 for each in record.candidates
             ]
     return [Table(run=path.parent.name, site=site, rows=rows) for site, rows in found.items()]
@@ -54,20 +59,29 @@ def store_tables(events: Path, folder: Path) -> list[Path]:
     """Write the tables of the events of a rank, one file a site."""
     paths = []
     for table in read_events(events):
-        shape = "x".join(part for part in table.site.partition("[")[2].rstrip("]").split(",") if part.isdigit())
+        shape = "x".join(
+            part for part in table.site.partition("[")[2].rstrip("]").split(",") if part.isdigit()
+        )
         paths.append(folder / f"{table.run}-{shape}.json")
         rows = ",\n".join(json.dumps(row.model_dump()) for row in table.rows)
-        paths[-1].write_text(f'{{"run": {json.dumps(table.run)}, "site": {json.dumps(table.site)}, "rows": [\n{rows}\n]}}\n')
+        paths[-1].write_text(
+            f'{{"run": {json.dumps(table.run)}, "site": {json.dumps(table.site)}, "rows": [\n{rows}\n]}}\n'
+        )
     return paths
 
 
 def load_tables() -> dict[str, Table]:
     """All tables that are kept, by name."""
-    return {path.stem: Table.model_validate_json(path.read_text()) for path in sorted(TABLES.glob("*.json"))}
+    return {
+        path.stem: Table.model_validate_json(path.read_text())
+        for path in sorted(TABLES.glob("*.json"))
+    }
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("events", nargs="+", type=Path, help="rank-<i>.jsonl of an exhaustive search")
+    parser.add_argument(
+        "events", nargs="+", type=Path, help="rank-<i>.jsonl of an exhaustive search"
+    )
     for events in parser.parse_args().events:
         print(*store_tables(events, TABLES), sep="\n")

@@ -30,7 +30,9 @@ TABLE = "tuning-4xH200-8192x7168x8192"
 
 
 @triton.jit
-def gemm_kernel(a, b, c, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+def gemm_kernel(
+    a, b, c, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
     row, col, k = (
         tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M),
         tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N),
@@ -38,7 +40,11 @@ def gemm_kernel(a, b, c, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, 
     )
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
-        acc = tl.dot(tl.load(a + row[:, None] * K + start + k[None, :]), tl.load(b + (start + k)[:, None] * N + col[None, :]), acc)
+        acc = tl.dot(
+            tl.load(a + row[:, None] * K + start + k[None, :]),
+            tl.load(b + (start + k)[:, None] * N + col[None, :]),
+            acc,
+        )
     tl.store(c + row[:, None] * N + col[None, :], acc.to(tl.bfloat16))
 
 
@@ -60,19 +66,36 @@ def tuned(rank: int, search: Any) -> Any:
 
     def launch_ms(src: Any, metadata: Any) -> float:
         constants = {src.fn.arg_names[place]: value for (place,), value in src.constants.items()}
-        place = *(constants[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")), metadata.num_warps, metadata.num_stages
+        place = (
+            *(constants[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")),
+            metadata.num_warps,
+            metadata.num_stages,
+        )
         if place not in known_ms:
-            raise triton.OutOfResources(FakeH200.shared_limit_bytes + 1, FakeH200.shared_limit_bytes, "shared memory")
+            raise triton.OutOfResources(
+                FakeH200.shared_limit_bytes + 1, FakeH200.shared_limit_bytes, "shared memory"
+            )
         return known_ms[place]
 
     FakeH200.launch_ms = staticmethod(launch_ms)
     kernel = triton.autotune(configs=configs, key=["M", "N", "K"])(gemm_kernel)
     a, b, c = (torch.zeros(256, 256, dtype=torch.bfloat16) for _ in range(3))
-    step = contextual_autotune(is_dist=True, search=search, cache=False)(lambda: kernel[(1,)](a, b, c, 256, 256, 256))
+    step = contextual_autotune(is_dist=True, search=search, cache=False)(
+        lambda: kernel[(1,)](a, b, c, 256, 256, 256)
+    )
     step()
     (record,) = step.records
-    n_compiled = sum(each.left != NOT_TRIED for each in record.candidates)  # at least to the need of shared memory
-    return record.seconds, record.spent.model_dump(), n_compiled, record.n_replays, record.best.latency_ms, record.best.config
+    n_compiled = sum(
+        each.left != NOT_TRIED for each in record.candidates
+    )  # at least to the need of shared memory
+    return (
+        record.seconds,
+        record.spent.model_dump(),
+        n_compiled,
+        record.n_replays,
+        record.best.latency_ms,
+        record.best.config,
+    )
 
 
 def main() -> None:
@@ -82,7 +105,9 @@ def main() -> None:
         seconds, spent, n_compiled, n_replays, latency_ms, config = values(
             on_ranks(2, tuned, search, mode="fake", timeout_s=500.0, env=env)
         )[0]
-        phases = " ".join(f"{name}={spent[name]:.1f}" for name in ("discover", "compile", "race", "finals"))
+        phases = " ".join(
+            f"{name}={spent[name]:.1f}" for name in ("discover", "compile", "race", "finals")
+        )
         print(
             f"{search}: {seconds:.1f} s ({phases}), {n_compiled} of 216 compiled, {n_replays} replays, winner {latency_ms:.3f} ms "
             f"(best recorded {best_ms:.3f}): {config}",

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-os.environ["TRITON_INTERPRET"] = "0"  # before triton is imported: launch.sh sets it where there is no GPU
+os.environ["TRITON_INTERPRET"] = (
+    "0"  # before triton is imported: launch.sh sets it where there is no GPU
+)
 import torch
 import torch.distributed as dist
 
@@ -31,7 +33,9 @@ from dist_tune import contextual_autotune, power_of_two
 HEADS, DIM = 8, 128
 
 
-def make_step(kernels: str, device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def make_step(
+    kernels: str, device: torch.device
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """The step, untuned; of an input [1, T, HEADS, DIM] and of gates in that shape."""
     with warnings.catch_warnings(action="ignore" if device.type == "cpu" else "default"):
         from fla.modules.layernorm import rms_norm  # here, so that --help needs no GPU
@@ -41,7 +45,9 @@ def make_step(kernels: str, device: torch.device) -> Callable[[torch.Tensor, tor
 
     def step(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         x = x.detach().requires_grad_()
-        y: torch.Tensor = rms_norm(chunk_gla(x, x, x, gates)[0] if kernels == "gla" else x, weight, None)
+        y: torch.Tensor = rms_norm(
+            chunk_gla(x, x, x, gates)[0] if kernels == "gla" else x, weight, None
+        )
         for_x, for_weight = torch.autograd.grad(y.sum(), (x, weight))
         dist.all_reduce(for_weight)
         return for_x
@@ -51,9 +57,13 @@ def make_step(kernels: str, device: torch.device) -> Callable[[torch.Tensor, tor
 
 def main() -> None:
     """Run one job one way."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("way", choices=("bucket", "exact"))
-    parser.add_argument("--kernels", choices=("gla", "norm"), default="gla", help="norm: the norm alone")
+    parser.add_argument(
+        "--kernels", choices=("gla", "norm"), default="gla", help="norm: the norm alone"
+    )
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--shortest", type=int, default=256)
     parser.add_argument("--longest", type=int, default=8192)
@@ -71,7 +81,10 @@ def main() -> None:
         install_fake_driver()
     bucket: Any = {"layer_norm_*": {"NB": power_of_two}} if options.way == "bucket" else None
     step = contextual_autotune(is_dist=True, cache=False, bucket=bucket)(plain)
-    x, gates = (torch.randn(1, options.longest, HEADS, DIM, device=device, dtype=torch.bfloat16) for _ in range(2))
+    x, gates = (
+        torch.randn(1, options.longest, HEADS, DIM, device=device, dtype=torch.bfloat16)
+        for _ in range(2)
+    )
     gates = torch.nn.functional.logsigmoid(gates)
 
     def seconds(n: int, n_calls: int = 1) -> float:
@@ -100,7 +113,10 @@ def main() -> None:
         kernels = Counter(each.kernel for each in step.records if not each.is_recalled)
         call_ms = each_s[len(each_s) // 2] * 1e3
         told = f"{kernels.total()} sites tuned, {total_s:.1f} s, median call {call_ms:.2f} ms, steady {steady_us:.1f} us"
-        print(f"{options.way}: {options.calls} calls, lengths {options.shortest} to {options.longest}: {told}", flush=True)
+        print(
+            f"{options.way}: {options.calls} calls, lengths {options.shortest} to {options.longest}: {told}",
+            flush=True,
+        )
         for name, n_keys in sorted(kernels.items()):
             print(f"  {name}: {n_keys} keys", flush=True)
     dist.barrier()

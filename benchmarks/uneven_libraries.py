@@ -36,7 +36,12 @@ from benchmarks.library_steps import pretend_a_gpu
 from dist_tune import contextual_autotune
 
 Tensors = list[torch.Tensor]
-H200 = {"max_shared_mem": 232448, "multiprocessor_count": 132, "mem_clock_rate": 2619000, "mem_bus_width": 6144}
+H200 = {
+    "max_shared_mem": 232448,
+    "multiprocessor_count": 132,
+    "mem_clock_rate": 2619000,
+    "mem_bus_width": 6144,
+}
 
 
 class Job(NamedTuple):
@@ -69,7 +74,9 @@ def patch_triton() -> None:
     torch.compiler.set_stance("force_eager")  # cut-cross-entropy compiles an argsort
 
 
-def head_job(layers: Callable[[torch.Tensor], torch.Tensor], width: int, inputs: Sequence[torch.Tensor]) -> Job:
+def head_job(
+    layers: Callable[[torch.Tensor], torch.Tensor], width: int, inputs: Sequence[torch.Tensor]
+) -> Job:
     """A trained head on layers that are frozen, as libraries of quantised products have them."""
     head = torch.nn.Parameter(torch.full((width,), 0.1))
 
@@ -89,10 +96,16 @@ def gemlite_job(rank: int) -> Job:
     """A 4-bit and an 8-bit layer; in the last size a rank decodes one token."""
     library: Any = importlib.import_module("gemlite")
     scales, zeros = torch.rand(256, 1).half() * 0.02 + 0.01, torch.full((256, 1), 7.0).half()
-    up = library.A16Wn(device="cpu").from_weights(torch.randint(0, 16, (128, 64)).byte(), scales, zeros, 4, 32)
+    up = library.A16Wn(device="cpu").from_weights(
+        torch.randint(0, 16, (128, 64)).byte(), scales, zeros, 4, 32
+    )
     down = library.A16W8(device="cpu").from_weights(torch.randn(64, 128).half() * 0.1)
     sizes = (100, 120, 1), (120, 97, 30)
-    return head_job(lambda x: down(torch.nn.functional.silu(up(x))), 64, [torch.randn(n, 64).half() for n in sizes[rank]])
+    return head_job(
+        lambda x: down(torch.nn.functional.silu(up(x))),
+        64,
+        [torch.randn(n, 64).half() for n in sizes[rank]],
+    )
 
 
 def mslk_job(rank: int, width: int, sizes: Sequence[tuple[int, int]]) -> Job:
@@ -103,7 +116,10 @@ def mslk_job(rank: int, width: int, sizes: Sequence[tuple[int, int]]) -> Job:
         sys.modules[name] = package
     library: Any = importlib.import_module("mslk.gemm.triton.fp8_gemm")
     prepare = library.prep_matmul
-    library.prep_matmul = lambda *args: (*prepare(*args)[:-1], torch.device("cpu", 0))  # the device "cpu" is refused
+    library.prep_matmul = lambda *args: (
+        *prepare(*args)[:-1],
+        torch.device("cpu", 0),
+    )  # the device "cpu" is refused
     weights, block = (torch.randn(width, 64) / 8).to(torch.float8_e4m3fn), 512
 
     def layer(x: torch.Tensor) -> torch.Tensor:
@@ -111,7 +127,9 @@ def mslk_job(rank: int, width: int, sizes: Sequence[tuple[int, int]]) -> Job:
         y: torch.Tensor = library.matmul_fp8_block(x, weights, *scales, block, block, block)
         return y
 
-    return head_job(layer, width, [torch.randn(each[rank], 64).to(torch.float8_e4m3fn) for each in sizes])
+    return head_job(
+        layer, width, [torch.randn(each[rank], 64).to(torch.float8_e4m3fn) for each in sizes]
+    )
 
 
 def cross_entropy_job(rank: int, n_words: int, width: int, sizes: Sequence[tuple[int, int]]) -> Job:
@@ -130,12 +148,19 @@ def cross_entropy_job(rank: int, n_words: int, width: int, sizes: Sequence[tuple
         return [loss, for_x, for_words]
 
     tokens = [each[rank] for each in sizes]
-    return Job(step, words, [(torch.randn(n, width).half(), torch.randint(0, n_words, (n,))) for n in tokens], 1.0)
+    return Job(
+        step,
+        words,
+        [(torch.randn(n, width).half(), torch.randint(0, n_words, (n,))) for n in tokens],
+        1.0,
+    )
 
 
 JOBS: dict[str, Callable[[int], Job]] = {
     "gemlite": gemlite_job,
-    "cut-cross-entropy": lambda rank: cross_entropy_job(rank, 32, 32, [(16, 17), (17, 16), (40, 33)]),
+    "cut-cross-entropy": lambda rank: cross_entropy_job(
+        rank, 32, 32, [(16, 17), (17, 16), (40, 33)]
+    ),
     "mslk": lambda rank: mslk_job(rank, 32, [(256, 300), (300, 256)]),
     "mslk-apart": lambda rank: mslk_job(rank, 512, [(256, 900)]),
 }
@@ -153,7 +178,9 @@ def training_step(job: Job) -> Callable[..., Tensors]:
     return step
 
 
-def called(step: Callable[..., Tensors], job: Job, order: Sequence[int]) -> tuple[list[Tensors], list[float]]:
+def called(
+    step: Callable[..., Tensors], job: Job, order: Sequence[int]
+) -> tuple[list[Tensors], list[float]]:
     """Results of calls with inputs in that order, and their seconds; the weight ends as it was."""
     results, seconds, before = [], [], job.weight.detach().clone()
     try:
@@ -169,7 +196,11 @@ def called(step: Callable[..., Tensors], job: Job, order: Sequence[int]) -> tupl
 
 def difference(results: Sequence[Tensors], expected: Sequence[Tensors]) -> str:
     """Of all tensors of all calls, relative to the largest element of each."""
-    pairs = [(a.float(), b.float()) for one, other in zip(results, expected, strict=True) for a, b in zip(one, other, strict=True)]
+    pairs = [
+        (a.float(), b.float())
+        for one, other in zip(results, expected, strict=True)
+        for a, b in zip(one, other, strict=True)
+    ]
     if all(torch.equal(a, b) for a, b in pairs):
         return "the same bits"
     return f"{torch.stack([(a - b).abs().max() / b.abs().max() for a, b in pairs]).max():.1e} apart"  # NaN if there is one
@@ -183,7 +214,9 @@ def forget_choices() -> dict[str, str]:
             for key, config in kernel.cache.items():
                 sizes = ",".join(str(each) for each in key if not isinstance(each, str))
                 constants = " ".join(f"{name}={value}" for name, value in config.kwargs.items())
-                found[f"{kernel.base_fn.__name__}[{sizes}]"] = f"{constants} w{config.num_warps} s{config.num_stages}"
+                found[f"{kernel.base_fn.__name__}[{sizes}]"] = (
+                    f"{constants} w{config.num_warps} s{config.num_stages}"
+                )
             kernel.cache.clear()
     return found
 
@@ -198,14 +231,23 @@ def tell(way: str, text: str) -> None:
         print(f"{way}, rank {rank}: {line}", flush=True)
     for site in sorted({each for _, configs in told for each in configs}):
         configs = [configs.get(site, "none") for _, configs in told]
-        print(f"    {site}: {configs[0] if len({*configs}) == 1 else ' | '.join(configs)}", flush=True)
+        print(
+            f"    {site}: {configs[0] if len({*configs}) == 1 else ' | '.join(configs)}", flush=True
+        )
 
 
 def main() -> None:
     """Run one library's step each way."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", choices=[*JOBS])
-    parser.add_argument("--calls", type=int, default=120, help="of the training step, with the first two sizes in turn; 0: no training")
+    parser.add_argument(
+        "--calls",
+        type=int,
+        default=120,
+        help="of the training step, with the first two sizes in turn; 0: no training",
+    )
     options = parser.parse_args()
     patch_triton()
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
@@ -220,7 +262,9 @@ def main() -> None:
     seconds = ", ".join(f"{way} {sum(seconds):.1f} s" for way, (_, seconds) in expected.items())
     tell("without dist_tune", f"sizes {[len(given[0]) for given in job.inputs]}; {seconds}")
     for way, (step, order) in ways.items():
-        tuned = contextual_autotune(is_dist=True, n_repeat=1, n_warmup=1, max_slowdown=1.0, cache=False)(step)
+        tuned = contextual_autotune(
+            is_dist=True, n_repeat=1, n_warmup=1, max_slowdown=1.0, cache=False
+        )(step)
         try:
             results, taken = called(tuned, job, order)
         except (RuntimeError, ValueError) as error:  # printed, so that the next way is seen as well

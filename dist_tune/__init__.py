@@ -72,7 +72,9 @@ _HOMES = {
 """Module -> the names that come from it; the imports above say the same to a type checker."""
 
 
-def found_on_use(package: str, homes: Mapping[str, tuple[str, ...]]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+def found_on_use(
+    package: str, homes: Mapping[str, tuple[str, ...]]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """The ``__getattr__`` and the ``__dir__`` of a package. ``homes``: module of the package -> names that come from it.
 
     For modules that import torch, Triton or numpy: commands that read records and events take 0.3 s without these three, and 2 s with
@@ -98,5 +100,7 @@ def found_on_use(package: str, homes: Mapping[str, tuple[str, ...]]) -> tuple[Ca
     return find, names
 
 
-if not TYPE_CHECKING:  # with a __getattr__ to look at, a type checker takes every misspelled name for an existing one
+if (
+    not TYPE_CHECKING
+):  # with a __getattr__ to look at, a type checker takes every misspelled name for an existing one
     __getattr__, __dir__ = found_on_use(__name__, _HOMES)

@@ -52,13 +52,19 @@ def free_bytes(device: torch.device) -> float:
     except RuntimeError:
         if kind() != "xpu":
             raise
-        free = api.get_device_properties(device).total_memory - held  # some of Intel's do not say; other processes may have some of it
+        free = (
+            api.get_device_properties(device).total_memory - held
+        )  # some of Intel's do not say; other processes may have some of it
     return float(free + held - api.memory_allocated(device))
 
 
 def flush_cache() -> None:
     """Queue writes of more than the caches of the current GPU hold."""
-    n_bytes = _FLUSH_BYTES if kind() != "cuda" else 2 * api.get_device_properties(api.current_device()).L2_cache_size
+    n_bytes = (
+        _FLUSH_BYTES
+        if kind() != "cuda"
+        else 2 * api.get_device_properties(api.current_device()).L2_cache_size
+    )
     # Writing twice the L2 evicts the data that the last replay left there. Freed at once: the replay may need the memory.
     with suppress(torch.OutOfMemoryError):
         torch.empty(n_bytes, dtype=torch.uint8, device=device_type()).zero_()

@@ -36,15 +36,24 @@ def tune_all(step: Callable[..., object], calls: Iterable[object]) -> list[Tunin
     """
     tuned: Any = getattr(step, "func", step)
     if not hasattr(tuned, "records"):
-        raise TypeError(f"tune_all takes a step of contextual_autotune or a function of autotune, got {spelled(step)}")
+        raise TypeError(
+            f"tune_all takes a step of contextual_autotune or a function of autotune, got {spelled(step)}"
+        )
     if isinstance(calls, Mapping | str) or not isinstance(calls, Iterable):
-        raise TypeError(f"calls must be a list with the arguments of each call, got {spelled(calls)}")
+        raise TypeError(
+            f"calls must be a list with the arguments of each call, got {spelled(calls)}"
+        )
     listed, n_known, rank, shown_at = [*calls], len(tuned.records), rank_of_job(), 0.0
     with closing(Story(read_settings(), rank, is_first=rank == 0)) as story:
         for number, given in enumerate(listed, 1):
-            if (now := time.monotonic()) - shown_at >= 1.0 or number == len(listed):  # those that tune nothing come by the hundred
+            if (now := time.monotonic()) - shown_at >= 1.0 or number == len(
+                listed
+            ):  # those that tune nothing come by the hundred
                 shown_at = now
-                story.info(f"{closure_name(tuned.__qualname__)}: call {number} of {len(listed)}", shown=True)
+                story.info(
+                    f"{closure_name(tuned.__qualname__)}: call {number} of {len(listed)}",
+                    shown=True,
+                )
             try:
                 _call(step, given)
             except Exception as error:

@@ -24,7 +24,9 @@ AnyConfig = TypeVar("AnyConfig", triton.Config, FunctionConfig)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Alike in two configs of a kind: a number by itself that is not 1, which turns something off, as the splits of K. Warps and stages change
 # no argument.
-_ALIKE = re.compile(r"num_(?:warps|stages)=\d+|(?<![\w.])(?!1(?![\w.]))-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)")
+_ALIKE = re.compile(
+    r"num_(?:warps|stages)=\d+|(?<![\w.])(?!1(?![\w.]))-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)"
+)
 
 
 def stable_repr(value: object) -> str:
@@ -44,7 +46,11 @@ def config_fields(config: triton.Config | Mapping[str, Any]) -> dict[str, Any]:
         plain: dict[str, Any] = {}
         for name, value in config.items():
             inner = config_fields(value) if isinstance(value, triton.Config) else None
-            plain |= {name: _plain(value)} if inner is None else {f"{name}.{field}": each for field, each in inner.items()}
+            plain |= (
+                {name: _plain(value)}
+                if inner is None
+                else {f"{name}.{field}": each for field, each in inner.items()}
+            )
         return plain
     fields: dict[str, Any] = {name: _plain(value) for name, value in config.kwargs.items()}
     fields |= {"num_warps": config.num_warps, "num_stages": config.num_stages}
@@ -54,7 +60,9 @@ def config_fields(config: triton.Config | Mapping[str, Any]) -> dict[str, Any]:
             fields[name] = _plain(value)
     if config.pre_hook is not None:
         hook = config.pre_hook
-        fields["pre_hook"] = f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', type(hook).__qualname__)}"
+        fields["pre_hook"] = (
+            f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', type(hook).__qualname__)}"
+        )
     return fields
 
 
@@ -64,7 +72,10 @@ def describe(config: triton.Config | Mapping[str, Any]) -> str:
         return " ".join(f"{name}={_describe_value(value)}" for name, value in config.items())
     fields = config_fields(config)
     hook = fields.pop("pre_hook", None)
-    return " ".join([f"{name}={value!r}" for name, value in fields.items()] + ([f"pre_hook={hook}"] if hook else []))
+    return " ".join(
+        [f"{name}={value!r}" for name, value in fields.items()]
+        + ([f"pre_hook={hook}"] if hook else [])
+    )
 
 
 def describe_all(configs: Iterable[triton.Config | Mapping[str, Any]]) -> list[str]:
@@ -81,7 +92,9 @@ def describe_all(configs: Iterable[triton.Config | Mapping[str, Any]]) -> list[s
     return texts
 
 
-def distinct(configs: Sequence[AnyConfig], texts: Sequence[str] = ()) -> tuple[list[AnyConfig], list[str]]:
+def distinct(
+    configs: Sequence[AnyConfig], texts: Sequence[str] = ()
+) -> tuple[list[AnyConfig], list[str]]:
     """The configs without repeats in their order, and their descriptions (``texts``, if they are known)."""
     seen: dict[str, AnyConfig] = {}
     for text, config in zip(texts or describe_all(configs), configs, strict=True):
@@ -114,17 +127,26 @@ def as_configs(config_space: Any, function: Callable[..., Any]) -> list[Function
         TypeError: a value has no parameter to go to, or a name is no parameter of the function.
         ValueError: the space is empty.
     """
-    configs = [dict(each) if isinstance(each, Mapping) else {_config_parameter(function, each): each} for each in config_space]
+    configs = [
+        dict(each) if isinstance(each, Mapping) else {_config_parameter(function, each): each}
+        for each in config_space
+    ]
     for config in configs:
         check_names("config_space", config)
     if not configs:
         raise ValueError("config_space is empty: autotune needs at least one config")
     parameters = _parameters(function)
     if parameters and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        keywords = {name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+        keywords = {
+            name
+            for name, each in parameters.items()
+            if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        }
         for config in configs:
             if unknown := [name for name in config if name not in keywords]:
-                raise TypeError(f"{spelled(function)} takes no keyword {unknown[0]!r}; a config in config_space has it: {describe(config)}")
+                raise TypeError(
+                    f"{spelled(function)} takes no keyword {unknown[0]!r}; a config in config_space has it: {describe(config)}"
+                )
     return configs
 
 
@@ -138,7 +160,9 @@ def functions_in(configs: Iterable[FunctionConfig]) -> list[Any]:
 def _is_same(a: Any, b: Any) -> bool:
     """Equality of two configs, or two values in them, that read alike."""
     if isinstance(a, triton.Config) and isinstance(b, triton.Config):
-        return a.pre_hook is b.pre_hook and _is_same(a.kwargs, b.kwargs)  # all else is in their description
+        return a.pre_hook is b.pre_hook and _is_same(
+            a.kwargs, b.kwargs
+        )  # all else is in their description
     try:
         if isinstance(a, dict) and isinstance(b, dict):
             return all(a[name] is b[name] or _is_same(a[name], b[name]) for name in a)
@@ -149,7 +173,11 @@ def _is_same(a: Any, b: Any) -> bool:
 
 def _config_parameter(function: Callable[..., Any], value: object) -> str:
     parameters = _parameters(function)
-    annotated = [name for name, each in parameters.items() if each.annotation in (triton.Config, "triton.Config", "Config")]
+    annotated = [
+        name
+        for name, each in parameters.items()
+        if each.annotation in (triton.Config, "triton.Config", "Config")
+    ]
     if "config" in parameters:
         return "config"
     if isinstance(value, triton.Config) and len(annotated) == 1:
@@ -175,8 +203,13 @@ class ConfigView(Mapping[str, Any]):
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._values = {name: _IndexableConfig(value) if isinstance(value, triton.Config) else value for name, value in config.items()}
-        self._inner = next((value for value in self._values.values() if isinstance(value, triton.Config)), None)
+        self._values = {
+            name: _IndexableConfig(value) if isinstance(value, triton.Config) else value
+            for name, value in config.items()
+        }
+        self._inner = next(
+            (value for value in self._values.values() if isinstance(value, triton.Config)), None
+        )
 
     def __getitem__(self, name: str) -> Any:
         if name in self._values or self._inner is None:

@@ -103,7 +103,9 @@ def contextual_autotune(
         )
     check_function("reset", reset, "reset()")
     if group is not None and not is_dist:
-        raise ValueError("group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group")
+        raise ValueError(
+            "group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group"
+        )
     check_group("group", group)
     plan = Plan(n_warmup, n_repeat, search, objective, budget_s)
     buckets = None if bucket is None else Buckets(bucket)
@@ -113,10 +115,21 @@ def contextual_autotune(
         warnings.warn(told, FutureWarning, stacklevel=2)
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
-        if isinstance(function, MethodType):  # bound again, so that a copy of its object has it for itself
-            return cast("TunedClosure[P, R]", MethodType(decorate(function.__func__), function.__self__))
+        if isinstance(
+            function, MethodType
+        ):  # bound again, so that a copy of its object has it for itself
+            return cast(
+                "TunedClosure[P, R]", MethodType(decorate(function.__func__), function.__self__)
+            )
         check_ordinary(function, "contextual_autotune")
-        options = TuningOptions(plan, reset, uses_cache=cache, release=release, max_slowdown=max_slowdown, buckets=buckets)
+        options = TuningOptions(
+            plan,
+            reset,
+            uses_cache=cache,
+            release=release,
+            max_slowdown=max_slowdown,
+            buckets=buckets,
+        )
         return _ClosureTuner(function, is_dist, group, options).tuned()
 
     return decorate
@@ -143,7 +156,11 @@ class Untuned:
         entry[1] += 1
         site, n_calls = entry
         is_due = n_calls <= _ALWAYS or n_calls & (n_calls - 1) == 0
-        return None if is_due else site.configs[next(i for i in (site.stand_in, site.near, 0) if i is not None)]
+        return (
+            None
+            if is_due
+            else site.configs[next(i for i in (site.stand_in, site.near, 0) if i is not None)]
+        )
 
 
 class MadeAnew:
@@ -163,7 +180,9 @@ class MadeAnew:
         """Note the sites of a tuning."""
         for site in sites:
             if site.winner is not None and (name := site.kernel + site.key) in self._met:
-                self._configs[name].insert(0, (site.identify(), site.texts[site.configs.index(site.winner)]))  # the latest first
+                self._configs[name].insert(
+                    0, (site.identify(), site.texts[site.configs.index(site.winner)])
+                )  # the latest first
         self._met.update(site.kernel + site.key for site in sites)
 
     def config(self, launch: Tunable) -> Any:
@@ -198,7 +217,9 @@ class Tuner:
     def keep(self, tuning: Tuning) -> None:
         """Keep what a tuning has found: the function's own record after those of kernels inside, none twice."""
         found = sorted(tuning.records, key=lambda each: each.kernel == self.name)
-        self.records += [each for each in found if each not in self.records]  # a kernel made anew in each call has its own again
+        self.records += [
+            each for each in found if each not in self.records
+        ]  # a kernel made anew in each call has its own again
         self.untuned.note(tuning.untuned)
 
     def begin_online(self, tuning: Tuning, calls: Calls) -> bool:
@@ -208,7 +229,11 @@ class Tuner:
             return False
         try:
             self.online = Online(self.name, tuning, calls, self.keep)
-        except (DistTuneError, RuntimeError, OSError) as error:  # a store that is gone, no thread, no descriptor: the job goes on as it is
+        except (
+            DistTuneError,
+            RuntimeError,
+            OSError,
+        ) as error:  # a store that is gone, no thread, no descriptor: the job goes on as it is
             tuning.end_compiler()
             warn_once(f"{self.name} is not tuned in the calls to come: {error}")
         return self.online is not None
@@ -217,7 +242,9 @@ class Tuner:
         """The ranks that decide together in a call; ``group``: that of this call, where calls name one."""
         raise NotImplementedError
 
-    def under_capture(self, launch: Tunable, settings: Settings, group: ProcessGroup | None = None) -> Any:
+    def under_capture(
+        self, launch: Tunable, settings: Settings, group: ProcessGroup | None = None
+    ) -> Any:
         """The config for a launch without one while a CUDA graph is captured, where ``settings`` let nothing be tuned.
 
         Each rank finds it by itself, because a capture waits for no other rank.
@@ -227,13 +254,27 @@ class Tuner:
         """
         if settings.may_tune:
             check_not_capturing(launch, self.name)
-        (configs, texts, _), members, label = launch.candidates(), self.ranks(settings.deadline_s, group), launch.name + launch.key_text
+        (configs, texts, _), members, label = (
+            launch.candidates(),
+            self.ranks(settings.deadline_s, group),
+            launch.name + launch.key_text,
+        )
         world = {"world_size": len(members.members), "ranks_per_host": members.neighbours[1]}
         with closing(Story(settings, members.rank)) as log:
             lookup = CacheLookup(settings, log, is_used=self.options.uses_cache, **world)
-            record = lookup.look_up(label, (launch.name, launch.key_text), lambda: launch.code().digest, texts)
-            index = texts.index(record.best.config) if record is not None else lookup.nearest_config(label, texts)
-        note_use(settings.effective_mode, settings, "exact" if record is not None else "nearest" if index is not None else "first")
+            record = lookup.look_up(
+                label, (launch.name, launch.key_text), lambda: launch.code().digest, texts
+            )
+            index = (
+                texts.index(record.best.config)
+                if record is not None
+                else lookup.nearest_config(label, texts)
+            )
+        note_use(
+            settings.effective_mode,
+            settings,
+            "exact" if record is not None else "nearest" if index is not None else "first",
+        )
         chosen = configs[index or 0]
         if launch.is_compiled:  # another one where it does not compile or load here
             chosen = next((each for each in [chosen, *configs] if _loads(launch, each)), chosen)
@@ -266,10 +307,21 @@ class _ClosureTuner(Tuner, Generic[P, R]):
     is_watching = False
     launching = None
 
-    def __init__(self, function: Callable[P, R], is_dist: bool, group: ProcessGroup | None, options: TuningOptions) -> None:
+    def __init__(
+        self,
+        function: Callable[P, R],
+        is_dist: bool,
+        group: ProcessGroup | None,
+        options: TuningOptions,
+    ) -> None:
         name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
         super().__init__(name, options)
-        self.function, self.is_dist, self.group, self.buckets = function, is_dist, group, options.buckets
+        self.function, self.is_dist, self.group, self.buckets = (
+            function,
+            is_dist,
+            group,
+            options.buckets,
+        )
         self.calls = Calls()
         self.why_not = ""
         """Why no run of the function may be repeated, if a first run has shown it."""
@@ -286,13 +338,26 @@ class _ClosureTuner(Tuner, Generic[P, R]):
 
     def tuned(self) -> TunedClosure[P, R]:
         """The function to put in the closure's place; a plain function, so that it also works as a method."""
-        function, seen, listeners, patch = self.function, self.seen, interception.listeners, interception.triton_patch()
+        function, seen, listeners, patch = (
+            self.function,
+            self.seen,
+            interception.listeners,
+            interception.triton_patch(),
+        )
         patch.has_buckets |= self.buckets is not None
-        run, our_code, own_code, marks, mark = patch.function, patch.our_code, patch.own_code, patch.marks, interception.DYNAMO_SKIPS
+        run, our_code, own_code, marks, mark = (
+            patch.function,
+            patch.our_code,
+            patch.own_code,
+            patch.marks,
+            interception.DYNAMO_SKIPS,
+        )
         note_tracing = self.note_tracing
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if is_dynamo_compiling():  # a constant for Dynamo, which then traces nothing of what follows
+            if (
+                is_dynamo_compiling()
+            ):  # a constant for Dynamo, which then traces nothing of what follows
                 note_tracing()
                 return function(*args, **kwargs)
             if listeners and interception.listener_here() is not None:
@@ -318,7 +383,9 @@ class _ClosureTuner(Tuner, Generic[P, R]):
                 if own_runs:
                     interception.enter_own_runs()
                 value = function(*args, **kwargs)
-            except BaseException as error:  # raised again: only the listener is taken away, and peers are told
+            except (
+                BaseException
+            ) as error:  # raised again: only the listener is taken away, and peers are told
                 self.leave(interception.pop(), error)
                 raise
             if listeners[ident] is self:
@@ -367,7 +434,9 @@ class _ClosureTuner(Tuner, Generic[P, R]):
             first = self.first_run(args, kwargs, is_watched=True)
             with first.watched():
                 first.end([self.function(*args, **kwargs)])
-        except BaseException as error:  # raised again: peers are told, and the listener is taken away
+        except (
+            BaseException
+        ) as error:  # raised again: peers are told, and the listener is taken away
             interception.pop()
             tuning.leave(error)
             raise
@@ -385,9 +454,16 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         first.end(held)
         return self.tune(tuning, args, kwargs, first, is_watched=False)
 
-    def tune(self, tuning: Tuning, args: Any, kwargs: Any, first: FirstRun, *, is_watched: bool) -> R:
+    def tune(
+        self, tuning: Tuning, args: Any, kwargs: Any, first: FirstRun, *, is_watched: bool
+    ) -> R:
         """Go on from the first run of a call. ``is_watched``: it was heard from its beginning."""
-        value = cast("R", tuning.tune_after(partial(self.function, *args, **kwargs), first, is_watched=is_watched))
+        value = cast(
+            "R",
+            tuning.tune_after(
+                partial(self.function, *args, **kwargs), first, is_watched=is_watched
+            ),
+        )
         self.keep(tuning)
         self.is_waived |= tuning.is_alone
         if tuning.goes_online and self.begin_online(tuning, self.calls):
@@ -407,7 +483,10 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         if self.options.plan.search == "online":
             return FirstRun(why_not='has search="online"')
         # Of a run that was not heard from its beginning, what an earlier one has shown.
-        return FirstRun(StepState(self.function, args, kwargs, is_watched=is_watched), "" if is_watched else self.why_not)
+        return FirstRun(
+            StepState(self.function, args, kwargs, is_watched=is_watched),
+            "" if is_watched else self.why_not,
+        )
 
     def leave(self, listener: Listener, error: BaseException) -> None:
         """A call raised that expected no miss: if it had begun to tune, the other ranks must know."""

@@ -85,7 +85,11 @@ def free_frames(error: E) -> E:
         traceback.clear_frames(each.__traceback__)
         each.__traceback__ = None
         for other in (each.__cause__, each.__context__):
-            began_in = None if other is None or other.__traceback__ is None else other.__traceback__.tb_frame
+            began_in = (
+                None
+                if other is None or other.__traceback__ is None
+                else other.__traceback__.tb_frame
+            )
             # One that the step was handling when it made the launch is the user's.
             if other is not None and id(other) not in seen and id(began_in) not in running:
                 waiting.append(other)
@@ -104,7 +108,9 @@ _MACHINE_TEXT = re.compile(
 
 def is_machine_failure(error: BaseException) -> bool:
     """True if the machine had no more of something that all processes share; a GPU's memory is the config's own matter."""
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _MACHINE_ERRNO):
+    if isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno in _MACHINE_ERRNO
+    ):
         return True
     return isinstance(error, OSError | RuntimeError) and bool(_MACHINE_TEXT.search(str(error)))
 

@@ -28,7 +28,15 @@ MAX_BYTES = 64 * 2**20
 _TEMPORARIES = "*." + "[0-9a-f]" * 32 + ".tmp"
 _STALE_S = 3600.0
 """Age from which a temporary file counts as left behind by a process that was killed."""
-_PASSED_OVER = {"dist_tune", "triton", "torch", "concurrent", "contextlib", "functools", "threading"}
+_PASSED_OVER = {
+    "dist_tune",
+    "triton",
+    "torch",
+    "concurrent",
+    "contextlib",
+    "functools",
+    "threading",
+}
 """Packages whose lines tell nothing to a reader of a warning."""
 _told: set[str] = set()
 """Topics of the warnings of this process, as digests: a text may hold a path that is none."""
@@ -66,9 +74,15 @@ def opener(rights: Rights = PRIVATE, *, follows_links: bool = True) -> Callable[
 
     def open_regular(path: str, flags: int) -> int:
         # Without waiting, because opening a FIFO would wait for its other end.
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | (0 if follows_links else os.O_NOFOLLOW), rights.file)
+        descriptor = os.open(
+            path,
+            flags | os.O_NONBLOCK | os.O_NOCTTY | (0 if follows_links else os.O_NOFOLLOW),
+            rights.file,
+        )
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # folders ``open`` refuses by itself
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(
+            status.st_mode
+        ):  # folders ``open`` refuses by itself
             os.close(descriptor)
             raise RefusedFileError(errno.EINVAL, "not a regular file", path)
         if flags & os.O_CREAT and status.st_size == 0:
@@ -78,7 +92,9 @@ def opener(rights: Rights = PRIVATE, *, follows_links: bool = True) -> Callable[
     return open_regular
 
 
-def read_regular(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, *, follows_links: bool = True) -> bytes:
+def read_regular(
+    path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, *, follows_links: bool = True
+) -> bytes:
     """Content of a regular file.
 
     Raises:
@@ -87,13 +103,17 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, *, fo
     """
     with open(path, "rb", opener=opener(follows_links=follows_links)) as file:
         if os.fstat(file.fileno()).st_size <= max_bytes:
-            content = file.read(max_bytes + 1)  # it may grow meanwhile, or have no size, as in /proc
+            content = file.read(
+                max_bytes + 1
+            )  # it may grow meanwhile, or have no size, as in /proc
             if len(content) <= max_bytes:
                 return content
     raise RefusedFileError(errno.EFBIG, f"larger than {max_bytes} bytes", os.fspath(path))
 
 
-def write_whole(path: Path, content: bytes, rights: Rights | None = None, *, keeps_old: bool = False) -> Path | None:
+def write_whole(
+    path: Path, content: bytes, rights: Rights | None = None, *, keeps_old: bool = False
+) -> Path | None:
     """Write a file by renaming a temporary one, so that no reader and no crash sees a part of it. Its folder must exist.
 
     Without ``rights`` its permissions follow the umask, as of files that are shipped. ``keeps_old``: what was in its place, unless that
@@ -106,7 +126,13 @@ def write_whole(path: Path, content: bytes, rights: Rights | None = None, *, kee
     is_kept = keeps_old and os.path.lexists(path) and not path.is_dir()
     copy = path.with_name(f"{path.name[:100]}.{uuid.uuid4().hex[:8]}.bak") if is_kept else None
     try:
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o666 if rights is None else rights.file)) as file:
+        with open(
+            temporary,
+            "xb",
+            opener=lambda name, flags: os.open(
+                name, flags, 0o666 if rights is None else rights.file
+            ),
+        ) as file:
             if rights is not None:
                 set_rights(file.fileno(), rights.file)
             file.write(content)
@@ -142,7 +168,9 @@ def make_folder(folder: Path, rights: Rights = PRIVATE) -> None:
             set_rights(each, rights.folder | os.stat(each).st_mode & stat.S_ISGID)
         except FileExistsError:
             if not os.path.isdir(each):  # else another process was faster
-                raise FileExistsError(errno.EEXIST, "a file is in the folder's place", str(each)) from None
+                raise FileExistsError(
+                    errno.EEXIST, "a file is in the folder's place", str(each)
+                ) from None
 
 
 def set_rights(file: int | Path, mode: int) -> None:
@@ -156,7 +184,9 @@ def json_bytes(values: Any) -> bytes:
     try:
         return to_json(values, fallback=str)
     except ValueError:  # a lone surrogate, as in a file name that is no text
-        return json.dumps(values, ensure_ascii=False, separators=(",", ":"), default=str).encode("utf-8", "replace")
+        return json.dumps(values, ensure_ascii=False, separators=(",", ":"), default=str).encode(
+            "utf-8", "replace"
+        )
 
 
 def warn_once(text: str, topic: str = "") -> None:
@@ -219,7 +249,9 @@ def _warn(text: str) -> None:
 def callers_level() -> int:
     """The ``stacklevel`` of a warning that the caller of this function gives: a line of the program says more than one of this package."""
     level, frame = 1, sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER:
+    while (
+        frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER
+    ):
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]
     return level if frame is not None else 2
 

@@ -108,10 +108,16 @@ def autotune(
     space = check_space(*_one_of(config_space=config_space, configs=configs))
     key_option, key_given = _one_of(key_fn=key_fn, key=key)
     if key_option == "key_fn":
-        hint = f"; names of arguments go to key={key_given}" if isinstance(key_given, list | tuple | str) else ""
+        hint = (
+            f"; names of arguments go to key={key_given}"
+            if isinstance(key_given, list | tuple | str)
+            else ""
+        )
         check_function("key_fn", key_given, f"key_fn(*args, **kwargs){hint}")
     check_function("prune_fn", prune_fn, "prune_fn(config, *args, **kwargs)")
-    check_function("check", check, "check(result, *args, **kwargs), a reference, or matches(reference)")
+    check_function(
+        "check", check, "check(result, *args, **kwargs), a reference, or matches(reference)"
+    )
     check_function("reset", reset, "reset()")
     check_function("bucket", bucket, "bucket(size), as power_of_two")
     plan = Plan(n_warmup, n_repeat, search, budget_s=budget_s)
@@ -120,16 +126,37 @@ def autotune(
     def decorate(function: Callable[P, R]) -> TunedFunction[P, R]:
         if hasattr(function, "run") and hasattr(function, "__getitem__"):
             kernel = getattr(getattr(function, "fn", function), "__name__", "")
-            raise TypeError(f"autotune decorates functions that launch kernels, and got the kernel {kernel}. Those have triton.autotune")
+            raise TypeError(
+                f"autotune decorates functions that launch kernels, and got the kernel {kernel}. Those have triton.autotune"
+            )
         check_ordinary(function, "autotune")
         configs, texts = distinct(as_configs(space, function))
         chosen = frozenset(name for config in configs for name in config)
-        key_of = named_key(key_given, function, chosen) if key_option == "key" else cast("Callable[..., Hashable] | None", key_given)
-        tunable = TunableFunction(function, configs, texts, key_of, prune_fn, check, bucket, n_bound=isinstance(function, MethodType))
-        options = TuningOptions(plan, reset, uses_cache=cache, release=release, max_slowdown=max_slowdown)
+        key_of = (
+            named_key(key_given, function, chosen)
+            if key_option == "key"
+            else cast("Callable[..., Hashable] | None", key_given)
+        )
+        tunable = TunableFunction(
+            function,
+            configs,
+            texts,
+            key_of,
+            prune_fn,
+            check,
+            bucket,
+            n_bound=isinstance(function, MethodType),
+        )
+        options = TuningOptions(
+            plan, reset, uses_cache=cache, release=release, max_slowdown=max_slowdown
+        )
         tuned = _FunctionTuner(tunable, options, uses_nearest=nearest).tuned()
         # Bound again, so that a copy of its object has it for itself.
-        return cast("TunedFunction[P, R]", MethodType(tuned, function.__self__)) if isinstance(function, MethodType) else tuned
+        return (
+            cast("TunedFunction[P, R]", MethodType(tuned, function.__self__))
+            if isinstance(function, MethodType)
+            else tuned
+        )
 
     return decorate
 
@@ -146,7 +173,9 @@ def _one_of(**spellings: object) -> tuple[str, Any]:
 class _FunctionTuner(Tuner):
     """That of a function with configs."""
 
-    def __init__(self, tunable: TunableFunction, options: TuningOptions, *, uses_nearest: bool) -> None:
+    def __init__(
+        self, tunable: TunableFunction, options: TuningOptions, *, uses_nearest: bool
+    ) -> None:
         super().__init__(tunable.name, options)
         self.tunable, self.uses_nearest = tunable, uses_nearest
         self.nearest: dict[Hashable, FunctionConfig] = {}
@@ -160,7 +189,12 @@ class _FunctionTuner(Tuner):
 
     def tuned(self) -> TunedFunction[Any, Any]:
         """The function to put in its place; a plain function, so that it also works as a method."""
-        function, winners, names, listeners = self.tunable.body, self.tunable.winners, self.tunable.names, interception.listeners
+        function, winners, names, listeners = (
+            self.tunable.body,
+            self.tunable.winners,
+            self.tunable.names,
+            interception.listeners,
+        )
         calls = self.calls
         interception.triton_patch()  # takes some milliseconds; here rather than in the first call
         key_fn = None if self.tunable.bucket or self.tunable.n_bound else self.tunable.key_fn
@@ -176,7 +210,9 @@ class _FunctionTuner(Tuner):
             autotune_allow_arg_overwrite: bool = False,
             **kwargs: Any,
         ) -> Any:
-            if is_dynamo_compiling():  # a constant for Dynamo, which then traces nothing of what follows
+            if (
+                is_dynamo_compiling()
+            ):  # a constant for Dynamo, which then traces nothing of what follows
                 note_tracing()
                 return function(*args, **{**first, **kwargs})
             is_fixed = bool(kwargs) and not names.isdisjoint(kwargs)
@@ -190,7 +226,9 @@ class _FunctionTuner(Tuner):
                 key = self.tunable.key_of(args, kwargs) if is_fixed else key_of(*args, **kwargs)
             except BaseException as error:
                 self.count_raised(autotune_pg)
-                if key_fn is not None and not is_fixed and isinstance(error, Exception):  # else it says so by itself
+                if (
+                    key_fn is not None and not is_fixed and isinstance(error, Exception)
+                ):  # else it says so by itself
                     raise self.tunable.key_error(error, args, kwargs) from error
                 raise
             slot_key = key if autotune_pg is None else (autotune_pg, key)
@@ -210,7 +248,11 @@ class _FunctionTuner(Tuner):
                 config = found[1] if found is not None and found[0] is config else None
             if config is not None and not listeners:
                 calls[autotune_pg].n_calls += 1
-                return function(*args, **config) if not kwargs else function(*args, **{**config, **kwargs})
+                return (
+                    function(*args, **config)
+                    if not kwargs
+                    else function(*args, **{**config, **kwargs})
+                )
             return self.call_new(key, args, kwargs, autotune_pg, is_verbose=autotune_verbose)
 
         signature = shown_signature(function, inspect.signature(call))
@@ -223,9 +265,15 @@ class _FunctionTuner(Tuner):
 
     def ranks(self, deadline_s: float, group: ProcessGroup | None = None) -> Ranks:
         """The ranks of a call's ``autotune_pg``; of the world, if there is one; or this process alone."""
-        return group_of(group, deadline_s, self.name) if group is not None or member_ranks(None) else Ranks()
+        return (
+            group_of(group, deadline_s, self.name)
+            if group is not None or member_ranks(None)
+            else Ranks()
+        )
 
-    def call_new(self, key: Hashable, args: Any, kwargs: Any, group: ProcessGroup | None, *, is_verbose: bool) -> Any:
+    def call_new(
+        self, key: Hashable, args: Any, kwargs: Any, group: ProcessGroup | None, *, is_verbose: bool
+    ) -> Any:
         """A call that may have to tune, or that a tuning is listening to."""
         check_group("autotune_pg", group)
         listener = interception.listener_here()
@@ -234,7 +282,11 @@ class _FunctionTuner(Tuner):
             listener.launching(launch)
         config = launch.slot.config
         if config is not None:
-            return launch.run_known(config) if listener is not None else self.call_known(launch, config, group)
+            return (
+                launch.run_known(config)
+                if listener is not None
+                else self.call_known(launch, config, group)
+            )
         if is_traced((args, kwargs)):
             return self.call_traced(args, kwargs)
         try:
@@ -252,7 +304,9 @@ class _FunctionTuner(Tuner):
         self.check_nested(group)
         return listener.missed(launch)
 
-    def call_known(self, launch: FunctionLaunch, config: FunctionConfig, group: ProcessGroup | None) -> Any:
+    def call_known(
+        self, launch: FunctionLaunch, config: FunctionConfig, group: ProcessGroup | None
+    ) -> Any:
         """A call with nothing to tune."""
         self.calls[group].n_calls += 1
         return launch.run_known(config)
@@ -260,15 +314,28 @@ class _FunctionTuner(Tuner):
     def count_raised(self, group: ProcessGroup | None) -> None:
         """``key_fn`` raised, or the call is refused: count it, because peers may wait for this rank in it."""
         if interception.listener_here() is None:
-            with suppress(DistTuneError, ValueError):  # no such group, which is not what went wrong first
+            with suppress(
+                DistTuneError, ValueError
+            ):  # no such group, which is not what went wrong first
                 self.calls[group] = self.ranks(read_settings().deadline_s, group).calls(self.name)
             self.calls[group].n_calls += 1
 
-    def call_counted(self, launch: FunctionLaunch, group: ProcessGroup | None, settings: Settings, *, is_verbose: bool) -> Any:
+    def call_counted(
+        self,
+        launch: FunctionLaunch,
+        group: ProcessGroup | None,
+        settings: Settings,
+        *,
+        is_verbose: bool,
+    ) -> Any:
         """A call without a config outside of any tuning."""
         ranks = self.ranks(settings.deadline_s, group)
         with in_turn(self.turn, settings.deadline_s):
-            if settings.may_tune and (online := self.online) is not None and online.calls is self.calls[group]:
+            if (
+                settings.may_tune
+                and (online := self.online) is not None
+                and online.calls is self.calls[group]
+            ):
                 if online.runs.goes_on():
                     return online.runs.call(partial(_missed_here, launch))
                 self.online = None
@@ -277,13 +344,26 @@ class _FunctionTuner(Tuner):
                 return self.tune(launch, ranks, group, settings, is_verbose=is_verbose)
         return self.call_known(launch, config, group)
 
-    def tune(self, launch: FunctionLaunch, ranks: Ranks, group: ProcessGroup | None, settings: Settings, *, is_verbose: bool) -> Any:
+    def tune(
+        self,
+        launch: FunctionLaunch,
+        ranks: Ranks,
+        group: ProcessGroup | None,
+        settings: Settings,
+        *,
+        is_verbose: bool,
+    ) -> Any:
         """Choose the config for the launch's key, and return the call's value."""
-        signature, options = signature_of(launch.arguments), replace(self.options, is_verbose=is_verbose)
+        signature, options = (
+            signature_of(launch.arguments),
+            replace(self.options, is_verbose=is_verbose),
+        )
         tuning = Tuning(launch.name, ranks, options, settings)
         self.calls[group] = ranks.calls(launch.name)
         n_calls = self.calls[group].n_calls
-        is_free = options.reset is not None or self.tunable.check is not None  # to be called again: with fresh arguments for a check
+        is_free = (
+            options.reset is not None or self.tunable.check is not None
+        )  # to be called again: with fresh arguments for a check
         try:
             tuning.meet(launch)
             is_online, state = options.plan.search == "online", None
@@ -297,7 +377,9 @@ class _FunctionTuner(Tuner):
             self.tuned_keys.clear()
         keys = self.tuned_keys.setdefault(signature, [])
         if is_endless := len(keys) == _MANY_KEYS:
-            told = f"{len(keys)} tunings in as many calls with arguments alike, keys {', '.join(keys)}"
+            told = (
+                f"{len(keys)} tunings in as many calls with arguments alike, keys {', '.join(keys)}"
+            )
             remedy = "let key_fn return only what decides whether a config can be used again"
             tuning.refuse(f"has a key that never repeats: {told}; {remedy}")
         value = tuning.tune(partial(tuning.trials.missed, launch), first)
@@ -324,7 +406,9 @@ class _FunctionTuner(Tuner):
                 launch.slot = Slot(self.nearest, (group, key), self.tunable.fits)
             if launch.slot.config is None and is_whole:
                 settings = read_settings()
-                settings = settings.model_copy(update={"mode": NEAREST}) if settings.may_tune else settings
+                settings = (
+                    settings.model_copy(update={"mode": NEAREST}) if settings.may_tune else settings
+                )
                 if not is_capturing():
                     return self.call_counted(launch, group, settings, is_verbose=False)
                 self.under_capture(launch, settings, group)

@@ -40,9 +40,14 @@ class _Target:
         """One line on the terminal of the job's first rank, and not of its children, which import the same."""
         from multiprocessing import current_process
 
-        from dist_tune.files import rank_of_job, to_terminal  # here and below: what a process that tunes nothing need not import
+        from dist_tune.files import (
+            rank_of_job,
+            to_terminal,
+        )  # here and below: what a process that tunes nothing need not import
 
-        if rank_of_job() == 0 and current_process().name == "MainProcess":  # named before a child imports anything
+        if (
+            rank_of_job() == 0 and current_process().name == "MainProcess"
+        ):  # named before a child imports anything
             to_terminal(f"dist_tune: {self.module}:{self.name} {what}\n")
 
     def wrap(self, module: Any) -> None:
@@ -69,12 +74,19 @@ class _Target:
             else:  # inherited, under another name, an object's
                 tuned = decorate(function)
                 setattr(parent, name, kind(tuned) if kind else tuned)
-        except (AttributeError, ImportError, RuntimeError, TypeError) as error:  # the middle ones of modules that import names on use
+        except (
+            AttributeError,
+            ImportError,
+            RuntimeError,
+            TypeError,
+        ) as error:  # the middle ones of modules that import names on use
             _targets.remove(self)
             self.refuse(f"{self.missing}{self.nearest(module)}" if found is ... else str(error))
         else:
             self.tuner = vars(tuned)["_tuner"]
-            if not isinstance(tuned, MethodType) and tuned is not function:  # pickle looks for it where it has been put
+            if (
+                not isinstance(tuned, MethodType) and tuned is not function
+            ):  # pickle looks for it where it has been put
                 tuned.__module__, tuned.__qualname__ = self.module, self.name
 
     def refuse(self, why: str) -> None:
@@ -88,8 +100,16 @@ class _Target:
         from difflib import get_close_matches
 
         members = getattr(module, "__dict__", {}).items()
-        methods = [f"{name}.{each}" for name, cls in members if isinstance(cls, type) for each in dir(cls) if each[:2] != "__"]
-        near = get_close_matches(self.name, [*(name for name, each in members if isroutine(each)), *methods], 1)
+        methods = [
+            f"{name}.{each}"
+            for name, cls in members
+            if isinstance(cls, type)
+            for each in dir(cls)
+            if each[:2] != "__"
+        ]
+        near = get_close_matches(
+            self.name, [*(name for name, each in members if isroutine(each)), *methods], 1
+        )
         return f"; the nearest is {self.module}:{near[0]}" if near else ""
 
     def find(self) -> None:
@@ -98,15 +118,27 @@ class _Target:
         from pkgutil import iter_modules
 
         path: Any = None
-        for name in [] if self.module in sys.modules else accumulate(self.module.split("."), "{}.{}".format):
+        for name in (
+            [] if self.module in sys.modules else accumulate(self.module.split("."), "{}.{}".format)
+        ):
             try:
                 spec = _spec_of(name, path)
             except KeyError:  # within folders without __init__.py, whose paths follow from those that are imported
                 return
             if spec is None:
                 outer, _, last = name.rpartition(".")
-                near = get_close_matches(last, [each.name for each in iter_modules(path) if each.name not in sys.stdlib_module_names], 1)
-                if not (outer or near):  # the program may add a folder to sys.path before it imports that
+                near = get_close_matches(
+                    last,
+                    [
+                        each.name
+                        for each in iter_modules(path)
+                        if each.name not in sys.stdlib_module_names
+                    ],
+                    1,
+                )
+                if not (
+                    outer or near
+                ):  # the program may add a folder to sys.path before it imports that
                     return
                 known = f"; the nearest is {'.'.join(filter(None, [outer, *near]))}" if near else ""
                 self.refuse(f"there is no module {name} on sys.path when the program begins{known}")
@@ -116,14 +148,25 @@ class _Target:
 
 def _exchange(function: FunctionType, decorate: Any) -> FunctionType:
     """Let the function itself run what is tuned: modules and objects may hold it by now, and pickle finds no other under its name."""
-    own = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    own = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
     for name in (*WRAPPER_ASSIGNMENTS, "__kwdefaults__"):
         setattr(own, name, getattr(function, name))
     vars(own).update(vars(function))
     tuned = decorate(own)
     vars(function).update(vars(tuned))
-    function.__defaults__, function.__kwdefaults__ = None, {"_dist_tune": tuned}  # torch.compile cannot read a constant that is a function
-    function.__code__ = _run.__code__.replace(co_freevars=function.__code__.co_freevars)  # Python wants as many
+    function.__defaults__, function.__kwdefaults__ = (
+        None,
+        {"_dist_tune": tuned},
+    )  # torch.compile cannot read a constant that is a function
+    function.__code__ = _run.__code__.replace(
+        co_freevars=function.__code__.co_freevars
+    )  # Python wants as many
     return function
 
 
@@ -131,8 +174,12 @@ def _run(*args: Any, _dist_tune: Any, **kwargs: Any) -> Any:
     return _dist_tune(*args, **kwargs)
 
 
-def _spec_of(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-    found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not _Finder)
+def _spec_of(
+    name: str, path: Sequence[str] | None, target: ModuleType | None = None
+) -> ModuleSpec | None:
+    found = (
+        finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not _Finder
+    )
     return next(filter(None, found), None)
 
 
@@ -140,7 +187,9 @@ class _Finder:
     """The first on ``sys.meta_path``: finds modules of targets by the other finders."""
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if all(each.module != name for each in _targets):
             return None
         spec = _spec_of(name, path, target)
@@ -172,9 +221,13 @@ def _tell_end() -> None:
     if "triton" in sys.modules and not hasattr(sys, "last_type"):
         for target in _targets:
             if target.tuner is None:
-                target.tell(f"is not tuned: the program never imported {target.module}. If that is the script, decorate the function there")
+                target.tell(
+                    f"is not tuned: the program never imported {target.module}. If that is the script, decorate the function there"
+                )
             elif not target.tuner.calls.n_calls:
-                target.tell("was never called, other than inside another tuned step: a subclass may override it")
+                target.tell(
+                    "was never called, other than inside another tuned step: a subclass may override it"
+                )
 
 
 def install(target: str, **options: Any) -> None:
@@ -201,9 +254,13 @@ def add(target: str, options: dict[str, Any], *, is_needed: bool = False) -> Non
     """``install``; ``is_needed``: a step of the command, without which the program ends."""
     module, _, name = target.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        raise ValueError(f"a target is package.module:function or package.module:Class.method, got {target!r}")
+        raise ValueError(
+            f"a target is package.module:function or package.module:Class.method, got {target!r}"
+        )
     if module.partition(".")[0] in ("__main__", "torch", "triton", "dist_tune"):
-        raise ValueError(f"{target} cannot be wrapped from outside: decorate the function of the program that calls it, or name that one")
+        raise ValueError(
+            f"{target} cannot be wrapped from outside: decorate the function of the program that calls it, or name that one"
+        )
     _targets.append(_Target(module, name, options, is_needed))
     if is_needed:
         _targets[-1].find()
@@ -211,7 +268,11 @@ def add(target: str, options: dict[str, Any], *, is_needed: bool = False) -> Non
         sys.meta_path.insert(0, _Finder)
     if module in sys.modules:
         if getattr(sys.modules[module].__spec__, "_initializing", False):
-            _targets[-1].missing = "there is no such function yet: install it before the import of its module begins"
+            _targets[
+                -1
+            ].missing = (
+                "there is no such function yet: install it before the import of its module begins"
+            )
         _targets[-1].wrap(sys.modules[module])
 
 
@@ -226,8 +287,16 @@ def main() -> None:
 
     usage = "%(prog)s --step TARGET [--is-dist] (script.py | -m module) [arguments]"
     parser = ArgumentParser("python -m dist_tune.install", usage, allow_abbrev=False)
-    parser.add_argument("--step", action="append", required=True, metavar="TARGET", help="package.module:Class.method; one or several")
-    parser.add_argument("--is-dist", action="store_true", help="all ranks of the job decide together")
+    parser.add_argument(
+        "--step",
+        action="append",
+        required=True,
+        metavar="TARGET",
+        help="package.module:Class.method; one or several",
+    )
+    parser.add_argument(
+        "--is-dist", action="store_true", help="all ranks of the job decide together"
+    )
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module")
     parser.add_argument("program", nargs=REMAINDER, help="script.py or module, and its arguments")
     options = parser.parse_args()
@@ -244,7 +313,9 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     sys.path.remove(script)
-    program = sys.modules["__main__"] = ModuleType("__main__")  # stays: threads and exit handlers that outlive its code may pickle
+    program = sys.modules["__main__"] = ModuleType(
+        "__main__"
+    )  # stays: threads and exit handlers that outlive its code may pickle
     try:
         if options.module:
             runpy._run_module_as_main(sys.argv[0])  # type: ignore[attr-defined]  # as python -m
@@ -252,7 +323,9 @@ def main() -> None:
             runpy.run_path(script, run_name="__main__")
         else:
             vars(program).update(__file__=script, __cached__=None)
-            exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), vars(program))
+            exec(
+                compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), vars(program)
+            )
     except SystemExit as end:
         if end.code:
             sys.last_type = type(end)  # as of other exceptions

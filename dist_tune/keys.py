@@ -35,8 +35,16 @@ def to_hashable(value: Any) -> Any:
     """
     if isinstance(value, torch.Tensor):
         if value.is_nested:
-            return tuple([_shared_size(value, k) for k in range(value.dim())]), str(value.layout), value.dtype
-        return value.shape, value.stride() if value.layout is torch.strided else str(value.layout), value.dtype
+            return (
+                tuple([_shared_size(value, k) for k in range(value.dim())]),
+                str(value.layout),
+                value.dtype,
+            )
+        return (
+            value.shape,
+            value.stride() if value.layout is torch.strided else str(value.layout),
+            value.dtype,
+        )
     kind = type(value)
     if kind in _SCALARS or kind is torch.Size:
         return value
@@ -47,7 +55,10 @@ def to_hashable(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return _in_order(to_hashable(each) for each in value)
     if dataclasses.is_dataclass(kind) and not isinstance(value, Hashable):
-        return kind.__qualname__, *[(field.name, to_hashable(getattr(value, field.name))) for field in dataclasses.fields(kind)]
+        return kind.__qualname__, *[
+            (field.name, to_hashable(getattr(value, field.name)))
+            for field in dataclasses.fields(kind)
+        ]
     return value
 
 
@@ -57,7 +68,9 @@ def _shared_size(nested: torch.Tensor, dimension: int) -> int | None:
         size = nested.size(dimension)
     except RuntimeError:  # of a strided one
         return None
-    return size if type(size) is int else None  # a jagged one has a symbol, another one in each tensor
+    return (
+        size if type(size) is int else None
+    )  # a jagged one has a symbol, another one in each tensor
 
 
 def signature_of(value: Any) -> Any:
@@ -73,7 +86,12 @@ def signature_of(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return kind, tuple([signature_of(each) for each in value])
     if isinstance(value, dict):
-        return kind, tuple([(id(name) if isinstance(name, torch.Tensor) else name, signature_of(each)) for name, each in value.items()])
+        return kind, tuple(
+            [
+                (id(name) if isinstance(name, torch.Tensor) else name, signature_of(each))
+                for name, each in value.items()
+            ]
+        )
     return kind, id(value)
 
 
@@ -104,7 +122,9 @@ def exact_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...
     """What tells apart two calls with one key, as rules of pruning see them: shapes, dtypes and plain values, also in containers."""
     if not kwargs:
         try:
-            return tuple(map(_shape_and_dtype, args))  # where all are tensors, in a third of the time
+            return tuple(
+                map(_shape_and_dtype, args)
+            )  # where all are tensors, in a third of the time
         except (AttributeError, RuntimeError):  # a nested tensor may have no shape
             pass
     return (*kwargs, *map(_exact, args), *map(_exact, kwargs.values()))
@@ -164,7 +184,9 @@ def key_text(key: Any) -> str:
     return f"[{_text(key)[1:-1]}]" if isinstance(key, tuple) else _text(key)
 
 
-def named_key(names: object, function: Callable[..., Any], chosen: frozenset[str]) -> Callable[..., Hashable]:
+def named_key(
+    names: object, function: Callable[..., Any], chosen: frozenset[str]
+) -> Callable[..., Hashable]:
     """The key function of Triton's ``key=``: values of the named arguments, and dtypes of all tensors among the arguments.
 
     A named tensor counts with shape, strides and dtype. ``chosen``: arguments that configs hold.
@@ -174,26 +196,45 @@ def named_key(names: object, function: Callable[..., Any], chosen: frozenset[str
         ValueError: a name is no argument of the function, or one that configs hold.
     """
     if callable(names):
-        raise TypeError(f"key= takes names of arguments, got {spelled(names)}: a function is key_fn=")
+        raise TypeError(
+            f"key= takes names of arguments, got {spelled(names)}: a function is key_fn="
+        )
     if isinstance(names, str | bytes | Mapping) or not isinstance(names, Iterable):
         raise TypeError(f"key must be a list of names of arguments, got {spelled(names)}")
     wanted = list(names)
     if wrong := [name for name in wanted if not isinstance(name, str)]:
-        raise TypeError(f"key must be a list of names of arguments, got {spelled(wrong[0])} among them")
+        raise TypeError(
+            f"key must be a list of names of arguments, got {spelled(wrong[0])} among them"
+        )
     if both := [name for name in wanted if name in chosen]:
-        raise ValueError(f"key names {both[0]!r}, which is an argument that the configs choose: name what the call brings")
+        raise ValueError(
+            f"key names {both[0]!r}, which is an argument that the configs choose: name what the call brings"
+        )
     parameters = inspect.signature(function).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     if unknown := [name for name in wanted if name not in parameters and not takes_any]:
-        raise ValueError(f"key names {unknown[0]!r}, which is no argument of {spelled(function)}; it has {list(parameters)}")
-    places = {name: i for i, (name, each) in enumerate(parameters.items()) if each.kind <= each.POSITIONAL_OR_KEYWORD}
-    defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
+        raise ValueError(
+            f"key names {unknown[0]!r}, which is no argument of {spelled(function)}; it has {list(parameters)}"
+        )
+    places = {
+        name: i
+        for i, (name, each) in enumerate(parameters.items())
+        if each.kind <= each.POSITIONAL_OR_KEYWORD
+    }
+    defaults = {
+        name: each.default for name, each in parameters.items() if each.default is not each.empty
+    }
 
     def key_of(*args: Any, **kwargs: Any) -> Hashable:
         values = [
-            args[places[name]] if places.get(name, len(args)) < len(args) else kwargs.get(name, defaults.get(name)) for name in wanted
+            args[places[name]]
+            if places.get(name, len(args)) < len(args)
+            else kwargs.get(name, defaults.get(name))
+            for name in wanted
         ]
-        dtypes = [each.dtype for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+        dtypes = [
+            each.dtype for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)
+        ]
         return tuple([to_hashable(each) for each in (*values, *dtypes)])
 
     return key_of

@@ -18,7 +18,11 @@ R = TypeVar("R")
 
 
 def as_operator(
-    launcher: Callable[P, R], *, name: str = "", fake: Callable[..., object] | None = None, mutates_args: Iterable[str] = ()
+    launcher: Callable[P, R],
+    *,
+    name: str = "",
+    fake: Callable[..., object] | None = None,
+    mutates_args: Iterable[str] = (),
 ) -> TunedClosure[P, R]:
     """Make a function that launches kernels one operator of torch: one node in a graph of ``torch.compile``, tuned when it first runs.
 
@@ -42,18 +46,31 @@ def as_operator(
     check_function("fake", fake, "fake(*args, **kwargs) -> empty tensors")
     name = name or f"dist_tune::{getattr(launcher, '__name__', '')}"
     namespace, _, short = str(name).partition("::")
-    if not short.isidentifier() or hasattr(getattr(torch.ops, namespace), short):  # torch would put this launcher in the place of that one
-        raise ValueError(f'name must be "namespace::name" of an operator that is not there yet, got {spelled(name)}')
+    if not short.isidentifier() or hasattr(
+        getattr(torch.ops, namespace), short
+    ):  # torch would put this launcher in the place of that one
+        raise ValueError(
+            f'name must be "namespace::name" of an operator that is not there yet, got {spelled(name)}'
+        )
 
     def body(*args: Any, **kwargs: Any) -> Any:
         return launcher(*args, **kwargs)
 
     plain: Any = inspect.unwrap(getattr(launcher, "__func__", launcher))
-    signature = inspect.signature(MethodType(plain, launcher.__self__) if isinstance(launcher, MethodType) else plain, eval_str=True)
+    signature = inspect.signature(
+        MethodType(plain, launcher.__self__) if isinstance(launcher, MethodType) else plain,
+        eval_str=True,
+    )
     filled = set[str]().union(*getattr(launcher, "configs", ()))
-    signature = signature.replace(parameters=[each for each in signature.parameters.values() if each.name not in filled])
-    if signature.return_annotation is None and not mutates_args:  # torch.compile removes such a node
-        raise ValueError(f"{name} returns nothing and mutates nothing: name what it writes in mutates_args")
+    signature = signature.replace(
+        parameters=[each for each in signature.parameters.values() if each.name not in filled]
+    )
+    if (
+        signature.return_annotation is None and not mutates_args
+    ):  # torch.compile removes such a node
+        raise ValueError(
+            f"{name} returns nothing and mutates nothing: name what it writes in mutates_args"
+        )
     vars(body)["__signature__"] = signature
     operator: Any = torch.library.custom_op(name, body, mutates_args=mutates_args)
     if fake is not None:

@@ -26,7 +26,14 @@ def prune_by_shared_memory(config: Any, a: torch.Tensor, *args: Any, **kwargs: A
     own, limit_bytes = _numbers_of(config), _shared_limit_bytes()
     if not {"BLOCK_M", "BLOCK_N", "BLOCK_K"} <= own.keys() or limit_bytes is None or a.dim() < 2:
         return True
-    b = next((each for each in (*args, *kwargs.values()) if _is_matrix(each) and a.shape[-1] in each.shape), None)
+    b = next(
+        (
+            each
+            for each in (*args, *kwargs.values())
+            if _is_matrix(each) and a.shape[-1] in each.shape
+        ),
+        None,
+    )
     stage_bytes = _staged_bytes(a, "BLOCK_M", own, is_k_last=True)
     b = a if b is None else b
     stage_bytes += _staged_bytes(b, "BLOCK_N", own, is_k_last=b.shape[-1] == a.shape[-1])
@@ -35,7 +42,9 @@ def prune_by_shared_memory(config: Any, a: torch.Tensor, *args: Any, **kwargs: A
     return stage_bytes * ((own.get("num_stages") or 1) - 1) <= limit_bytes
 
 
-def prune_by_group_size_m(config: Any, a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+def prune_by_group_size_m(
+    config: Any, a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any
+) -> bool:
     """True if GROUP_SIZE_M is worth a try: 1 is not, in a product that is clearly bound by arithmetic and runs in several waves.
 
     With groups of one row, blocks that run at once share one row of tiles of A and read all of B for it. ``a`` is [M, K]; ``b`` is
@@ -43,7 +52,12 @@ def prune_by_group_size_m(config: Any, a: torch.Tensor, b: torch.Tensor, *args: 
     everything.
     """
     own = _numbers_of(config)
-    if own.get("GROUP_M") != 1 or not {"BLOCK_M", "BLOCK_N"} <= own.keys() or not _is_matrix(a) or not _is_matrix(b):
+    if (
+        own.get("GROUP_M") != 1
+        or not {"BLOCK_M", "BLOCK_N"} <= own.keys()
+        or not _is_matrix(a)
+        or not _is_matrix(b)
+    ):
         return True
     m, k = a.shape
     n_multiprocessors, size = _n_multiprocessors(a), a.element_size()
@@ -59,10 +73,14 @@ def prune_by_group_size_m(config: Any, a: torch.Tensor, b: torch.Tensor, *args: 
 def _numbers_of(config: Any) -> dict[str, int]:
     """Whole numbers of a ``triton.Config``, of the first one in a mapping, or of the mapping itself; BLOCK_SIZE_M as BLOCK_M."""
     values = dict(config) if isinstance(config, Mapping) else {}
-    inner = next((each for each in (config, *values.values()) if isinstance(each, triton.Config)), None)
+    inner = next(
+        (each for each in (config, *values.values()) if isinstance(each, triton.Config)), None
+    )
     if inner is not None:
         values |= inner.all_kwargs()
-    values |= {name.replace("_SIZE_", "_"): value for name, value in values.items() if "_SIZE_" in name}  # these count where both are there
+    values |= {
+        name.replace("_SIZE_", "_"): value for name, value in values.items() if "_SIZE_" in name
+    }  # these count where both are there
     return {name: value for name, value in values.items() if isinstance(value, int)}
 
 
@@ -70,13 +88,19 @@ def _is_matrix(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 2
 
 
-def _staged_bytes(operand: torch.Tensor, block: str, own: Mapping[str, int], *, is_k_last: bool) -> int:
+def _staged_bytes(
+    operand: torch.Tensor, block: str, own: Mapping[str, int], *, is_k_last: bool
+) -> int:
     """Bytes of a tile of an operand in shared memory, for one stage; 0 where it may go through registers instead."""
     size = operand.element_size()
     tile_bytes = own[block] * own["BLOCK_K"] * size
     # An asynchronous copy moves at least 4 bytes a thread. Tensor cores read 8-bit operands along K only; others are turned in registers.
     is_along_k = operand.stride(-1 if is_k_last else -2) == 1
-    return tile_bytes if tile_bytes >= 4 * 32 * (own.get("num_warps") or 4) and (size > 1 or is_along_k) else 0
+    return (
+        tile_bytes
+        if tile_bytes >= 4 * 32 * (own.get("num_warps") or 4) and (size > 1 or is_along_k)
+        else 0
+    )
 
 
 def _shared_limit_bytes() -> int | None:
@@ -85,15 +109,26 @@ def _shared_limit_bytes() -> int | None:
         return None
     if torch.cuda.is_available() and not torch.version.hip:
         # torch keeps them; Triton's driver asks the device anew each time, which takes it a millisecond.
-        known = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "shared_memory_per_block_optin", None)
+        known = getattr(
+            torch.cuda.get_device_properties(torch.cuda.current_device()),
+            "shared_memory_per_block_optin",
+            None,
+        )
         if known:
             return int(known)
     try:
         driver = triton.runtime.driver.active
         if driver.get_current_target().backend != "cuda":
             return None
-        return int(driver.utils.get_device_properties(driver.get_current_device())["max_shared_mem"])
-    except (RuntimeError, AttributeError, KeyError, AssertionError):  # no driver, or one without such a limit
+        return int(
+            driver.utils.get_device_properties(driver.get_current_device())["max_shared_mem"]
+        )
+    except (
+        RuntimeError,
+        AttributeError,
+        KeyError,
+        AssertionError,
+    ):  # no driver, or one without such a limit
         return None
 
 

@@ -20,7 +20,10 @@ from dist_tune.files import warn_once
 from dist_tune.validation import spelled
 
 _PREFIX = "DIST_TUNE_"
-_OTHER_NAMES = {"always_tune": "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE", "version_check": "TRITON_DIST_AUTOTUNE_VERSION_CHECK"}
+_OTHER_NAMES = {
+    "always_tune": "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE",
+    "version_check": "TRITON_DIST_AUTOTUNE_VERSION_CHECK",
+}
 """Setting -> the variable that counts where ours is unset."""
 _BOOL = "1, 0, true, false, yes, no, on or off"
 _ALLOWED = {
@@ -30,7 +33,9 @@ _ALLOWED = {
 }  # fmt: skip
 """Setting -> what it may hold; ``_BOOL`` for all others."""
 _FOLDER = "~/.dist_tune/autotune"
-_ENTRY = re.compile(rf"[A-Za-z][\w+.-]+(?:::[\w+.-]+)*://[^{os.pathsep}/]*(?::[0-9]+(?=/))?[^{os.pathsep}]*|[^{os.pathsep}]+")
+_ENTRY = re.compile(
+    rf"[A-Za-z][\w+.-]+(?:::[\w+.-]+)*://[^{os.pathsep}/]*(?::[0-9]+(?=/))?[^{os.pathsep}]*|[^{os.pathsep}]+"
+)
 """Of ``cache_path``: a path, or a URL, whose own colon separates nothing."""
 _MODES = ("tune", "cached", "require", "first")
 NEAREST = "nearest"
@@ -55,13 +60,19 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, env_ignore_empty=True, env_prefix=_PREFIX)
 
     def __init__(self, **given: Any) -> None:
-        others = {name: os.environ[_variable(name)] for name in _OTHER_NAMES if os.environ.get(_variable(name))}
+        others = {
+            name: os.environ[_variable(name)]
+            for name in _OTHER_NAMES
+            if os.environ.get(_variable(name))
+        }
         given = others | given
         try:
             super().__init__(**given)
         except ValidationError as error:
             held = {str(each["loc"][0]): each["input"] for each in error.errors()}
-            raise SettingsError("; ".join(_unreadable(*each) for each in held.items()), tuple(held)) from None
+            raise SettingsError(
+                "; ".join(_unreadable(*each) for each in held.items()), tuple(held)
+            ) from None
 
     deadline_s: float = Field(default=30.0, gt=0, le=86400, allow_inf_nan=False)
     """Seconds without any progress of a rank before its peers give up, and the timeout of process groups while tuning."""
@@ -102,7 +113,11 @@ class Settings(BaseSettings):
     @property
     def cache_folders(self) -> list[str]:
         """Folders of records, paths and URLs; the first is a path, and is written. So is a URL before which none was named."""
-        return self._named if "://" not in self._named[0] else [_FOLDER if "://" in self.cache_dir else self.cache_dir, *self._named]
+        return (
+            self._named
+            if "://" not in self._named[0]
+            else [_FOLDER if "://" in self.cache_dir else self.cache_dir, *self._named]
+        )
 
     @property
     def is_cache_remote(self) -> bool:
@@ -112,7 +127,9 @@ class Settings(BaseSettings):
     @property
     def effective_mode(self) -> str:
         """The mode: "tune", "cached", "require" or "first"."""
-        return self.mode.strip().lower() if self.mode else "require" if self.require_cache else "tune"
+        return (
+            self.mode.strip().lower() if self.mode else "require" if self.require_cache else "tune"
+        )
 
     @property
     def may_tune(self) -> bool:
@@ -122,7 +139,13 @@ class Settings(BaseSettings):
     @property
     def shown(self) -> str:
         """The verbosity: "quiet", "normal" or "verbose"."""
-        return self.verbosity.lower() if self.verbosity else "quiet" if self.progress is False else "normal"
+        return (
+            self.verbosity.lower()
+            if self.verbosity
+            else "quiet"
+            if self.progress is False
+            else "normal"
+        )
 
 
 def read_settings() -> Settings:
@@ -140,33 +163,46 @@ def check_mode() -> None:
         SettingsError: DIST_TUNE_MODE or DIST_TUNE_REQUIRE_CACHE is misspelt, its name or its value, and no other one says it.
     """
     if wrong := _read(_variables())[2]:
-        raise SettingsError(f"{wrong}. Whether anything may be tuned is not known: correct it, or unset it to tune")
+        raise SettingsError(
+            f"{wrong}. Whether anything may be tuned is not known: correct it, or unset it to tune"
+        )
 
 
 def variables_read() -> list[str]:
     """All variables of ours that something reads."""
-    return sorted(f"{_PREFIX}{name.upper()}" for name in (*Settings.model_fields, "config_dir"))  # that one by a script of kernels/
+    return sorted(
+        f"{_PREFIX}{name.upper()}" for name in (*Settings.model_fields, "config_dir")
+    )  # that one by a script of kernels/
 
 
 def unread_variables(names: Iterable[str]) -> list[str]:
     """Sentences about variables with our prefix that nothing reads: each is a mistake of spelling, as a rule."""
     known = variables_read()
-    unread = sorted(each for each in names if each.startswith(_PREFIX) and each.upper() not in known)
+    unread = sorted(
+        each for each in names if each.startswith(_PREFIX) and each.upper() not in known
+    )
     return [
-        f"{each} is not read: " + (f"did you mean {near}?" if (near := _meant(each)) else f"known are {', '.join(known)}")
+        f"{each} is not read: "
+        + (f"did you mean {near}?" if (near := _meant(each)) else f"known are {', '.join(known)}")
         for each in unread
     ]
 
 
 def _meant(name: str) -> str:
     """The variable whose name is nearest; empty if none is near."""
-    near = get_close_matches(name.removeprefix(_PREFIX).upper(), [each.removeprefix(_PREFIX) for each in variables_read()], n=1)
+    near = get_close_matches(
+        name.removeprefix(_PREFIX).upper(),
+        [each.removeprefix(_PREFIX) for each in variables_read()],
+        n=1,
+    )
     return f"{_PREFIX}{near[0]}" if near else ""
 
 
 def _unreadable(name: str, value: Any) -> str:
     """What is wrong with the value of a setting."""
-    near = get_close_matches(str(value).strip(" \"'").lower(), _MODES, n=1) if name == "mode" else ()
+    near = (
+        get_close_matches(str(value).strip(" \"'").lower(), _MODES, n=1) if name == "mode" else ()
+    )
     meant = "".join(f" (did you mean {each}?)" for each in near)
     return f"{_variable(name)}={spelled(value)} cannot be read: need {_ALLOWED.get(name, _BOOL)}{meant}"
 
@@ -176,8 +212,13 @@ def _forbids(name: str, text: str) -> bool:
     if not name.startswith(_PREFIX):
         return False
     meant, value = _meant(name), text.strip(" \"'").lower()
-    is_mode = meant == f"{_PREFIX}MODE" and get_close_matches(value, _MODES, n=1) not in ([], ["tune"])
-    return is_mode or (meant == f"{_PREFIX}REQUIRE_CACHE" and value not in ("", "0", "false", "no", "off"))
+    is_mode = meant == f"{_PREFIX}MODE" and get_close_matches(value, _MODES, n=1) not in (
+        [],
+        ["tune"],
+    )
+    return is_mode or (
+        meant == f"{_PREFIX}REQUIRE_CACHE" and value not in ("", "0", "false", "no", "off")
+    )
 
 
 def _variables() -> tuple[tuple[bytes, bytes], ...]:
@@ -198,20 +239,29 @@ def _read(variables: tuple[tuple[bytes, bytes], ...]) -> tuple[Settings, list[st
         settings = Settings()
     except SettingsError as error:
         defaults = {name: Settings.model_fields[name].default for name in error.names}
-        settings, wrong, forbids = Settings(**defaults), [str(error)], forbids or not {"mode", "require_cache"}.isdisjoint(error.names)
+        settings, wrong, forbids = (
+            Settings(**defaults),
+            [str(error)],
+            forbids or not {"mode", "require_cache"}.isdisjoint(error.names),
+        )
     if forbids and settings.mode is None and not settings.require_cache:
         return settings, [], "; ".join([*wrong, *told])
     told += [f"{each}. The default is used" for each in wrong]
     if settings.require_cache:
         unused = ", and has no effect beside it" if settings.mode else ""
-        told.append(f"DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require{unused}")
+        told.append(
+            f"DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require{unused}"
+        )
     return settings, told, ""
 
 
 def shared_settings(settings: Settings) -> dict[str, float | bool | str]:
     """Variable -> value, of the settings that all ranks should have in common. Folders and the terminal may differ."""
     names = ("deadline_s", "always_tune", "version_check")
-    return {f"{_PREFIX}MODE": settings.effective_mode, **{f"{_PREFIX}{name.upper()}": getattr(settings, name) for name in names}}
+    return {
+        f"{_PREFIX}MODE": settings.effective_mode,
+        **{f"{_PREFIX}{name.upper()}": getattr(settings, name) for name in names},
+    }
 
 
 def _variable(name: str) -> str:
@@ -220,4 +270,6 @@ def _variable(name: str) -> str:
     return ours if os.environ.get(ours) else _OTHER_NAMES.get(name, ours)
 
 
-_read(_variables())  # at import, where no call waits for it; a call in a changed environment reads them again
+_read(
+    _variables()
+)  # at import, where no call waits for it; a call in a changed environment reads them again

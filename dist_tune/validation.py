@@ -51,7 +51,9 @@ def check_number(option: str, value: Any, least: float, kinds: Any = int) -> Non
         ValueError: it is less, or not finite.
     """
     if isinstance(value, bool) or not isinstance(value, kinds):
-        raise TypeError(f"{option} must be {'an int' if kinds is int else 'a number'}, got {spelled(value)}")
+        raise TypeError(
+            f"{option} must be {'an int' if kinds is int else 'a number'}, got {spelled(value)}"
+        )
     if not least <= value < math.inf:
         raise ValueError(f"need {option} >= {least}, got {value}")
 
@@ -68,7 +70,9 @@ def check_online(search: object, max_slowdown: Any, **repeating: object) -> None
         raise ValueError(f"need max_slowdown <= 1, a share of the job's time, got {max_slowdown}")
     if search == "online":
         if given := [name for name, value in repeating.items() if value is not None]:
-            raise ValueError(f'{given[0]}= is given, and search="online" repeats no call and judges no result: leave one of them out')
+            raise ValueError(
+                f'{given[0]}= is given, and search="online" repeats no call and judges no result: leave one of them out'
+            )
         if max_slowdown == 0:
             raise ValueError('search="online" cannot try anything with max_slowdown=0')
 
@@ -94,7 +98,9 @@ def check_names(option: str, config: Mapping[Any, Any]) -> None:
     """
     for name in config:
         if not isinstance(name, str):
-            raise TypeError(f"{option} holds a config with the name {spelled(name)}: names of config values are strings")
+            raise TypeError(
+                f"{option} holds a config with the name {spelled(name)}: names of config values are strings"
+            )
 
 
 def check_ordinary(function: object, decorator: str) -> None:
@@ -107,8 +113,14 @@ def check_ordinary(function: object, decorator: str) -> None:
         raise TypeError(f"put @{type(function).__name__} above @{decorator}(...), not below it")
     kind = _deferred_kind(function)
     if kind or not callable(function):
-        got = f"{spelled(function)}, which makes a {kind}. {within(kind)}" if kind else spelled(function)
-        raise TypeError(f"{decorator} decorates ordinary functions, which have run when they return; got {got}")
+        got = (
+            f"{spelled(function)}, which makes a {kind}. {within(kind)}"
+            if kind
+            else spelled(function)
+        )
+        raise TypeError(
+            f"{decorator} decorates ordinary functions, which have run when they return; got {got}"
+        )
 
 
 def within(kind: str) -> str:
@@ -122,7 +134,13 @@ def deferred_value(value: object) -> str:
         return "generator"
     if inspect.iscoroutine(value):
         return "coroutine"
-    return "context manager" if isinstance(value, contextlib._GeneratorContextManager | contextlib._AsyncGeneratorContextManager) else ""
+    return (
+        "context manager"
+        if isinstance(
+            value, contextlib._GeneratorContextManager | contextlib._AsyncGeneratorContextManager
+        )
+        else ""
+    )
 
 
 def _deferred_kind(function: Any) -> str:

@@ -62,8 +62,12 @@ Releases = Sequence["torch.Tensor | Callable[[], object]"]
 
 def check_release(given: object) -> None:
     """Raise TypeError for what is no list of tensors and functions."""
-    if not isinstance(given, list | tuple) or not all(isinstance(each, torch.Tensor) or callable(each) for each in given):
-        raise TypeError(f"release must be a list of tensors, which are filled with ones, and functions, got {spelled(given)}")
+    if not isinstance(given, list | tuple) or not all(
+        isinstance(each, torch.Tensor) or callable(each) for each in given
+    ):
+        raise TypeError(
+            f"release must be a list of tensors, which are filled with ones, and functions, got {spelled(given)}"
+        )
 
 
 def prepare_release(given: Releases) -> Callable[[], None] | None:
@@ -73,7 +77,10 @@ def prepare_release(given: Releases) -> Callable[[], None] | None:
     """
     # From pinned memory the copy engine writes flags; a kernel that fills them might find no free multiprocessor.
     tensors = [each for each in given if isinstance(each, torch.Tensor)]
-    flags = [(each, torch.ones_like(each, device="cpu", pin_memory=each.device.type == device_type())) for each in tensors]
+    flags = [
+        (each, torch.ones_like(each, device="cpu", pin_memory=each.device.type == device_type()))
+        for each in tensors
+    ]
     device = next((each.device for each in tensors if each.device.type == device_type()), None)
     stream = api.Stream(device) if given and api.is_initialized() else None
 
@@ -116,7 +123,14 @@ class Step(NamedTuple):
 class Watchdog:
     """Watches one tuning, whose thread tells it of steps; each costs that thread some microseconds."""
 
-    def __init__(self, ranks: Ranks, sites: Sites, settings: Settings, log: Story, release: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        sites: Sites,
+        settings: Settings,
+        log: Story,
+        release: Callable[[], None] | None,
+    ) -> None:
         self.phase = "discovery"
         self.log = log
         self.first_run_s = 0.0
@@ -146,7 +160,9 @@ class Watchdog:
                 return
             try:
                 self._thread = run_beside(self._run, "watchdog")
-            except RuntimeError as error:  # no more threads: not the doing of the config whose launch this is
+            except (
+                RuntimeError
+            ) as error:  # no more threads: not the doing of the config whose launch this is
                 self._over.set()
                 warn_once(f"dist_tune does not watch for configs that never return: {error}")
 
@@ -174,11 +190,16 @@ class Watchdog:
     @contextmanager
     def launching(self, label: str, candidate: int, *, is_known: bool = False) -> Iterator[None]:
         """The launch of a candidate; a function's may hold others. ``is_known``: it has run before, and needs no watch of its own."""
-        if not self._is_armed and not is_known:  # a thread takes a millisecond to start, as much as the rest of a hit
+        if (
+            not self._is_armed and not is_known
+        ):  # a thread takes a millisecond to start, as much as the rest of a hit
             self.watch()
             self.mind()
             self._arm()
-        before, self._launch = self._launch, Step("", Kind.REPLAY, time.monotonic(), [(label, candidate)])
+        before, self._launch = (
+            self._launch,
+            Step("", Kind.REPLAY, time.monotonic(), [(label, candidate)]),
+        )
         try:
             yield
         finally:
@@ -195,7 +216,9 @@ class Watchdog:
         """The closure has returned; true if it had to be released."""
         took_s = time.monotonic() - self._step.since
         self._shortest_s = min(took_s, self._shortest_s or took_s)
-        self._step = Step("work between replays", Kind.WORK, time.monotonic(), self._step.candidates)  # which may wait for the device
+        self._step = Step(
+            "work between replays", Kind.WORK, time.monotonic(), self._step.candidates
+        )  # which may wait for the device
         return self._take_released()
 
     def end_batch(self, batch: list[Replay]) -> bool:
@@ -235,17 +258,28 @@ class Watchdog:
                     self._say("what did not end goes on")
                 seen, is_told, excused_s = subject, False, 0.0
             # A compilation takes what it takes; and the process may have been stopped, or had no processor.
-            if now - before > late_at_s or (is_compiling(self._watched) and excused_s < _EXCUSED * self._deadline_s):
+            if now - before > late_at_s or (
+                is_compiling(self._watched) and excused_s < _EXCUSED * self._deadline_s
+            ):
                 excused_s += now - before
             late_s = now - subject.since - excused_s
             tell_at_s = limit_s * (_RELEASE if self._release and isinstance(subject, Step) else 1.0)
-            waits_s = self._ranks.gather_s if self.phase == "discovery" and self._ranks.activity.absent else 0.0
+            waits_s = (
+                self._ranks.gather_s
+                if self.phase == "discovery" and self._ranks.activity.absent
+                else 0.0
+            )
             if late_s >= tell_at_s and now - subject.since < waits_s:
-                excused_s, late_s = now - subject.since, 0.0  # a collective in it may wait for a rank that has yet to come to this call
+                excused_s, late_s = (
+                    now - subject.since,
+                    0.0,
+                )  # a collective in it may wait for a rank that has yet to come to this call
             if not is_told and late_s >= tell_at_s:
                 is_told = True
                 self._tell(subject, late_s)
-            elif late_s >= limit_s + self._deadline_s * (_LEAVE_LATER if isinstance(subject, Step) and subject.doing else _LEAVE):
+            elif late_s >= limit_s + self._deadline_s * (
+                _LEAVE_LATER if isinstance(subject, Step) and subject.doing else _LEAVE
+            ):
                 self._leave(subject, late_s)
 
     def _pause(self, seconds: float) -> None:
@@ -253,7 +287,9 @@ class Watchdog:
         before = time.monotonic()
         self._over.wait(seconds)
         if (lost_s := time.monotonic() - before - seconds) > _LOST_S and not self._ranks.is_alone:
-            self.log.warning(f"rank {self._ranks.rank} did not run for {lost_s:.1f} s: stopped, swapped out, or Python's lock held")
+            self.log.warning(
+                f"rank {self._ranks.rank} did not run for {lost_s:.1f} s: stopped, swapped out, or Python's lock held"
+            )
 
     def _arm(self) -> None:
         """Let faulthandler end the process if this is not called again in time; tunings in other threads share its timer."""
@@ -264,7 +300,9 @@ class Watchdog:
                 self._is_armed = True
                 self._exit.enter_context(noted(lambda kernel: None))
             with suppress(RuntimeError):  # no more threads
-                faulthandler.dump_traceback_later(_HELD * self._deadline_s, exit=True, file=self.log.log_file)
+                faulthandler.dump_traceback_later(
+                    _HELD * self._deadline_s, exit=True, file=self.log.log_file
+                )
 
     def _subject(self) -> tuple[Step | Asked, float]:
         """What the tuning's thread is in, an object of its own, and its limit in seconds."""
@@ -272,7 +310,9 @@ class Watchdog:
         if asked is not None:
             return asked, self._deadline_s
         if step.kind is Kind.REPLAY:
-            return step, max(self._deadline_s, _TIMES_EXPECTED * self._shortest_s or 2 * self.first_run_s)
+            return step, max(
+                self._deadline_s, _TIMES_EXPECTED * self._shortest_s or 2 * self.first_run_s
+            )
         return step, step.kind.value * self._deadline_s
 
     def _under_way(self, step: Step) -> list[tuple[str, int]]:
@@ -280,7 +320,12 @@ class Watchdog:
         mine = list(step.candidates)
         if not mine and step.kind is Kind.REPLAY:  # of winners
             sites = self._sites.met.values()
-            mine = [(site.label, i) for site in sites for i, config in enumerate(site.configs) if config is site.winner]
+            mine = [
+                (site.label, i)
+                for site in sites
+                for i, config in enumerate(site.configs)
+                if config is site.winner
+            ]
         return [each for each in mine if each not in self._returned] or mine
 
     def _text(self, subject: Step | Asked, late_s: float) -> str:
@@ -293,8 +338,15 @@ class Watchdog:
         return f"{where} has not ended for {late_s:.1f} s{names and f', with {names}'}"
 
     def _names(self, candidates: Sequence[tuple[str, int]]) -> str:
-        texts = {label: self._sites.met[label].texts for label, _ in candidates if label in self._sites.met}
-        told = [f'candidate {i} "{texts[label][i] if label in texts else "?"}" of {label}' for label, i in candidates[:3]]
+        texts = {
+            label: self._sites.met[label].texts
+            for label, _ in candidates
+            if label in self._sites.met
+        }
+        told = [
+            f'candidate {i} "{texts[label][i] if label in texts else "?"}" of {label}'
+            for label, i in candidates[:3]
+        ]
         return ", ".join(told) + (f" and {len(candidates) - 3} more" if len(candidates) > 3 else "")
 
     # -- what it says and does -----------------------------------------------------------------------------------
@@ -303,9 +355,15 @@ class Watchdog:
         """Write what is late to the log and to the terminal, with the stacks of all threads, and release it if the user says how."""
         signs: dict[int, str] = {}
         self._within(lambda: signs.update(self._ranks.last_signs()))
-        then = "release= is called" if self._release else f"the process ends with exit code {EXIT_CODE} if it does not go on"
+        then = (
+            "release= is called"
+            if self._release
+            else f"the process ends with exit code {EXIT_CODE} if it does not go on"
+        )
         peers = "; ".join(f"rank {rank} last seen at: {sign}" for rank, sign in signs.items())
-        self._say(f"{self._text(subject, late_s)}; {then}. {peers and f'{peers}. '}Stacks of all threads are in {self.log.path}")
+        self._say(
+            f"{self._text(subject, late_s)}; {then}. {peers and f'{peers}. '}Stacks of all threads are in {self.log.path}"
+        )
         with suppress(OSError, ValueError, RuntimeError):
             faulthandler.dump_traceback(self.log.log_file, all_threads=True)
         if self._release and isinstance(subject, Step) and (under_way := self._under_way(subject)):
@@ -317,16 +375,26 @@ class Watchdog:
 
     def _leave(self, subject: Step | Asked, late_s: float) -> None:
         """End the process, after word to the peers. Does not return."""
-        what, advice = self._text(subject, late_s), "Leave out the config that hangs, or name what it waits for in release="
+        what, advice = (
+            self._text(subject, late_s),
+            "Leave out the config that hangs, or name what it waits for in release=",
+        )
         if isinstance(subject, Asked):
             advice = "Look at the network to the host of the store, which is rank 0's or torchrun's"
         told = (
             f"{what}; nothing in the process can end that, and it has left with exit code {EXIT_CODE}. The stacks of its threads are in "
             f"{self.log.path}. {advice}. DIST_TUNE_DEADLINE_S sets the deadline"
         )
-        error, causes = StuckConfigError(f"rank {self._ranks.rank}: {told}", self._ranks.rank, what), list[str]()
+        error, causes = (
+            StuckConfigError(f"rank {self._ranks.rank}: {told}", self._ranks.rank, what),
+            list[str](),
+        )
         self._within(lambda: causes.append(self._ranks.end_from_outside(error)))
-        self._say(f"{told}. The tuning had been ended before: {causes[0]}" if causes and causes[0] else told)
+        self._say(
+            f"{told}. The tuning had been ended before: {causes[0]}"
+            if causes and causes[0]
+            else told
+        )
         self._within(lambda: sys.stdout.flush())
         os._exit(EXIT_CODE)
 

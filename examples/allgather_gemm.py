@@ -25,8 +25,16 @@ from kernels.ag_gemm import AllGatherGemm
 
 def main() -> None:
     """Tune each shape, and compare the result with a plain gather and product."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=["64,64,32", "64,96,32"], metavar="M,N,K", help="of the whole product")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        default=["64,64,32", "64,96,32"],
+        metavar="M,N,K",
+        help="of the whole product",
+    )
     shapes = [tuple(map(int, text.split(","))) for text in parser.parse_args().shapes]
     device, console = harness.join_ranks()
     world = dist.get_world_size()
@@ -37,7 +45,9 @@ def main() -> None:
         return ag_gemm(a_shard, b_shard)
 
     for m, n, k in shapes:
-        a, b = (torch.randn(rows // world, k, dtype=torch.bfloat16, device=device) for rows in (m, n))
+        a, b = (
+            torch.randn(rows // world, k, dtype=torch.bfloat16, device=device) for rows in (m, n)
+        )
         c = step(a, b)
         whole = torch.empty(m // world * world, k, dtype=a.dtype, device=device)
         dist.all_gather_into_tensor(whole, a)

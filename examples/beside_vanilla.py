@@ -119,9 +119,13 @@ def host_ms(step: Step, device: torch.device) -> float:
     return slowest(statistics.median(samples), device)
 
 
-def worst(errors: dict[str, float], limit: float, reason: str, device: torch.device) -> tuple[bool, str]:
+def worst(
+    errors: dict[str, float], limit: float, reason: str, device: torch.device
+) -> tuple[bool, str]:
     """Whether the largest error of all ranks is within its limit, and the end of a line that says so. Collective."""
-    name = max(errors, key=lambda each: errors[each] if errors[each] == errors[each] else float("inf"))
+    name = max(
+        errors, key=lambda each: errors[each] if errors[each] == errors[each] else float("inf")
+    )
     error = slowest(torch.tensor(errors[name]).nan_to_num(nan=float("inf")).item(), device)
     told = f"largest relative error {error:.1e} ({name} on rank 0), limit {limit:.0e}: {reason}"
     return error <= limit, f"{told}; {'ok' if error <= limit else 'FAILED'}"
@@ -145,7 +149,14 @@ def site_table(records: Sequence[TuningRecord]) -> Table:
     for each in records:
         failed = sum(candidate.failure is not None for candidate in each.candidates)
         ms = "-" if each.best.latency_ms is None else f"{each.best.latency_ms:.4f}"
-        table.add_row(each.kernel.rpartition(".")[2], each.key, str(len(each.candidates)), str(failed), ms, each.best.config)
+        table.add_row(
+            each.kernel.rpartition(".")[2],
+            each.key,
+            str(len(each.candidates)),
+            str(failed),
+            ms,
+            each.best.config,
+        )
     return table
 
 
@@ -186,13 +197,24 @@ def perf(package: str, tuned: Any, plain: Step, vanilla: str, console: Console) 
         queued_ms[name] = host_ms(step, device)
     columns = [
         Column("tuner", no_wrap=True),
-        *(Column(each, justify="right") for each in ("Triton cache", "first call s", "device ms", "host ms")),
+        *(
+            Column(each, justify="right")
+            for each in ("Triton cache", "first call s", "device ms", "host ms")
+        ),
     ]
-    table = Table(*columns, title="first call: until the device is done; device ms: host queued ahead; medians, MAX over ranks")
+    table = Table(
+        *columns,
+        title="first call: until the device is done; device ms: host queued ahead; medians, MAX over ranks",
+    )
     for name in steps:
         state = "cold" if name == "dist_tune" else vanilla
-        table.add_row(name, state, f"{seconds[name]:.2f}", f"{device_ms[name]:.4f}", f"{queued_ms[name]:.3f}")
+        table.add_row(
+            name, state, f"{seconds[name]:.2f}", f"{device_ms[name]:.4f}", f"{queued_ms[name]:.3f}"
+        )
     console.print(table)
     ours, theirs = device_ms["dist_tune"], device_ms["triton.autotune"]
     gain = f"first call {seconds['dist_tune']:.2f} s, vanilla's ({vanilla}) {seconds['triton.autotune']:.2f} s"
-    say(console, f"perf: {gain}; step on the device {ours:.4f} ms, with vanilla's choice {theirs:.4f} ms, {theirs / ours:.3f} x")
+    say(
+        console,
+        f"perf: {gain}; step on the device {ours:.4f} ms, with vanilla's choice {theirs:.4f} ms, {theirs / ours:.3f} x",
+    )

@@ -50,8 +50,12 @@ class GatedLinearAttention(nn.Module):
         self.attend = chunk_gla
         width = n_heads * head_dim
         self.heads = (n_heads, head_dim)
-        self.q, self.k, self.v, self.out_gate, self.out = (nn.Linear(width, width, bias=False) for _ in range(5))
-        self.gate = nn.Sequential(nn.Linear(width, gate_rank, bias=False), nn.Linear(gate_rank, width))
+        self.q, self.k, self.v, self.out_gate, self.out = (
+            nn.Linear(width, width, bias=False) for _ in range(5)
+        )
+        self.gate = nn.Sequential(
+            nn.Linear(width, gate_rank, bias=False), nn.Linear(gate_rank, width)
+        )
         self.norm = nn.RMSNorm(head_dim, eps=1e-5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -78,23 +82,41 @@ def missing() -> str:
     """What this example needs and does not find, and how to get it; empty if nothing."""
     if importlib.util.find_spec("fla") is None:
         return "needs fla-core, which is not installed: pip install 'dist_tune[examples]', or '.[examples]' in a checkout"
-    return "" if torch.cuda.is_available() else "needs GPUs: the kernels of flash-linear-attention do not run without"
+    return (
+        ""
+        if torch.cuda.is_available()
+        else "needs GPUs: the kernels of flash-linear-attention do not run without"
+    )
 
 
-def arguments(shape: harness.Shape, device: torch.device) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+def arguments(
+    shape: harness.Shape, device: torch.device
+) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """Arguments of a step, bfloat16: weights are equal on all ranks, x and dy are not."""
     n, length, n_heads, head_dim = shape
     layer = GatedLinearAttention(n_heads, head_dim).to(device, torch.bfloat16)
     for parameter in layer.parameters():
         dist.broadcast(parameter.data, 0)
-    x, dy = (torch.randn(n, length, n_heads * head_dim, device=device, dtype=torch.bfloat16) for _ in "xy")
+    x, dy = (
+        torch.randn(n, length, n_heads * head_dim, device=device, dtype=torch.bfloat16)
+        for _ in "xy"
+    )
     return layer, x, dy
 
 
-def results(run: Any, layer: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> dict[str, torch.Tensor]:
+def results(
+    run: Any, layer: nn.Module, x: torch.Tensor, dy: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """The output of a step, and the gradients that it leaves. Collective."""
     y = run(layer, x, dy)
-    return {"y": y, **{f"d {name}": each.grad.clone() for name, each in layer.named_parameters() if each.grad is not None}}
+    return {
+        "y": y,
+        **{
+            f"d {name}": each.grad.clone()
+            for name, each in layer.named_parameters()
+            if each.grad is not None
+        },
+    }
 
 
 def quick_vanilla(package: str) -> None:
@@ -113,13 +135,18 @@ def check(shape: harness.Shape, device: torch.device, console: Console) -> bool:
     quick_vanilla("fla")
     results(step.__wrapped__, *given)
     vanilla = results(step.__wrapped__, *given)
-    assert n_chosen == sum(map(len, beside_vanilla.choices_in("fla"))), "vanilla has tuned other kernels"
+    assert n_chosen == sum(map(len, beside_vanilla.choices_in("fla"))), (
+        "vanilla has tuned other kernels"
+    )
     errors = {name: harness.relative_error(ours[name], vanilla[name]) for name in vanilla}
     is_good, text = beside_vanilla.worst(errors, LIMIT, REASON, device)
     largest = max(harness.largest_error(ours[name], vanilla[name]) for name in vanilla)
     for name, error in errors.items():
         beside_vanilla.say(console, f"{name}: relative error {error:.1e}")
-    beside_vanilla.say(console, f"check: {told}; {len(errors)} results, largest difference of an element {largest:.1e}, {text}")
+    beside_vanilla.say(
+        console,
+        f"check: {told}; {len(errors)} results, largest difference of an element {largest:.1e}, {text}",
+    )
     return is_good
 
 
@@ -145,7 +172,13 @@ def main() -> int:
             is_good &= check(shape, device, console)
         else:
             given = arguments(shape, device)
-            beside_vanilla.perf("fla", partial(step, *given), partial(step.__wrapped__, *given), options.vanilla, console)
+            beside_vanilla.perf(
+                "fla",
+                partial(step, *given),
+                partial(step.__wrapped__, *given),
+                options.vanilla,
+                console,
+            )
     dist.barrier()
     dist.destroy_process_group()
     return 0 if is_good else 1

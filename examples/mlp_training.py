@@ -32,7 +32,12 @@ Step = Callable[[], torch.Tensor]
 
 
 @triton.autotune(
-    configs=[triton.Config({"BLOCK": block}, num_warps=warps) for block in (1024, 4096) for warps in (4, 8)], key=["n", "IS_BACKWARD"]
+    configs=[
+        triton.Config({"BLOCK": block}, num_warps=warps)
+        for block in (1024, 4096)
+        for warps in (4, 8)
+    ],
+    key=["n", "IS_BACKWARD"],
 )
 @triton.jit
 def squared_relu_kernel(x_ptr, grad_ptr, y_ptr, n, IS_BACKWARD: tl.constexpr, BLOCK: tl.constexpr):
@@ -45,7 +50,9 @@ def squared_relu_kernel(x_ptr, grad_ptr, y_ptr, n, IS_BACKWARD: tl.constexpr, BL
 
 def _launch(x: torch.Tensor, grad: torch.Tensor, is_backward: bool) -> torch.Tensor:
     y = torch.empty_like(x)
-    squared_relu_kernel[lambda config: (triton.cdiv(x.numel(), config["BLOCK"]),)](x, grad.contiguous(), y, x.numel(), is_backward)
+    squared_relu_kernel[lambda config: (triton.cdiv(x.numel(), config["BLOCK"]),)](
+        x, grad.contiguous(), y, x.numel(), is_backward
+    )
     return y
 
 
@@ -74,11 +81,14 @@ def batches(rows: int, width: int) -> Iterator[torch.Tensor]:
             yield batch
 
 
-def train(options: argparse.Namespace, device: torch.device, tuner: Callable[[Step], Step]) -> tuple[list[torch.Tensor], int]:
+def train(
+    options: argparse.Namespace, device: torch.device, tuner: Callable[[Step], Step]
+) -> tuple[list[torch.Tensor], int]:
     """Losses of all steps and the parameters at the end; number of the step that ended the tuning, 0 if none did."""
     torch.manual_seed(0)
     up, down = (
-        nn.Linear(*sizes, bias=False, device=device) for sizes in ((options.width, 4 * options.width), (4 * options.width, options.width))
+        nn.Linear(*sizes, bias=False, device=device)
+        for sizes in ((options.width, 4 * options.width), (4 * options.width, options.width))
     )
     parameters = [up.weight, down.weight]
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
@@ -106,20 +116,38 @@ def train(options: argparse.Namespace, device: torch.device, tuner: Callable[[St
 
 def main() -> None:
     """Train twice, tuned and untuned, and compare what was trained."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--width", type=int, default=64, help="of input and output; the hidden layer is four times as wide")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--width",
+        type=int,
+        default=64,
+        help="of input and output; the hidden layer is four times as wide",
+    )
     parser.add_argument("--rows", type=int, default=32, help="of a batch, on each rank")
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
     device, console = harness.join_ranks()
     tuned, n_tuning = train(options, device, contextual_autotune(is_dist=True))
     found = [(key[1], config) for key, config in squared_relu_kernel.cache.items()]
-    configs = ", ".join(f"{'backward' if is_backward else 'forward'} BLOCK={config.kwargs['BLOCK']}" for is_backward, config in found)
+    configs = ", ".join(
+        f"{'backward' if is_backward else 'forward'} BLOCK={config.kwargs['BLOCK']}"
+        for is_backward, config in found
+    )
     squared_relu_kernel.cache.clear()
-    plain, _ = train(options, device, contextual_autotune(is_dist=True, max_slowdown=0, cache=False))  # with the first config
+    plain, _ = train(
+        options, device, contextual_autotune(is_dist=True, max_slowdown=0, cache=False)
+    )  # with the first config
     is_same = all(map(torch.equal, tuned, plain))
-    ended = f"tuned in {n_tuning} of {options.steps} steps" if n_tuning else f"not tuned to the end in {options.steps} steps"
-    console.print(f"{ended}; losses and parameters {'are' if is_same else 'ARE NOT'} those of the untuned loop; {configs}")  # on rank 0
+    ended = (
+        f"tuned in {n_tuning} of {options.steps} steps"
+        if n_tuning
+        else f"not tuned to the end in {options.steps} steps"
+    )
+    console.print(
+        f"{ended}; losses and parameters {'are' if is_same else 'ARE NOT'} those of the untuned loop; {configs}"
+    )  # on rank 0
     dist.destroy_process_group()
     sys.exit(not (is_same and n_tuning))
 

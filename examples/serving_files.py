@@ -24,7 +24,9 @@ from dist_tune.offline import load_config, small_medium_large, tune_and_save_con
 
 FILE = "SILU_AND_MUL.json"
 SPACE = [{"BLOCK": block, "num_warps": warps} for block in (1024, 4096) for warps in (4, 8)]
-DEVICE, WIDTH = ("cuda", 4096) if torch.cuda.is_available() else ("cpu", 8)  # the interpreter takes its time
+DEVICE, WIDTH = (
+    ("cuda", 4096) if torch.cuda.is_available() else ("cpu", 8)
+)  # the interpreter takes its time
 
 
 @triton.jit
@@ -32,17 +34,23 @@ def silu_and_mul_kernel(gate_ptr, up_ptr, y_ptr, n, BLOCK: tl.constexpr):
     """silu(gate) * up, element by element."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(gate_ptr + at, mask=at < n)
-    tl.store(y_ptr + at, gate / (1.0 + tl.exp(-gate)) * tl.load(up_ptr + at, mask=at < n), mask=at < n)
+    tl.store(
+        y_ptr + at, gate / (1.0 + tl.exp(-gate)) * tl.load(up_ptr + at, mask=at < n), mask=at < n
+    )
 
 
 def silu_and_mul(gate: torch.Tensor, up: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
     """silu(gate) * up of the same shape, launched with ``config``."""
     y = torch.empty_like(gate)
-    silu_and_mul_kernel[(triton.cdiv(y.numel(), config["BLOCK"]),)](gate, up, y, y.numel(), **config)
+    silu_and_mul_kernel[(triton.cdiv(y.numel(), config["BLOCK"]),)](
+        gate, up, y, y.numel(), **config
+    )
     return y
 
 
-def make_for_tokens(n_tokens: int) -> Callable[[dict[str, Any]], tuple[Callable[[], torch.Tensor], torch.Tensor]]:
+def make_for_tokens(
+    n_tokens: int,
+) -> Callable[[dict[str, Any]], tuple[Callable[[], torch.Tensor], torch.Tensor]]:
     """Problem of one size: from a config to a run and what it is to return."""
     gate, up = (torch.randn(n_tokens, WIDTH, device=DEVICE) for _ in "gu")
     expected = torch.nn.functional.silu(gate) * up
@@ -57,14 +65,28 @@ def config_of(folder: str, n_tokens: int) -> dict[str, Any]:
 
 def main() -> None:
     """Tune and write the file, or serve some requests with it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tune", action="store_true", help="write the file; without it: serve")
     parser.add_argument("--folder", default="configs")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[16, 512, 4096], help="tuned or served, one after the other")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        nargs="+",
+        default=[16, 512, 4096],
+        help="tuned or served, one after the other",
+    )
     options = parser.parse_args()
     if options.tune:
         tune_and_save_configs(
-            options.tokens, make_for_tokens, SPACE, json_file_name=FILE, save_path=options.folder, classes=small_medium_large(), num_iters=3
+            options.tokens,
+            make_for_tokens,
+            SPACE,
+            json_file_name=FILE,
+            save_path=options.folder,
+            classes=small_medium_large(),
+            num_iters=3,
         )
         print(f"wrote {options.folder}/{FILE}")
         return

@@ -48,7 +48,9 @@ class ChunkedScan(torch.autograd.Function):
     def forward(ctx: Any, q: int, *inputs: torch.Tensor) -> torch.Tensor:
         """The scan; keeps what the backward pass needs."""
         # Chunks of all sequences one after the other.
-        chunked = tuple(each if each.dim() == 1 else each.reshape(-1, q, *each.shape[2:]) for each in inputs)
+        chunked = tuple(
+            each if each.dim() == 1 else each.reshape(-1, q, *each.shape[2:]) for each in inputs
+        )
         x, dt, a, bias, d, b, c = chunked
         ctx.n_chunks = inputs[0].shape[1] // q
         y, kept = forward(x, dt, (a, bias, d), b, c, ctx.n_chunks)
@@ -63,10 +65,14 @@ class ChunkedScan(torch.autograd.Function):
         inputs, kept = saved[: len(NAMES)], saved[len(NAMES) :]
         found = backward(dy.contiguous().view_as(inputs[0]), inputs, kept, ctx.n_chunks)
         shape = dy.shape[:2]
-        return None, *(each if each.dim() == 1 else each.view(*shape, *each.shape[2:]) for each in found)
+        return None, *(
+            each if each.dim() == 1 else each.view(*shape, *each.shape[2:]) for each in found
+        )
 
 
-def gradients_of(y: torch.Tensor, inputs: tuple[torch.Tensor, ...], dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def gradients_of(
+    y: torch.Tensor, inputs: tuple[torch.Tensor, ...], dy: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     """Gradients of all inputs, those of what ranks share summed over ranks. Collective."""
     gradients = torch.autograd.grad(y, inputs, dy)
     for gradient in gradients[2 : 2 + N_SHARED]:
@@ -84,7 +90,11 @@ def recurrence(inputs: tuple[torch.Tensor, ...], dy: torch.Tensor) -> tuple[torc
     """The same, one row of time after the other, in float32. Collective."""
     wide = tuple(each.detach().float().requires_grad_() for each in inputs)
     x, dt, a, bias, d, b, c = wide
-    steps, state, rows = F.softplus(dt + bias), x.new_zeros(x.shape[0], *x.shape[2:], b.shape[2]), []
+    steps, state, rows = (
+        F.softplus(dt + bias),
+        x.new_zeros(x.shape[0], *x.shape[2:], b.shape[2]),
+        [],
+    )
     for t in range(x.shape[1]):
         added = (steps[:, t, :, None] * x[:, t])[..., None] * b[:, t, None, None, :]
         state = torch.exp(steps[:, t] * a)[..., None, None] * state + added
@@ -92,26 +102,47 @@ def recurrence(inputs: tuple[torch.Tensor, ...], dy: torch.Tensor) -> tuple[torc
     return gradients_of(torch.stack(rows, 1), wide, dy.float())
 
 
-def arguments(shape: harness.Shape, dtype: torch.dtype, device: torch.device) -> tuple[int, tuple[torch.Tensor, ...], torch.Tensor]:
+def arguments(
+    shape: harness.Shape, dtype: torch.dtype, device: torch.device
+) -> tuple[int, tuple[torch.Tensor, ...], torch.Tensor]:
     """Arguments of a step: x, dt, b, c and dy differ between ranks; a, bias and d do not."""
     n, length, h, p, state_size, q = shape
     if length % q or q & (q - 1) or q < 16 or min(p, state_size) < 16 or p & (p - 1):
-        raise ValueError(f"{SIZES} need L as a multiple of Q, Q and P as powers of two from 16, N from 16; got {','.join(map(str, shape))}")
+        raise ValueError(
+            f"{SIZES} need L as a multiple of Q, Q and P as powers of two from 16, N from 16; got {','.join(map(str, shape))}"
+        )
 
     def draw(*sizes: int, of: torch.dtype = dtype) -> torch.Tensor:
         return torch.randn(sizes, device=device).to(of)
 
-    x, dt, b, c = draw(n, length, h, p), draw(n, length, h, of=torch.float32), draw(n, length, state_size), draw(n, length, state_size)
-    a, bias, d = (torch.linspace(*ends, h, device=device) for ends in ((-1.0, -0.2), (-3.0, -1.0), (0.5, 1.5)))
-    return q, tuple(each.requires_grad_() for each in (x, dt, a, bias, d, b, c)), draw(n, length, h, p)
+    x, dt, b, c = (
+        draw(n, length, h, p),
+        draw(n, length, h, of=torch.float32),
+        draw(n, length, state_size),
+        draw(n, length, state_size),
+    )
+    a, bias, d = (
+        torch.linspace(*ends, h, device=device) for ends in ((-1.0, -0.2), (-3.0, -1.0), (0.5, 1.5))
+    )
+    return (
+        q,
+        tuple(each.requires_grad_() for each in (x, dt, a, bias, d, b, c)),
+        draw(n, length, h, p),
+    )
 
 
 def limit_of(dtype: torch.dtype, device: torch.device) -> tuple[float, str]:
     """The largest relative error of a right result, and why it may be so large."""
     if dtype == torch.bfloat16:
-        return 3e-2, "tiles are rounded to bfloat16 (2**-9) before each of four products in a row, and sums of decays cancel"
+        return (
+            3e-2,
+            "tiles are rounded to bfloat16 (2**-9) before each of four products in a row, and sums of decays cancel",
+        )
     if device.type == "cuda":
-        return 1e-2, "products of float32 are in TF32 (2**-11), four in a row, and sums of decays cancel"
+        return (
+            1e-2,
+            "products of float32 are in TF32 (2**-11), four in a row, and sums of decays cancel",
+        )
     return 1e-4, "float32 throughout (2**-24), sums of thousands of terms in another order"
 
 
@@ -121,11 +152,15 @@ def check(shape: harness.Shape, dtype: torch.dtype, device: torch.device, consol
     expected, (limit, reason) = recurrence(*given[1:]), limit_of(dtype, device)
     errors: dict[str, float] = {}
     for call in ("tuning call", "later call"):
-        for name, got, right in zip(("y", *(f"d{name}" for name in NAMES)), step(*given), expected, strict=True):
+        for name, got, right in zip(
+            ("y", *(f"d{name}" for name in NAMES)), step(*given), expected, strict=True
+        ):
             errors[f"{call}, {name}"] = harness.relative_error(got, right)
     n_sites = len(step.records)
     is_good, text = beside_vanilla.worst(errors, limit, reason, device)
-    beside_vanilla.say(console, f"check: {SIZES}={','.join(map(str, shape))} {dtype}, {n_sites} sites, {text}")
+    beside_vanilla.say(
+        console, f"check: {SIZES}={','.join(map(str, shape))} {dtype}, {n_sites} sites, {text}"
+    )
     return is_good
 
 
@@ -155,13 +190,23 @@ def main() -> int:
     device, console = harness.join_ranks()
     is_small, results = options.case == "check" or device.type == "cpu", []
     default = (2, 512, 4, 64, 128, 128) if is_small else (2, 4096, 16, 64, 128, 256)
-    for shape, dtype in harness.chosen(options, [default if device.type == "cuda" else (1, 64, 1, 16, 16, 32)]):
+    for shape, dtype in harness.chosen(
+        options, [default if device.type == "cuda" else (1, 64, 1, 16, 16, 32)]
+    ):
         step.records.clear()
         if options.case == "perf":
             given = arguments(shape, dtype, device)
-            beside_vanilla.perf("examples", partial(step, *given), partial(step.__wrapped__, *given), options.vanilla, console)
+            beside_vanilla.perf(
+                "examples",
+                partial(step, *given),
+                partial(step.__wrapped__, *given),
+                options.vanilla,
+                console,
+            )
         else:
-            results.append({"check": check, "tune": tune}[options.case](shape, dtype, device, console))
+            results.append(
+                {"check": check, "tune": tune}[options.case](shape, dtype, device, console)
+            )
     dist.barrier()
     dist.destroy_process_group()
     return 0 if all(results) else 1

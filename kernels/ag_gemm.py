@@ -15,7 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
+if (
+    __name__ == "__main__"
+):  # first: the kernel is loaded once, under the module name that its records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from kernels.cases import main
 
@@ -34,12 +36,18 @@ from kernels.shard_gemm import ag_gemm_kernel, multiply_shards
 class AllGatherGemm(GroupStep):
     """One step of AllGather-GEMM."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None, config: triton.Config | None = None) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, config: triton.Config | None = None
+    ) -> None:
         super().__init__(group, config)
         self._gathers: dict[tuple[torch.Size, torch.dtype, torch.device], Gather] = {}
 
     def __call__(
-        self, a_shard: torch.Tensor, b_shard: torch.Tensor, out: torch.Tensor | None = None, config: triton.Config | None = None
+        self,
+        a_shard: torch.Tensor,
+        b_shard: torch.Tensor,
+        out: torch.Tensor | None = None,
+        config: triton.Config | None = None,
     ) -> torch.Tensor:
         """C [M, N / W], written to `out` if given; `a_shard` is [M / W, K], `b_shard` [N / W, K].
 
@@ -53,7 +61,16 @@ class AllGatherGemm(GroupStep):
         gathered = gather.start(a_shard)
         try:
             config = self.config if config is None else config
-            multiply_shards(a_shard, gathered.shards, b_shard, c, gathered.flags, gathered.epoch, self.rank, config)
+            multiply_shards(
+                a_shard,
+                gathered.shards,
+                b_shard,
+                c,
+                gathered.flags,
+                gathered.epoch,
+                self.rank,
+                config,
+            )
         finally:
             gather.finish()
         return c
@@ -65,9 +82,13 @@ class AllGatherGemm(GroupStep):
             by_rank: list[Any] = [None] * self.n_ranks
             dist.all_gather_object(by_rank, (tuple(shape), str(dtype)), group=self.group)
             if len(set(by_rank)) > 1:
-                raise ValueError(f"the shards of A need one shape and dtype on all ranks, got {by_rank}")
+                raise ValueError(
+                    f"the shards of A need one shape and dtype on all ranks, got {by_rank}"
+                )
             self._gathers[shape, dtype, device] = (
-                PushGather(shape, dtype, device, self.group) if device.type == "cuda" else CollectiveGather(shape, dtype, self.group)
+                PushGather(shape, dtype, device, self.group)
+                if device.type == "cuda"
+                else CollectiveGather(shape, dtype, self.group)
             )
         return self._gathers[shape, dtype, device]
 
@@ -77,9 +98,19 @@ def config_space() -> list[dict[str, triton.Config]]:
     return [{"gemm_config": config} for config in ag_gemm_kernel.configs]
 
 
-@autotune(config_space=config_space(), key_fn=key_fn, prune_fn=prune_by_shared_memory, n_warmup=3, n_repeat=5)
+@autotune(
+    config_space=config_space(),
+    key_fn=key_fn,
+    prune_fn=prune_by_shared_memory,
+    n_warmup=3,
+    n_repeat=5,
+)
 def ag_gemm(
-    a: torch.Tensor, b: torch.Tensor, ctx: AllGatherGemm, gemm_config: triton.Config, out: torch.Tensor | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    ctx: AllGatherGemm,
+    gemm_config: triton.Config,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """C [M, N / W], written to `out` if given, of the shards `a` [M / W, K] and `b` [N / W, K]; `gemm_config` comes from the tuner.
 
@@ -90,7 +121,9 @@ def ag_gemm(
     return AllGatherGemm.__call__(ctx, a, b, out, gemm_config)
 
 
-def random_operands(shape: Shape, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def random_operands(
+    shape: Shape, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """This rank's shards of A and B, normally distributed; other ranks' differ."""
     (m, n, k), n_ranks = shape, dist.get_world_size()
     a, b = (torch.randn(rows // n_ranks, k, device=device, dtype=dtype) for rows in (m, n))

@@ -15,7 +15,9 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # first: the kernels are loaded once, under the module name that their records carry
+if (
+    __name__ == "__main__"
+):  # first: the kernels are loaded once, under the module name that their records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from kernels.cases import main
 
@@ -42,7 +44,9 @@ class AllGatherMoe(GroupStep):
     own tokens.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, config: triton.Config | None = None) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, config: triton.Config | None = None
+    ) -> None:
         super().__init__(group, config)
         self._gemm = AllGatherGemm(group)  # its gathers are for shards of any rows
         self._stream_order = StepOrder()
@@ -65,7 +69,9 @@ class AllGatherMoe(GroupStep):
         check_operands(tokens, experts_b, "tokens as [M / W, K] and B as [E, N / W, K]", 3)
         (n_experts, n, _), (n_tokens, top_k) = experts_b.shape, routing.experts.shape
         if len(tokens) * self.n_ranks != n_tokens:
-            raise ValueError(f"need the experts of {self.n_ranks} ranks with {len(tokens)} tokens each, got those of {n_tokens} tokens")
+            raise ValueError(
+                f"need the experts of {self.n_ranks} ranks with {len(tokens)} tokens each, got those of {n_tokens} tokens"
+            )
         c = output_for(tokens, (n_tokens * top_k, n), out)
         tokens, flat = loadable(tokens), loadable(experts_b.flatten(0, 1))
         gather = self._gemm.gather_for(tokens)
@@ -87,7 +93,10 @@ class AllGatherMoe(GroupStep):
         key = n_tokens, top_k, n_experts, order, device
         if key not in self._sorters:
             rows, w = n_tokens // self.n_ranks * top_k, self.n_ranks
-            parts = [((self.rank - part) % w * rows, ((self.rank - part) % w + 1) * rows) for part in range(w)]
+            parts = [
+                ((self.rank - part) % w * rows, ((self.rank - part) % w + 1) * rows)
+                for part in range(w)
+            ]
             self._sorters[key] = RowSorter(parts, n_experts, order, device)
         return self._sorters[key]
 
@@ -97,7 +106,14 @@ def config_space() -> list[dict[str, str]]:
     return [{"order": order} for order in ORDERS]
 
 
-def key_fn(rows: torch.Tensor, experts_b: torch.Tensor, routing: Routing, ctx: Any, *args: Any, **kwargs: Any) -> Hashable:
+def key_fn(
+    rows: torch.Tensor,
+    experts_b: torch.Tensor,
+    routing: Routing,
+    ctx: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Hashable:
     """Calls of either layer's function that share a config: the same operands, on as many ranks, spread alike, with any routing."""
     return *operands.key_fn(rows, experts_b, ctx), routing.experts.shape[1]
 

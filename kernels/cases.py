@@ -34,7 +34,17 @@ from kernels import (
 from kernels import gemm_a8w8_blockscale as a8w8
 from kernels import persistent_gemm as persistent
 from kernels.ag_gemm import AllGatherGemm
-from kernels.harness import PRODUCT, TUNED, Contenders, Kernel, Problem, Run, Shape, Step, config_text
+from kernels.harness import (
+    PRODUCT,
+    TUNED,
+    Contenders,
+    Kernel,
+    Problem,
+    Run,
+    Shape,
+    Step,
+    config_text,
+)
 from kernels.operands import key_fn, loadable
 from kernels.partials import Exchange
 from kernels.push_gemm import gpu_configs, interpreter_configs, push_gemm_kernel
@@ -54,7 +64,10 @@ def random(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0)
 
 def sums(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
     """The sum of vectors of `shape`, [n]."""
-    a, b = random(*shape, dtype=dtype, device=device), random(*shape, dtype=dtype, device=device).flip(0)
+    a, b = (
+        random(*shape, dtype=dtype, device=device),
+        random(*shape, dtype=dtype, device=device).flip(0),
+    )
     yield Problem(
         f"a + b {list(shape)} {dtype}",
         lambda config: guides.vector_add(a, b, config),
@@ -85,7 +98,11 @@ def softmaxes(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterato
     """Softmax of a matrix [rows, n_cols] whose rows have one dominant element, of one masked like attention, and of one out of range."""
     x = random(*shape, dtype=dtype, device=device)
     # Row i ends at column i: whole blocks of the others are -inf.
-    masked = x.masked_fill(torch.ones_like(x, dtype=torch.bool).triu(1), float("-inf")).flip(1).contiguous()
+    masked = (
+        x.masked_fill(torch.ones_like(x, dtype=torch.bool).triu(1), float("-inf"))
+        .flip(1)
+        .contiguous()
+    )
     for title, rows in (("softmax", x), ("softmax, masked", masked), ("softmax, large", x * 1000)):
         yield Problem(
             f"{title} {list(shape)} {dtype}",
@@ -98,10 +115,20 @@ def softmaxes(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterato
         )
 
 
-def transposed_products(gemm: Any, space: Sequence[Any], shape: Shape, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Problem:
+def transposed_products(
+    gemm: Any,
+    space: Sequence[Any],
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int = 0,
+) -> Problem:
     """A @ B.T at `shape`, [M, N, K], by a function that is tuned by `autotune`, beside cuBLAS."""
     m, n, k = shape
-    a, b = random(m, k, dtype=dtype, device=device, seed=seed), random(n, k, dtype=dtype, device=device, seed=seed + 1)
+    a, b = (
+        random(m, k, dtype=dtype, device=device, seed=seed),
+        random(n, k, dtype=dtype, device=device, seed=seed + 1),
+    )
     others: Contenders = {"cuBLAS": lambda: a @ b.T}
     if gemm is cute_gemm.cute_gemm:
         others["persistent_gemm"] = lambda: persistent.persistent_gemm(a, b)
@@ -116,10 +143,14 @@ def transposed_products(gemm: Any, space: Sequence[Any], shape: Shape, dtype: to
     )
 
 
-def persistent_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
+def persistent_products(
+    shape: Shape, dtype: torch.dtype, device: torch.device
+) -> Iterator[Problem]:
     """The product with every config of its space."""
     m, n, k = shape
-    yield transposed_products(persistent.persistent_gemm, persistent.search_space(m, n, k, dtype), shape, dtype, device)
+    yield transposed_products(
+        persistent.persistent_gemm, persistent.search_space(m, n, k, dtype), shape, dtype, device
+    )
 
 
 def cute_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
@@ -127,7 +158,9 @@ def cute_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Ite
     space = cute_gemm.search_space(*shape)
     cute_gemm.compile_ahead(space, dtype)
     for seed in range(6):
-        yield transposed_products(cute_gemm.cute_gemm, () if seed else space, shape, dtype, device, seed)
+        yield transposed_products(
+            cute_gemm.cute_gemm, () if seed else space, shape, dtype, device, seed
+        )
 
 
 def scaled_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
@@ -144,7 +177,9 @@ def scaled_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> I
         a8w8.make_config(32, 32, warps=2, stages=1, splits=4),
     ]
     by_torch = {
-        "torch._scaled_mm, scales by row": lambda: torch._scaled_mm(x, w.T, ones[:m, None], ones[None, m:], out_dtype=torch.bfloat16)
+        "torch._scaled_mm, scales by row": lambda: torch._scaled_mm(
+            x, w.T, ones[:m, None], ones[None, m:], out_dtype=torch.bfloat16
+        )
     }
     yield Problem(
         f"x @ w.T, scaled {list(shape)} {dtype}",
@@ -170,19 +205,39 @@ KERNELS = {
         *((*LARGE, (1000, 1000, 1000), (64, 4096, 16384)), products),
     ),
     "softmax": Kernel(
-        *("Softmax of rows", "rows,n_cols", ("fp32", "bf16", "fp16"), ((1, 1), (3, 63), (5, 256), (4, 257), (2, 1000))),
+        *(
+            "Softmax of rows",
+            "rows,n_cols",
+            ("fp32", "bf16", "fp16"),
+            ((1, 1), (3, 63), (5, 256), (4, 257), (2, 1000)),
+        ),
         *(((4096, 1000), (4096, 4096), (4096, 32000), (512, 131072)), softmaxes),
     ),
     "persistent_gemm": Kernel(
-        *("Persistent GEMM", "M,N,K", HALVES, ((1, 1, 1), (64, 64, 64), (33, 17, 70), (70, 130, 72))),
+        *(
+            "Persistent GEMM",
+            "M,N,K",
+            HALVES,
+            ((1, 1, 1), (64, 64, 64), (33, 17, 70), (70, 130, 72)),
+        ),
         *((*LARGE, (4096, 11008, 4096), (1000, 1000, 1000)), persistent_products),
     ),
     "cute_gemm": Kernel(
-        *("Persistent Hopper GEMM in CuTe DSL", "M,N,K", HALVES, ((1, 1, 1), (33, 17, 70), (200, 328, 136), (1000, 1000, 1000))),
+        *(
+            "Persistent Hopper GEMM in CuTe DSL",
+            "M,N,K",
+            HALVES,
+            ((1, 1, 1), (33, 17, 70), (200, 328, 136), (1000, 1000, 1000)),
+        ),
         *(LARGE, cute_products, cute_build.reason_to_skip),
     ),
     "gemm_a8w8_blockscale": Kernel(
-        *("FP8 GEMM with block scales", "M,N,K", HALVES, ((64, 128, 256), (70, 200, 500), (1, 130, 129))),
+        *(
+            "FP8 GEMM with block scales",
+            "M,N,K",
+            HALVES,
+            ((64, 128, 256), (70, 200, 500), (1, 130, 129)),
+        ),
         *(((256, 4096, 1024), (2048, 4096, 1024), (4096, 6144, 1024)), scaled_products),
     ),
 }
@@ -253,7 +308,9 @@ class AllGather(GemmStep):
     def __init__(self) -> None:
         self.context, self.function = AllGatherGemm, ag_gemm.ag_gemm
 
-    def operands(self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any) -> tuple[Any, ...]:
+    def operands(
+        self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any
+    ) -> tuple[Any, ...]:
         """Shards of A and B."""
         return ag_gemm.random_operands(shape, dtype, device)
 
@@ -263,10 +320,16 @@ class AllGather(GemmStep):
         product: torch.Tensor = gathered(a).float() @ b.float().T
         return product
 
-    def ways(self, device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, int, Run]]:
+    def ways(
+        self, device: torch.device, options: argparse.Namespace
+    ) -> Iterator[tuple[str, int, Run]]:
         """The step with fixed configs, and step and function tuned, the function with its results checked while it is tuned."""
         ctx = AllGatherGemm()
-        for config in shard_gemm.interpreter_configs()[5::2] if device.type == "cpu" else shard_gemm.gpu_configs()[::3]:
+        for config in (
+            shard_gemm.interpreter_configs()[5::2]
+            if device.type == "cpu"
+            else shard_gemm.gpu_configs()[::3]
+        ):
             yield f"step {config_text(config)}", 1, AllGatherGemm(config=config)
         yield "step, tuned", 1, contextual_autotune(is_dist=True, **QUICK)(ctx.__call__)
         tuned = self.checked_function(ag_gemm.config_space(), key_fn, prune_by_shared_memory)
@@ -299,7 +362,9 @@ class AllGather(GemmStep):
             "copies": copies_of(a),
             "NCCL": lambda: dist.all_gather_into_tensor(everything, a),
             NCCL_TORCH: gather_then_multiply,
-            "torch fused": lambda: fused(a, [b.T], gather_dim=0, group_name=group_name, return_A=False),
+            "torch fused": lambda: fused(
+                a, [b.T], gather_dim=0, group_name=group_name, return_A=False
+            ),
         }
 
     def work(self, shape: Shape, n_ranks: int) -> tuple[int, int]:
@@ -313,15 +378,30 @@ class RowParallel(GemmStep):
 
     tuners, n_roundings = ("function", "contextual"), 2
 
-    def __init__(self, module: ModuleType, context: Any, checked: list[dict[str, Any]], perf_shapes: tuple[Shape, ...]) -> None:
-        self.description, self.context, self.checked, self.perf_shapes = context.__name__, context, checked, perf_shapes
+    def __init__(
+        self,
+        module: ModuleType,
+        context: Any,
+        checked: list[dict[str, Any]],
+        perf_shapes: tuple[Shape, ...],
+    ) -> None:
+        self.description, self.context, self.checked, self.perf_shapes = (
+            context.__name__,
+            context,
+            checked,
+            perf_shapes,
+        )
         self.is_scattered, self.shared = module is gemm_rs, (0, 2) if module is gemm_rs else (2,)
         self.function = getattr(module, module.__name__.rpartition(".")[2])
 
-    def operands(self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any) -> tuple[Any, ...]:
+    def operands(
+        self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any
+    ) -> tuple[Any, ...]:
         """This rank's columns of A and B."""
         m, n, own_k = shape[0], shape[1], shape[2] // dist.get_world_size()
-        return torch.randn(m, own_k, device=device, dtype=dtype), torch.randn(n, own_k, device=device, dtype=dtype)
+        return torch.randn(m, own_k, device=device, dtype=dtype), torch.randn(
+            n, own_k, device=device, dtype=dtype
+        )
 
     def expected(self, operands: Any) -> torch.Tensor:
         """The sum over ranks, or this rank's rows of it."""
@@ -330,7 +410,9 @@ class RowParallel(GemmStep):
         dist.all_reduce(c)
         return c.chunk(dist.get_world_size())[dist.get_rank()] if self.is_scattered else c
 
-    def ways(self, device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, int, Run]]:
+    def ways(
+        self, device: torch.device, options: argparse.Namespace
+    ) -> Iterator[tuple[str, int, Run]]:
         """Fixed configs with each exchange, also with partial results in float32; and the function tuned, its results checked meanwhile."""
         configs = interpreter_configs() if device.type == "cpu" else gpu_configs()
         for i, choices in enumerate(self.checked):
@@ -338,7 +420,11 @@ class RowParallel(GemmStep):
                 config = configs[(2 * i + n_roundings - 1) % len(configs)]
                 context: Any = self.context(config=config, partial_dtype=partial_dtype)
                 run = lambda a, b, out, c=context, k=choices: c(a, b, out, **k)  # noqa: E731
-                yield f"step {choices} {partial_dtype or 'partials as operands'} {config_text(config)}", n_roundings, run
+                yield (
+                    f"step {choices} {partial_dtype or 'partials as operands'} {config_text(config)}",
+                    n_roundings,
+                    run,
+                )
         ctx, tuned = self.context(), self.checked_function(self.checked, key_fn)
         yield "function, tuned", 2, lambda a, b, out: tuned(a, b, ctx, out=out)
 
@@ -353,7 +439,11 @@ class RowParallel(GemmStep):
         first: Any = self.context(config=gpu_configs()[0])
         product = a @ b.T
         out = product.chunk(dist.get_world_size())[0].clone() if self.is_scattered else product
-        exchange = (lambda: dist.reduce_scatter_tensor(out, product)) if self.is_scattered else (lambda: dist.all_reduce(product))
+        exchange = (
+            (lambda: dist.reduce_scatter_tensor(out, product))
+            if self.is_scattered
+            else (lambda: dist.all_reduce(product))
+        )
 
         def multiply_then_exchange() -> None:
             torch.mm(a, b.T, out=product)
@@ -371,44 +461,79 @@ class RowParallel(GemmStep):
     def work(self, shape: Shape, n_ranks: int) -> tuple[int, int]:
         """A rank sends a partial result of each row that another rank sums; for all rows the sums, too."""
         m, n, k = shape
-        return 2 * m * n * k // n_ranks, 2 * m * n * (n_ranks - 1) // n_ranks * (1 if self.is_scattered else 2)
+        return 2 * m * n * k // n_ranks, 2 * m * n * (n_ranks - 1) // n_ranks * (
+            1 if self.is_scattered else 2
+        )
 
 
 def torch_row_parallel(a: torch.Tensor, b: torch.Tensor, *, is_scattered: bool) -> Contenders:
     """Torch's own operators, of which those that sum all rows take bfloat16 (and float32) alone. Collective."""
     group, symm_mem = dist.distributed_c10d._get_default_group(), torch.ops.symm_mem
     if is_scattered:
-        return {"torch fused": lambda: symm_mem.fused_matmul_reduce_scatter(a, b.T, "sum", 0, group.group_name)}
+        return {
+            "torch fused": lambda: symm_mem.fused_matmul_reduce_scatter(
+                a, b.T, "sum", 0, group.group_name
+            )
+        }
     if a.dtype != torch.bfloat16:
         return {}
-    shared = torch.distributed._symmetric_memory.empty(len(a), len(b), dtype=a.dtype, device=a.device)
+    shared = torch.distributed._symmetric_memory.empty(
+        len(a), len(b), dtype=a.dtype, device=a.device
+    )
     torch.distributed._symmetric_memory.rendezvous(shared, group)
 
     def by(reduce: Any) -> Callable[[], object]:
         return lambda: reduce(torch.mm(a, b.T, out=shared), "sum", group.group_name)
 
-    return {"torch one-shot": by(symm_mem.one_shot_all_reduce), "torch two-shot": by(symm_mem.two_shot_all_reduce_)}
+    return {
+        "torch one-shot": by(symm_mem.one_shot_all_reduce),
+        "torch two-shot": by(symm_mem.two_shot_all_reduce_),
+    }
 
 
 class Experts(Step):
     """kernels/ag_moe.py and kernels/moe_reduce_rs.py; `split` is the size that ranks share, besides M."""
 
     sizes = "M,N,K,experts,top_k"
-    small, large = ((37, 70, 40, 4, 2), (3, 35, 13, 3, 1)), ((1037, 1000, 1000, 8, 2), (333, 1003, 501, 5, 3), (3, 136, 8, 16, 1))
+    small, large = (
+        ((37, 70, 40, 4, 2), (3, 35, 13, 3, 1)),
+        ((1037, 1000, 1000, 8, 2), (333, 1003, 501, 5, 3), (3, 136, 8, 16, 1)),
+    )
 
-    def __init__(self, description: str, split: int, module: ModuleType, context: Any, perf_shapes: tuple[Shape, ...]) -> None:
-        self.description, self.shared, self.module, self.context = description, (0, split), module, context
+    def __init__(
+        self,
+        description: str,
+        split: int,
+        module: ModuleType,
+        context: Any,
+        perf_shapes: tuple[Shape, ...],
+    ) -> None:
+        self.description, self.shared, self.module, self.context = (
+            description,
+            (0, split),
+            module,
+            context,
+        )
         self.function = getattr(module, module.__name__.rpartition(".")[2])
         self.perf_shapes, self.short_form, self.gathers = perf_shapes, perf_shapes[-1], split == 1
         self.n_roundings = 1 if self.gathers else 3  # a row's result, a rank's sum, the result
 
-    def operands(self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any) -> tuple[Any, ...]:
+    def operands(
+        self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any
+    ) -> tuple[Any, ...]:
         """Tokens, or rows of the hidden layer; weights [E, N, K]; the routing, which is the same on all ranks."""
         (m, n, k, n_experts, top_k), n_ranks = shape, dist.get_world_size()
         if not 1 <= top_k <= n_experts:
-            raise ValueError(f"need top_k from 1 to experts, got --shape {','.join(map(str, shape))}")
-        rows, n, k = (m // n_ranks, n // n_ranks, k) if self.gathers else (m * top_k, n, k // n_ranks)
-        a, b = torch.randn(rows, k, device=device, dtype=dtype), torch.randn(n_experts, n, k, device=device, dtype=dtype)
+            raise ValueError(
+                f"need top_k from 1 to experts, got --shape {','.join(map(str, shape))}"
+            )
+        rows, n, k = (
+            (m // n_ranks, n // n_ranks, k) if self.gathers else (m * top_k, n, k // n_ranks)
+        )
+        a, b = (
+            torch.randn(rows, k, device=device, dtype=dtype),
+            torch.randn(n_experts, n, k, device=device, dtype=dtype),
+        )
         logits = skewed_logits(m, n_experts, options.skew, device)
         dist.broadcast(logits, 0)
         return a, b, route(logits, top_k)
@@ -423,20 +548,35 @@ class Experts(Step):
             product[experts == expert] = rows[experts == expert] @ weights.float().T
         if self.gathers:
             return product
-        sums: torch.Tensor = (product.view(n_tokens, top_k, -1) * routing.weights[:, :, None]).sum(1)
+        sums: torch.Tensor = (product.view(n_tokens, top_k, -1) * routing.weights[:, :, None]).sum(
+            1
+        )
         dist.all_reduce(sums)
         return sums.chunk(dist.get_world_size())[dist.get_rank()]
 
-    def ways(self, device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, int, Run]]:
+    def ways(
+        self, device: torch.device, options: argparse.Namespace
+    ) -> Iterator[tuple[str, int, Run]]:
         """Each order of tiles, or number of chunks, with each path of the product; and the step tuned, if asked for."""
         ctx = self.context()
-        chunks = [{"n_chunks": n_chunks, "n_push_sms": n_sms} for n_chunks, n_sms in ((1, 16), (4, 8), (2, 32))]
-        knobs: list[dict[str, Any]] = [{"order": order} for order in ORDERS] if self.gathers else chunks
+        chunks = [
+            {"n_chunks": n_chunks, "n_push_sms": n_sms}
+            for n_chunks, n_sms in ((1, 16), (4, 8), (2, 32))
+        ]
+        knobs: list[dict[str, Any]] = (
+            [{"order": order} for order in ORDERS] if self.gathers else chunks
+        )
         for choices, config in zip(knobs, grouped_gemm.check_configs(), strict=False):
-            run = lambda a, b, routing, out, k=choices, c=config: ctx(a, b, routing, **k, out=out, config=c)  # noqa: E731
+            run = lambda a, b, routing, out, k=choices, c=config: ctx(
+                a, b, routing, **k, out=out, config=c
+            )  # noqa: E731
             yield f"{config_text(choices)} {config_text(config)}", self.n_roundings, run
         if options.autotune or not options.check:
-            yield "tuned", self.n_roundings, contextual_autotune(is_dist=True, **QUICK)(self.step_of(ctx))
+            yield (
+                "tuned",
+                self.n_roundings,
+                contextual_autotune(is_dist=True, **QUICK)(self.step_of(ctx)),
+            )
 
     def step_of(self, ctx: Any) -> Tunable:
         """The step whose knobs and product are tuned."""
@@ -446,29 +586,44 @@ class Experts(Step):
     def tuned(self, tuner: str, config: Any = None) -> tuple[Tunable, list[TuningRecord]]:
         """Knobs and product in one tuning; a few runs are enough of the interpreter, whose times say nothing about GPUs."""
         n_warmup, n_repeat = (3, 5) if torch.cuda.is_available() else (1, 1)
-        step: Any = contextual_autotune(is_dist=True, n_warmup=n_warmup, n_repeat=n_repeat)(self.step_of(self.context(config=config)))
+        step: Any = contextual_autotune(is_dist=True, n_warmup=n_warmup, n_repeat=n_repeat)(
+            self.step_of(self.context(config=config))
+        )
         return step, step.records
 
     def fastest_product(self, operands: Any) -> triton.Config:
         """Of all rows, without communication beside it."""
         (a, b, routing), (n_experts, n, _) = operands, operands[1].shape
         rows, experts = loadable(gathered(a) if self.gathers else a), routing.experts
-        sorted_rows = RowSorter([(0, experts.numel())], n_experts, "arrival", a.device).sort(experts)
+        sorted_rows = RowSorter([(0, experts.numel())], n_experts, "arrival", a.device).sort(
+            experts
+        )
         b, c = loadable(b.flatten(0, 1)).view(n_experts, n, -1), a.new_empty(experts.numel(), n)
-        return fastest_alone(grouped_gemm.grouped_gemm_kernel, lambda: grouped_gemm.multiply_rows(rows, b, c, sorted_rows))
+        return fastest_alone(
+            grouped_gemm.grouped_gemm_kernel,
+            lambda: grouped_gemm.multiply_rows(rows, b, c, sorted_rows),
+        )
 
     def contenders(self, run: Tunable, operands: Any) -> Contenders:
         """NCCL and torch's grouped product, whose rows stay sorted by expert where none are summed; and the step with other choices."""
         a, b, routing = operands
-        experts, (n_tokens, top_k), n_experts = routing.experts.flatten(), routing.experts.shape, len(b)
-        counts: list[int] = torch.bincount(experts.long(), minlength=n_experts).tolist()  # for nothing: no other way needs them on the host
+        experts, (n_tokens, top_k), n_experts = (
+            routing.experts.flatten(),
+            routing.experts.shape,
+            len(b),
+        )
+        counts: list[int] = torch.bincount(
+            experts.long(), minlength=n_experts
+        ).tolist()  # for nothing: no other way needs them on the host
         rows, partial = (gathered(a), a) if self.gathers else (a, a.new_zeros(n_tokens, b.shape[1]))
         out = rows if self.gathers else a.new_empty(n_tokens // dist.get_world_size(), b.shape[1])
         collective = dist.all_gather_into_tensor if self.gathers else dist.reduce_scatter_tensor
         top = top_k if self.gathers else 1
 
         def by_expert() -> tuple[torch.Tensor, torch.Tensor]:
-            ends = torch.zeros(n_experts, dtype=torch.int32, device=a.device).scatter_add_(0, experts.long(), torch.ones_like(experts))
+            ends = torch.zeros(n_experts, dtype=torch.int32, device=a.device).scatter_add_(
+                0, experts.long(), torch.ones_like(experts)
+            )
             return experts.argsort(stable=True), ends.cumsum(0, dtype=torch.int32)
 
         def product(sorted_a: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -485,7 +640,11 @@ class Experts(Step):
             if not self.gathers:
                 by_token = torch.empty_like(c)
                 by_token[order] = c
-                torch.bmm(routing.weights.to(a.dtype).unsqueeze(1), by_token.view(n_tokens, top_k, -1), out=partial.unsqueeze(1))
+                torch.bmm(
+                    routing.weights.to(a.dtype).unsqueeze(1),
+                    by_token.view(n_tokens, top_k, -1),
+                    out=partial.unsqueeze(1),
+                )
                 collective(out, partial)
 
         (order, ends), ctx = by_expert(), self.context()
@@ -494,15 +653,21 @@ class Experts(Step):
         return {
             TUNED: lambda: run(a, b, routing),
             PRODUCT: lambda: product(sorted_a, ends),
-            "copies" if self.gathers else "NCCL": copies_of(a) if self.gathers else lambda: collective(out, partial),
+            "copies" if self.gathers else "NCCL": copies_of(a)
+            if self.gathers
+            else lambda: collective(out, partial),
             NCCL_TORCH: by_torch,
-            "first config": lambda: ctx(a, b, routing, **first, config=grouped_gemm.check_configs()[0]),
+            "first config": lambda: ctx(
+                a, b, routing, **first, config=grouped_gemm.check_configs()[0]
+            ),
         }
 
     def work(self, shape: Shape, n_ranks: int) -> tuple[int, int]:
         """A rank sends its tokens, or the sums of its peers' tokens."""
         m, n, k, _, top_k = shape
-        return 2 * m * top_k * n * k // n_ranks, 2 * m // n_ranks * (n_ranks - 1) * (k if self.gathers else n)
+        return 2 * m * top_k * n * k // n_ranks, 2 * m // n_ranks * (n_ranks - 1) * (
+            k if self.gathers else n
+        )
 
 
 STEPS: dict[str, Step] = {
@@ -512,7 +677,10 @@ STEPS: dict[str, Step] = {
         gemm_rs.GemmReduceScatter,
         [
             *({"exchange": each} for each in (Exchange(), Exchange("pull"))),
-            *({"exchange": Exchange("copy", reduction, 0, 64)} for reduction in ("inside", "behind")),
+            *(
+                {"exchange": Exchange("copy", reduction, 0, 64)}
+                for reduction in ("inside", "behind")
+            ),
             {"exchange": Exchange("push", "beside", 4, 128)},
         ],
         ((4096, 4096, 11008), (8192, 8192, 28672)),
@@ -521,9 +689,15 @@ STEPS: dict[str, Step] = {
         gemm_allreduce,
         gemm_allreduce.GemmAllReduce,
         [
-            *({"algorithm": "one_shot", "exchange": Exchange(move, "behind", 0, 8)} for move in ("push", "pull")),
+            *(
+                {"algorithm": "one_shot", "exchange": Exchange(move, "behind", 0, 8)}
+                for move in ("push", "pull")
+            ),
             {"algorithm": "two_shot", "exchange": Exchange()},
-            *({"algorithm": "two_shot", "exchange": Exchange("copy", reduction, 8, 64)} for reduction in ("inside", "beside")),
+            *(
+                {"algorithm": "two_shot", "exchange": Exchange("copy", reduction, 8, 64)}
+                for reduction in ("inside", "beside")
+            ),
         ],
         ((16, 8192, 8192), (128, 8192, 8192), (2048, 8192, 8192)),
     ),

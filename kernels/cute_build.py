@@ -44,7 +44,10 @@ def kernel_key(dtype: torch.dtype, config: triton.Config) -> KernelKey:
 def reason_to_skip() -> str:
     """Why the kernel cannot run here; empty if it can."""
     missing = [name for name, module in PACKAGES.items() if find_spec(module) is None]
-    capability, reason = torch.cuda.get_device_capability() if torch.cuda.is_available() else None, ""
+    capability, reason = (
+        torch.cuda.get_device_capability() if torch.cuda.is_available() else None,
+        "",
+    )
     if missing:
         reason = f"not installed: {', '.join(missing)}. Install the extra: pip install 'dist-tune[cute]'."
     elif capability is None:
@@ -58,7 +61,11 @@ def library_path(key: KernelKey) -> Path:
     """Where a kernel's library is kept; another one for other code or versions."""
     code = Path(__file__).with_name("cute_kernel.py").read_bytes()
     described = repr((key, [version(name) for name in PACKAGES], OPTIONS)).encode()
-    return Path(triton.knobs.cache.dir) / "cute_gemm" / f"{hashlib.sha256(described + code).hexdigest()[:32]}.so"
+    return (
+        Path(triton.knobs.cache.dir)
+        / "cute_gemm"
+        / f"{hashlib.sha256(described + code).hexdigest()[:32]}.so"
+    )
 
 
 def build(job: tuple[str, dict[str, Any], str]) -> str:
@@ -72,8 +79,17 @@ def build(job: tuple[str, dict[str, Any], str]) -> str:
 
     made = f"{path}.{os.getpid()}"
     try:
-        compiled(dtype, config, OPTIONS).export_to_c(f"{made}.o", function_name="gemm", export_only_tvm_ffi_symbols=True)
-        command = [os.environ.get("CC", "cc"), "-shared", "-o", made, f"{made}.o", *find_runtime_libraries()]
+        compiled(dtype, config, OPTIONS).export_to_c(
+            f"{made}.o", function_name="gemm", export_only_tvm_ffi_symbols=True
+        )
+        command = [
+            os.environ.get("CC", "cc"),
+            "-shared",
+            "-o",
+            made,
+            f"{made}.o",
+            *find_runtime_libraries(),
+        ]
         subprocess.run(command, check=True, capture_output=True, text=True)
         os.replace(made, path)
     except subprocess.CalledProcessError as error:
@@ -99,18 +115,33 @@ class Kernels:
 
     def build(self, keys: Iterable[KernelKey], n_workers: int = 0) -> int:
         """Compile what is neither on disk nor has failed, in `n_workers` processes (0: one for each core); returns the number compiled."""
-        paths = {key: library_path(key) for key in keys if key not in self.loaded and key not in self.failures}
-        jobs = {key: (DTYPES[key[0]], dict(key[1]), str(path)) for key, path in paths.items() if not path.exists()}
+        paths = {
+            key: library_path(key)
+            for key in keys
+            if key not in self.loaded and key not in self.failures
+        }
+        jobs = {
+            key: (DTYPES[key[0]], dict(key[1]), str(path))
+            for key, path in paths.items()
+            if not path.exists()
+        }
         if not jobs:
             return 0
         next(iter(paths.values())).parent.mkdir(parents=True, exist_ok=True)
         n_workers = min(len(jobs), n_workers or len(os.sched_getaffinity(0)))
         with ProcessPoolExecutor(n_workers, mp_context=get_context("spawn")) as pool:
             messages = list(pool.map(self.builder, jobs.values()))
-        self.failures |= {key: message for key, message in zip(jobs, messages, strict=True) if message}
+        self.failures |= {
+            key: message for key, message in zip(jobs, messages, strict=True) if message
+        }
         return len(jobs)
 
-    def get(self, key: KernelKey, problem: Hashable = None, space: Callable[[], Iterable[KernelKey]] = tuple) -> Callable[..., Any]:
+    def get(
+        self,
+        key: KernelKey,
+        problem: Hashable = None,
+        space: Callable[[], Iterable[KernelKey]] = tuple,
+    ) -> Callable[..., Any]:
         """The kernel of a key: `kernel(a, b, c, max_clusters)` on torch's current stream. Compiled now if it was not before.
 
         A caller whose choice is known asks for one kernel of a problem; one that asks for a second searches, and waits once for `space`.
@@ -122,7 +153,9 @@ class Kernels:
             is_known = self._first.setdefault(problem, key) == key
             self.build([key] if is_known else {key, *space()})
             if key in self.failures:
-                raise CuteBuildError(f"{DTYPES[key[0]]} {dict(key[1])} does not compile: {self.failures[key]}")
+                raise CuteBuildError(
+                    f"{DTYPES[key[0]]} {dict(key[1])} does not compile: {self.failures[key]}"
+                )
             from cutlass.cute.runtime import load_module
 
             library = load_module(str(library_path(key)))

@@ -21,7 +21,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
+if (
+    __name__ == "__main__"
+):  # first: the kernel is loaded once, under the module name that its records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from kernels.cases import main
 
@@ -78,7 +80,10 @@ def shared_bytes(config: triton.Config, n_stages: int | None = None, itemsize: i
     block = config.kwargs
     stage = (block["TILE_M"] + block["TILE_N"]) * block["TILE_K"]
     buffers = N_CONSUMERS * block["STORE_BUFFERS"] * WGMMA_ROWS * block["STORE_N"]
-    return int(BARRIER_BYTES + (stage * (config.num_stages if n_stages is None else n_stages) + buffers) * itemsize)
+    return int(
+        BARRIER_BYTES
+        + (stage * (config.num_stages if n_stages is None else n_stages) + buffers) * itemsize
+    )
 
 
 def reason_to_drop(config: triton.Config, shape: tuple[int, ...]) -> str:
@@ -93,7 +98,10 @@ def reason_to_drop(config: triton.Config, shape: tuple[int, ...]) -> str:
     needed = shared_bytes(config)
     if needed > SHARED_BYTES:
         return f"needs {needed} bytes of shared memory, there are {SHARED_BYTES}"
-    if config.num_stages + 2 <= max(STAGES) and shared_bytes(config, config.num_stages + 2) <= SHARED_BYTES:
+    if (
+        config.num_stages + 2 <= max(STAGES)
+        and shared_bytes(config, config.num_stages + 2) <= SHARED_BYTES
+    ):
         return f"has {config.num_stages} stages where {config.num_stages + 2} fit"
     pieces = rows // WGMMA_ROWS * (block["TILE_N"] // block["STORE_N"])
     if pieces % block["STORE_BUFFERS"]:
@@ -129,7 +137,14 @@ def by_torch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @autotune(
-    all_configs(), key_fn=config_key, prune_fn=fits, check=matches(by_torch), bucket=power_of_two, n_warmup=3, n_repeat=5, search="racing"
+    all_configs(),
+    key_fn=config_key,
+    prune_fn=fits,
+    check=matches(by_torch),
+    bucket=power_of_two,
+    n_warmup=3,
+    n_repeat=5,
+    search="racing",
 )
 def cute_gemm(a: torch.Tensor, b: torch.Tensor, config: triton.Config) -> torch.Tensor:
     """C [M, N] of A [M, K] and B [N, K], summed in float32; `config` comes from the tuner.
@@ -149,5 +164,7 @@ def cute_gemm(a: torch.Tensor, b: torch.Tensor, config: triton.Config) -> torch.
         config.kwargs["CLUSTER_M"] * config.kwargs["CLUSTER_N"]
     )
     key, dtype = kernel_key(a.dtype, config), a.dtype
-    kernels.get(key, (dtype, bucket), lambda: [kernel_key(dtype, each) for each in search_space(*bucket)])(a, b, c, n_clusters)
+    kernels.get(
+        key, (dtype, bucket), lambda: [kernel_key(dtype, each) for each in search_space(*bucket)]
+    )(a, b, c, n_clusters)
     return c

@@ -57,30 +57,57 @@ class CuteGemm:
         row_major = utils.LayoutEnum.ROW_MAJOR
         a = hopper_helpers.make_smem_layout_a(row_major, self.tile, self.dtype, self.n_stages)
         b = hopper_helpers.make_smem_layout_b(row_major, self.tile, self.dtype, self.n_stages)
-        return a, b, hopper_helpers.make_smem_layout_epi(self.dtype, row_major, self.piece, self.n_buffers * N_CONSUMERS)
+        return (
+            a,
+            b,
+            hopper_helpers.make_smem_layout_epi(
+                self.dtype, row_major, self.piece, self.n_buffers * N_CONSUMERS
+            ),
+        )
 
     def warpgroup_mma(self, n: int) -> Any:
         """The wgmma of one warpgroup with `n` columns; rows of A and B lie along K."""
         along_k = warpgroup.OperandMajorMode.K
         return hopper_helpers.make_trivial_tiled_mma(
-            self.dtype, self.dtype, along_k, along_k, acc_dtype=cutlass.Float32, atom_layout_mnk=(1, 1, 1), tiler_mn=(WGMMA_ROWS, n)
+            self.dtype,
+            self.dtype,
+            along_k,
+            along_k,
+            acc_dtype=cutlass.Float32,
+            atom_layout_mnk=(1, 1, 1),
+            tiler_mn=(WGMMA_ROWS, n),
         )
 
     def load_by_tma(self, source: Any, layout: Any, rows: int, n_sharing: int) -> Any:
         """TMA's copy atom and coordinates for tiles of A or B, whose parts `n_sharing` blocks load for each other."""
-        op = cpasync.CopyBulkTensorTileG2SMulticastOp() if n_sharing > 1 else cpasync.CopyBulkTensorTileG2SOp()
+        op = (
+            cpasync.CopyBulkTensorTileG2SMulticastOp()
+            if n_sharing > 1
+            else cpasync.CopyBulkTensorTileG2SOp()
+        )
         stage = cute.slice_(layout, (None, None, 0))
-        return cpasync.make_tiled_tma_atom(op, source, stage, (rows, self.tile[2]), num_multicast=n_sharing)
+        return cpasync.make_tiled_tma_atom(
+            op, source, stage, (rows, self.tile[2]), num_multicast=n_sharing
+        )
 
     @cute.jit
-    def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, max_clusters: cutlass.Int32, stream: Any) -> None:
+    def __call__(
+        self,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        c: cute.Tensor,
+        max_clusters: cutlass.Int32,
+        stream: Any,
+    ) -> None:
         """Launch as many clusters as run at once, or as there are tiles for. Rows begin at multiples of 16 bytes."""
         (tile_m, tile_n, tile_k), (cluster_m, cluster_n) = self.tile, self.cluster
         a_layout, b_layout, c_layout = self.smem_layouts()
         a_load = self.load_by_tma(a, a_layout, tile_m, cluster_n)
         b_load = self.load_by_tma(b, b_layout, tile_n, cluster_m)
         buffer = cute.slice_(c_layout, (None, None, 0))
-        c_store = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), c, buffer, self.piece)
+        c_store = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(), c, buffer, self.piece
+        )
         n_rows = cute.ceil_div(cute.size(c, mode=[0]), tile_m * cluster_m)
         n_cols = cute.ceil_div(cute.size(c, mode=[1]), tile_n * cluster_n)
         counts = n_rows, n_cols, cute.ceil_div(cute.size(a, mode=[1]), tile_k)
@@ -93,7 +120,9 @@ class CuteGemm:
         )
 
     @cute.jit
-    def block_tile(self, index: cutlass.Int32, n_rows: cutlass.Int32, n_cols: cutlass.Int32) -> tuple[Any, Any]:
+    def block_tile(
+        self, index: cutlass.Int32, n_rows: cutlass.Int32, n_cols: cutlass.Int32
+    ) -> tuple[Any, Any]:
         """Row and column of this block's tile in the cluster's tile `index`."""
         (cluster_m, cluster_n), (x, y, _) = self.cluster, cute.arch.block_idx()
         group = cutlass.const_expr(max(GROUP // cluster_m, 1))
@@ -102,7 +131,13 @@ class CuteGemm:
         return (first + within % height) * cluster_m + x, within // height * cluster_n + y
 
     @cute.kernel
-    def kernel(self, a_load: tuple[Any, Any], b_load: tuple[Any, Any], c_store: tuple[Any, Any], counts: tuple[Any, Any, Any]) -> None:
+    def kernel(
+        self,
+        a_load: tuple[Any, Any],
+        b_load: tuple[Any, Any],
+        c_store: tuple[Any, Any],
+        counts: tuple[Any, Any, Any],
+    ) -> None:
         """One block; `counts`: rows and columns of cluster tiles, and tiles along K."""
         (tile_m, tile_n, tile_k), (cluster_m, cluster_n) = self.tile, self.cluster
         a_layout, b_layout, c_layout = self.smem_layouts()
@@ -112,7 +147,11 @@ class CuteGemm:
         b_smem = memory.allocate_tensor(self.dtype, b_layout.outer, ALIGNMENT_BYTES, b_layout.inner)
         c_smem = memory.allocate_tensor(self.dtype, c_layout.outer, ALIGNMENT_BYTES, c_layout.inner)
         # One thread of each consuming warp tells each block whose loads it has used: those in this block's row and column of the cluster.
-        n_releases = (cluster_m + cluster_n - 1) * (WARPGROUP // 32) * (1 if self.is_ping_pong else N_CONSUMERS)
+        n_releases = (
+            (cluster_m + cluster_n - 1)
+            * (WARPGROUP // 32)
+            * (1 if self.is_ping_pong else N_CONSUMERS)
+        )
         ring = pipeline.PipelineTmaAsync.create(
             num_stages=self.n_stages,
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
@@ -138,23 +177,55 @@ class CuteGemm:
     def produce(self, ring: Any, a: Any, b: Any, counts: Any) -> None:
         """The loading warp: all tiles of this block, one stage after the other."""
         (tile_m, tile_n, tile_k), (cluster_m, cluster_n) = self.tile, self.cluster
-        ((a_atom, a_source), a_smem), ((b_atom, b_source), b_smem), (n_rows, n_cols, n_k) = a, b, counts
+        ((a_atom, a_source), a_smem), ((b_atom, b_source), b_smem), (n_rows, n_cols, n_k) = (
+            a,
+            b,
+            counts,
+        )
         blocks = cute.make_layout((1, cluster_m, cluster_n, 1))
         here = blocks.get_flat_coord(cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
-        a_mask = cpasync.create_tma_multicast_mask(blocks, here, 2) if cutlass.const_expr(cluster_n > 1) else None
-        b_mask = cpasync.create_tma_multicast_mask(blocks, here, 1) if cutlass.const_expr(cluster_m > 1) else None
+        a_mask = (
+            cpasync.create_tma_multicast_mask(blocks, here, 2)
+            if cutlass.const_expr(cluster_n > 1)
+            else None
+        )
+        b_mask = (
+            cpasync.create_tma_multicast_mask(blocks, here, 1)
+            if cutlass.const_expr(cluster_m > 1)
+            else None
+        )
         a_tiles = cute.group_modes(cute.local_tile(a_source, (tile_m, tile_k), (None, None)), 0, 2)
         b_tiles = cute.group_modes(cute.local_tile(b_source, (tile_n, tile_k), (None, None)), 0, 2)
-        a_stages, a_parts = cpasync.tma_partition(a_atom, here[2], cute.make_layout(cluster_n), cute.group_modes(a_smem, 0, 2), a_tiles)
-        b_stages, b_parts = cpasync.tma_partition(b_atom, here[1], cute.make_layout(cluster_m), cute.group_modes(b_smem, 0, 2), b_tiles)
+        a_stages, a_parts = cpasync.tma_partition(
+            a_atom, here[2], cute.make_layout(cluster_n), cute.group_modes(a_smem, 0, 2), a_tiles
+        )
+        b_stages, b_parts = cpasync.tma_partition(
+            b_atom, here[1], cute.make_layout(cluster_m), cute.group_modes(b_smem, 0, 2), b_tiles
+        )
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.n_stages)
-        for index in cutlass.range(cute.arch.block_idx()[2], n_rows * n_cols, cute.arch.grid_dim()[2], unroll=1):
+        for index in cutlass.range(
+            cute.arch.block_idx()[2], n_rows * n_cols, cute.arch.grid_dim()[2], unroll=1
+        ):
             row, col = self.block_tile(index, n_rows, n_cols)
             for k in cutlass.range(n_k, unroll=1):
-                ring.producer_acquire(state)  # the stage is empty; its barrier now waits for the bytes of both tiles
+                ring.producer_acquire(
+                    state
+                )  # the stage is empty; its barrier now waits for the bytes of both tiles
                 full = ring.producer_get_barrier(state)
-                cute.copy(a_atom, a_parts[(None, row, k)], a_stages[(None, state.index)], tma_bar_ptr=full, mcast_mask=a_mask)
-                cute.copy(b_atom, b_parts[(None, col, k)], b_stages[(None, state.index)], tma_bar_ptr=full, mcast_mask=b_mask)
+                cute.copy(
+                    a_atom,
+                    a_parts[(None, row, k)],
+                    a_stages[(None, state.index)],
+                    tma_bar_ptr=full,
+                    mcast_mask=a_mask,
+                )
+                cute.copy(
+                    b_atom,
+                    b_parts[(None, col, k)],
+                    b_stages[(None, state.index)],
+                    tma_bar_ptr=full,
+                    mcast_mask=b_mask,
+                )
                 state.advance()
 
     @cute.jit
@@ -165,10 +236,22 @@ class CuteGemm:
         group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP // 32) - 1
         mma = self.warpgroup_mma(self.tile[1])
         part = mma.get_slice(cute.arch.thread_idx()[0] % WARPGROUP)
-        rows = cute.local_tile(a_smem, (self.rows, self.tile[2], self.n_stages), (0 if self.is_ping_pong else group, 0, 0))
-        a, b = mma.make_fragment_A(part.partition_A(rows)), mma.make_fragment_B(part.partition_B(b_smem))
-        sums = cute.make_rmem_tensor(mma.partition_shape_C((self.rows, self.tile[1])), cutlass.Float32)
-        n_used, n_tiles = cutlass.Int32(0), n_rows * n_cols  # stages that the block has used before this warpgroup's tile
+        rows = cute.local_tile(
+            a_smem,
+            (self.rows, self.tile[2], self.n_stages),
+            (0 if self.is_ping_pong else group, 0, 0),
+        )
+        a, b = (
+            mma.make_fragment_A(part.partition_A(rows)),
+            mma.make_fragment_B(part.partition_B(b_smem)),
+        )
+        sums = cute.make_rmem_tensor(
+            mma.partition_shape_C((self.rows, self.tile[1])), cutlass.Float32
+        )
+        n_used, n_tiles = (
+            cutlass.Int32(0),
+            n_rows * n_cols,
+        )  # stages that the block has used before this warpgroup's tile
         next_tile = step
         if cutlass.const_expr(self.is_ping_pong):
             n_used, first, step = group * n_k, first + group * step, step * N_CONSUMERS
@@ -180,13 +263,21 @@ class CuteGemm:
             read = pipeline.PipelineState(self.n_stages, n_used, n_used % self.n_stages, phase)
             done = pipeline.PipelineState(self.n_stages, n_used, n_used % self.n_stages, phase)
             if cutlass.const_expr(self.is_ping_pong):
-                cute.arch.barrier(barrier_id=TURN_BARRIER + group, number_of_threads=N_CONSUMERS * WARPGROUP)
+                cute.arch.barrier(
+                    barrier_id=TURN_BARRIER + group, number_of_threads=N_CONSUMERS * WARPGROUP
+                )
             mma.set(warpgroup.Field.ACCUMULATE, False)
             for k in cutlass.range(n_k, unroll=1):
                 ring.consumer_wait(read)
                 warpgroup.fence()
                 for block in cutlass.range_constexpr(self.tile[2] // WGMMA_K):
-                    cute.gemm(mma, sums, a[(None, None, block, read.index)], b[(None, None, block, read.index)], sums)
+                    cute.gemm(
+                        mma,
+                        sums,
+                        a[(None, None, block, read.index)],
+                        b[(None, None, block, read.index)],
+                        sums,
+                    )
                     mma.set(warpgroup.Field.ACCUMULATE, True)
                 warpgroup.commit_group()
                 warpgroup.wait_group(1)  # the products of the stage before are done
@@ -202,7 +293,9 @@ class CuteGemm:
             n_used += n_k * (N_CONSUMERS if self.is_ping_pong else 1)
             self.store(sums, c_smem, c_store, (row, col, group))
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32) == 0:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)  # shared memory is gone when the block is
+            cute.arch.cp_async_bulk_wait_group(
+                0, read=True
+            )  # shared memory is gone when the block is
 
     @cute.jit
     def pass_turn(self, group: Any) -> None:
@@ -211,7 +304,9 @@ class CuteGemm:
         For speed, and because a warpgroup sees only every other lap of a stage: its wait for a phase takes the one two before for it. So
         it begins when the other one has waited for all stages of the tile before.
         """
-        cute.arch.barrier_arrive(barrier_id=TURN_BARRIER + 1 - group, number_of_threads=N_CONSUMERS * WARPGROUP)
+        cute.arch.barrier_arrive(
+            barrier_id=TURN_BARRIER + 1 - group, number_of_threads=N_CONSUMERS * WARPGROUP
+        )
 
     @cute.jit
     def store(self, sums: Any, c_smem: Any, c_store: Any, where: Any) -> None:
@@ -222,26 +317,42 @@ class CuteGemm:
             cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32) == 0,
         )
         mma = self.warpgroup_mma(self.piece[1])
-        to_smem = cute.make_tiled_copy_C(cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.dtype), mma)
+        to_smem = cute.make_tiled_copy_C(
+            cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.dtype), mma
+        )
         lane = to_smem.get_slice(thread)
         rounded = cute.make_rmem_tensor(mma.partition_shape_C(self.piece), self.dtype)
         buffers = lane.partition_D(c_smem)
         pieces = cute.group_modes(cute.local_tile(target, self.piece, (None, None)), 0, 2)
-        sources, targets = cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(c_smem, 0, 2), pieces)
+        sources, targets = cpasync.tma_partition(
+            atom, 0, cute.make_layout(1), cute.group_modes(c_smem, 0, 2), pieces
+        )
         n_across, n_values = self.tile[1] // self.piece[1], cute.size(rounded)
-        first_row = row * (self.tile[0] // WGMMA_ROWS) + (0 if self.is_ping_pong else group * (self.rows // WGMMA_ROWS))
+        first_row = row * (self.tile[0] // WGMMA_ROWS) + (
+            0 if self.is_ping_pong else group * (self.rows // WGMMA_ROWS)
+        )
         for each in cutlass.range_constexpr(self.rows // WGMMA_ROWS * n_across):
             buffer = group * self.n_buffers + each % self.n_buffers
-            for value in cutlass.range_constexpr(n_values):  # a thread's sums go along columns first, as the pieces do
+            for value in cutlass.range_constexpr(
+                n_values
+            ):  # a thread's sums go along columns first, as the pieces do
                 rounded[value] = self.dtype(sums[each * n_values + value])
             if is_storing:
-                cute.arch.cp_async_bulk_wait_group(self.n_buffers - 1, read=True)  # the buffer's last store has read it
+                cute.arch.cp_async_bulk_wait_group(
+                    self.n_buffers - 1, read=True
+                )  # the buffer's last store has read it
             cute.arch.barrier(barrier_id=STORE_BARRIER + group, number_of_threads=WARPGROUP)
             cute.copy(to_smem, lane.retile(rounded), buffers[(None, None, None, buffer)])
-            cute.arch.fence_proxy(cute.arch.ProxyKind.async_shared, space=cute.arch.SharedSpace.shared_cta)
+            cute.arch.fence_proxy(
+                cute.arch.ProxyKind.async_shared, space=cute.arch.SharedSpace.shared_cta
+            )
             cute.arch.barrier(barrier_id=STORE_BARRIER + group, number_of_threads=WARPGROUP)
             if is_storing:
-                cute.copy(atom, sources[(None, buffer)], targets[(None, first_row + each // n_across, col * n_across + each % n_across)])
+                cute.copy(
+                    atom,
+                    sources[(None, buffer)],
+                    targets[(None, first_row + each // n_across, col * n_across + each % n_across)],
+                )
                 cute.arch.cp_async_bulk_commit_group()
 
 
@@ -256,4 +367,6 @@ def compiled(dtype: str, config: dict[str, Any], options: str) -> Any:
 
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     operands = matrix(m, k), matrix(n, k), matrix(m, n)
-    return cute.compile(CuteGemm(element, config), *operands, cutlass.Int32(1), stream, options=options)
+    return cute.compile(
+        CuteGemm(element, config), *operands, cutlass.Int32(1), stream, options=options
+    )

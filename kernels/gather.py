@@ -18,8 +18,18 @@ import torch.distributed as dist
 from kernels.symmetric import N_SLOTS, SymmetricMemory, as_int32, refuse_capture
 
 DRIVER_ARGUMENTS = {
-    "cuMemcpyAsync": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p),  # to, from, bytes, stream
-    "cuStreamBatchMemOp_v2": (ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint),  # stream, count, operations, flags
+    "cuMemcpyAsync": (
+        ctypes.c_uint64,
+        ctypes.c_uint64,
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+    ),  # to, from, bytes, stream
+    "cuStreamBatchMemOp_v2": (
+        ctypes.c_void_p,
+        ctypes.c_uint,
+        ctypes.c_void_p,
+        ctypes.c_uint,
+    ),  # stream, count, operations, flags
 }
 WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32 and CU_STREAM_MEM_OP_WRITE_VALUE_32
 MOST_OPS = 255
@@ -70,7 +80,9 @@ class PushGather:
     Construction is collective: every rank of the group, the same shape and dtype.
     """
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup
+    ) -> None:
         layout = {
             "slots": ((N_SLOTS, dist.get_world_size(group), *shape), dtype),
             "ready": ((dist.get_world_size(group),), torch.int32),  # by source
@@ -81,11 +93,16 @@ class PushGather:
         # Each at another peer at any time, so that no link carries two shards; rank - 1's shard is the first to come.
         peers = [(rank + i) % n_ranks for i in range(1, n_ranks)]
         self._own_slots = [slot.flatten(0, 1) for slot in memory.own["slots"]]
-        self._targets = [[memory.on(peer)["slots"][slot, rank].data_ptr() for peer in peers] for slot in range(N_SLOTS)]
+        self._targets = [
+            [memory.on(peer)["slots"][slot, rank].data_ptr() for peer in peers]
+            for slot in range(N_SLOTS)
+        ]
         self._ready = memory.own["ready"]
         self._raise_ready = [MemoryOps([(WRITE, memory.on(peer)["ready"], rank)]) for peer in peers]
         give = [(WRITE, memory.on(peer)["credits"], rank) for peer in peers]
-        self._trade_credits = MemoryOps(give + [(WAIT, memory.own["credits"], peer) for peer in peers])
+        self._trade_credits = MemoryOps(
+            give + [(WAIT, memory.own["credits"], peer) for peer in peers]
+        )
         self._copies = torch.cuda.Stream(device, priority=-1)
         self._inputs_ready, self._pushed, self._consumed = (torch.cuda.Event() for _ in range(3))
         self._epoch = 0
@@ -126,7 +143,10 @@ class MemoryOp(ctypes.Structure):
         ("operation", ctypes.c_uint64),
         ("address", ctypes.c_uint64),
         ("value", ctypes.c_uint64),
-        ("flags", ctypes.c_uint64),  # 0: write behind a fence; wait until word - value >= 0, so values may wrap around
+        (
+            "flags",
+            ctypes.c_uint64,
+        ),  # 0: write behind a fence; wait until word - value >= 0, so values may wrap around
         ("unused", ctypes.c_uint64 * 2),
     )
 
@@ -134,11 +154,17 @@ class MemoryOp(ctypes.Structure):
 class MemoryOps:
     """Writes of and waits for words, some of them a peer's: `(operation, tensor, index)` each, of one value times a weight, or times 1."""
 
-    def __init__(self, ops: list[tuple[int, torch.Tensor, int]], weights: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, ops: list[tuple[int, torch.Tensor, int]], weights: Sequence[int] | None = None
+    ) -> None:
         if len(ops) > MOST_OPS:
-            raise ValueError(f"the driver takes at most {MOST_OPS} operations at once, got {len(ops)}: copy fewer rows at once")
+            raise ValueError(
+                f"the driver takes at most {MOST_OPS} operations at once, got {len(ops)}: copy fewer rows at once"
+            )
         self._weights = [1] * len(ops) if weights is None else weights
-        records = [MemoryOp(operation, words.data_ptr() + 4 * index) for operation, words, index in ops]
+        records = [
+            MemoryOp(operation, words.data_ptr() + 4 * index) for operation, words, index in ops
+        ]
         self._batch = (MemoryOp * len(records))(*records)
 
     def queue(self, stream: torch.cuda.Stream, value: int) -> None:
@@ -146,7 +172,9 @@ class MemoryOps:
         for op, weight in zip(self._batch, self._weights, strict=True):
             op.value = value * weight & 0xFFFFFFFF
         if len(self._batch):
-            call_driver("cuStreamBatchMemOp_v2", stream.cuda_stream, len(self._batch), self._batch, 0)
+            call_driver(
+                "cuStreamBatchMemOp_v2", stream.cuda_stream, len(self._batch), self._batch, 0
+            )
 
 
 def copy(target: int, source: torch.Tensor, stream: torch.cuda.Stream) -> None:

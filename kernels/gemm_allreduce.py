@@ -16,7 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
+if (
+    __name__ == "__main__"
+):  # first: the kernel is loaded once, under the module name that its records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from kernels.cases import main
 
@@ -60,7 +62,14 @@ class GemmAllReduce(RowParallelGemm):
         c = output_for(a, (m, n), out)
         algorithm = algorithm or ("one_shot" if m <= ONE_SHOT_ROWS else "two_shot")
         n_parts = self.n_ranks if algorithm == "two_shot" else 1
-        plan = Plan(m=m, n=n, n_parts=n_parts, dtype=c.dtype, partial_dtype=self.partial_dtype or c.dtype, gathers=n_parts > 1)
+        plan = Plan(
+            m=m,
+            n=n,
+            n_parts=n_parts,
+            dtype=c.dtype,
+            partial_dtype=self.partial_dtype or c.dtype,
+            gathers=n_parts > 1,
+        )
         exchange = exchange or self.exchange or exchanges(algorithm)[0]
         return RowParallelGemm.run(self, plan, a, b, c, exchange=exchange, config=config)
 
@@ -68,16 +77,29 @@ class GemmAllReduce(RowParallelGemm):
 def exchanges(algorithm: Algorithm) -> list[Exchange]:
     """What a tuner tries with an algorithm; the first one is what an untuned step uses."""
     if algorithm == "one_shot":
-        behind = [Exchange(move, "behind", 0, rows) for move in ("push", "pull") for rows in (8, 64)]
+        behind = [
+            Exchange(move, "behind", 0, rows) for move in ("push", "pull") for rows in (8, 64)
+        ]
         return [*behind, *(Exchange("push", "beside", sms, 8) for sms in (4, 16))]
-    inside = [*(Exchange(move, "inside") for move in ("push", "pull")), *(Exchange("copy", "inside", 0, rows) for rows in (256, 512))]
+    inside = [
+        *(Exchange(move, "inside") for move in ("push", "pull")),
+        *(Exchange("copy", "inside", 0, rows) for rows in (256, 512)),
+    ]
     behind = [Exchange(move, "behind", 0, 128) for move in ("push", "pull", "copy")]
-    return [*inside, *behind, *(Exchange(move, "beside", sms, 128) for move in ("push", "copy") for sms in (8, 16))]
+    return [
+        *inside,
+        *behind,
+        *(Exchange(move, "beside", sms, 128) for move in ("push", "copy") for sms in (8, 16)),
+    ]
 
 
 def config_space() -> list[dict[str, Any]]:
     """Algorithms and exchanges, as arguments of `gemm_allreduce`."""
-    return [{"algorithm": algorithm, "exchange": each} for algorithm in ("one_shot", "two_shot") for each in exchanges(algorithm)]
+    return [
+        {"algorithm": algorithm, "exchange": each}
+        for algorithm in ("one_shot", "two_shot")
+        for each in exchanges(algorithm)
+    ]
 
 
 def prune_fn(config: Mapping[str, Any], a: torch.Tensor, *args: Any, **kwargs: Any) -> bool:

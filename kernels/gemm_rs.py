@@ -14,7 +14,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
+if (
+    __name__ == "__main__"
+):  # first: the kernel is loaded once, under the module name that its records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from kernels.cases import main
 
@@ -50,9 +52,18 @@ class GemmReduceScatter(RowParallelGemm):
         check_operands(a, b, ROW_PARALLEL)
         m, n = len(a), len(b)
         if m % self.n_ranks:
-            raise ValueError(f"M must be a multiple of the {self.n_ranks} ranks, got A {list(a.shape)}")
+            raise ValueError(
+                f"M must be a multiple of the {self.n_ranks} ranks, got A {list(a.shape)}"
+            )
         c = output_for(a, (m // self.n_ranks, n), out)
-        plan = Plan(m=m, n=n, n_parts=self.n_ranks, dtype=c.dtype, partial_dtype=self.partial_dtype or c.dtype, gathers=False)
+        plan = Plan(
+            m=m,
+            n=n,
+            n_parts=self.n_ranks,
+            dtype=c.dtype,
+            partial_dtype=self.partial_dtype or c.dtype,
+            gathers=False,
+        )
         exchange = exchange or self.exchange or exchanges()[0]
         return RowParallelGemm.run(self, plan, a, b, c, exchange=exchange, config=config)
 
@@ -61,7 +72,11 @@ def exchanges() -> list[Exchange]:
     """What a tuner tries: each way to travel and to sum, with two or three amounts of what it takes."""
     return [
         *(Exchange(move) for move in MOVES[:2]),
-        *(Exchange("copy", reduction, 0, rows) for reduction in ("inside", "behind") for rows in (256, 1024)),
+        *(
+            Exchange("copy", reduction, 0, rows)
+            for reduction in ("inside", "behind")
+            for rows in (256, 1024)
+        ),
         *(Exchange(move, "behind", 0, 128) for move in MOVES[:2]),
         *(Exchange(move, "beside", sms, 256) for move in ("push", "copy") for sms in (4, 8, 16)),
     ]
@@ -74,7 +89,11 @@ def config_space() -> list[dict[str, Exchange]]:
 
 @autotune(config_space=config_space(), key_fn=key_fn, n_warmup=3, n_repeat=5)
 def gemm_rs(
-    a: torch.Tensor, b: torch.Tensor, ctx: GemmReduceScatter, exchange: Exchange | None = None, out: torch.Tensor | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    ctx: GemmReduceScatter,
+    exchange: Exchange | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """C [M / W, N], written to `out` if given, of `a` [M, K / W] and `b` [N, K / W]; the tuner chooses `exchange` and the product's config.
 

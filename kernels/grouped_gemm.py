@@ -44,13 +44,28 @@ def set_block_shapes(nargs: dict[str, Any]) -> None:
     nargs["b"].block_shape = [nargs["BLOCK_N"], nargs["BLOCK_K"]]
 
 
-def make_config(block_m: int, block_n: int, block_k: int, group_m: int, *, warps: int, stages: int, per_sm: int = 1) -> triton.Config:
+def make_config(
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    group_m: int,
+    *,
+    warps: int,
+    stages: int,
+    per_sm: int = 1,
+) -> triton.Config:
     """A launch config of `grouped_gemm_kernel`.
 
     `group_m` tiles of rows run together, so that they share tiles of B. Of `per_sm` programs on an SM, one loads the numbers of its rows
     or stores a tile while another multiplies.
     """
-    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP_M": group_m, "PER_SM": per_sm}
+    blocks = {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "GROUP_M": group_m,
+        "PER_SM": per_sm,
+    }
     return triton.Config(blocks, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes)
 
 
@@ -86,7 +101,10 @@ def check_configs() -> list[triton.Config]:
     """Configs of three shapes, the first of which stands for an untuned product."""
     if triton.knobs.runtime.interpret:
         return interpreter_configs()
-    return [make_config(*block, warps=4, stages=3) for block in ((128, 128, 64, 4), (64, 256, 64, 1), (16, 128, 128, 16))]
+    return [
+        make_config(*block, warps=4, stages=3)
+        for block in ((128, 128, 64, 4), (64, 256, 64, 1), (16, 128, 128, 16))
+    ]
 
 
 @triton.autotune(
@@ -125,20 +143,29 @@ def grouped_gemm_kernel(
 ):
     """Persistent grouped GEMM: a program runs every n-th tile, in the order of the list of tiles of BLOCK_M rows."""
     # The list for BLOCK_M: heights double from SMALLEST.
-    HEIGHT: tl.constexpr = (BLOCK_M >= 2 * SMALLEST) + (BLOCK_M >= 4 * SMALLEST) + (BLOCK_M >= 8 * SMALLEST)
+    HEIGHT: tl.constexpr = (
+        (BLOCK_M >= 2 * SMALLEST) + (BLOCK_M >= 4 * SMALLEST) + (BLOCK_M >= 8 * SMALLEST)
+    )
     m_tiles, n_tiles_across = tl.load(n_tiles + HEIGHT), tl.cdiv(N, BLOCK_N)
     own_first = tokens_per_shard * rank
     ks = tl.arange(0, BLOCK_K)
     if a_own is not None:
         # Elements from where a row would be in `a` to where its owner has it.
-        to_own = (a_own.to(tl.int64) - a.to(tl.int64)) // (a.dtype.element_ty.primitive_bitwidth // 8) - own_first.to(tl.int64) * K
+        to_own = (a_own.to(tl.int64) - a.to(tl.int64)) // (
+            a.dtype.element_ty.primitive_bitwidth // 8
+        ) - own_first.to(tl.int64) * K
     for tile in tl.range(tl.program_id(0), m_tiles * n_tiles_across, tl.num_programs(0)):
         group = tile // (GROUP_M * n_tiles_across)
         group_rows = tl.minimum(m_tiles - group * GROUP_M, GROUP_M)
         within = tile % (GROUP_M * n_tiles_across)
         entry = tiles + (HEIGHT * most_tiles + group * GROUP_M + within % group_rows) * 4
         col = within // group_rows * BLOCK_N
-        expert, first, first_part, last_part = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3)
+        expert, first, first_part, last_part = (
+            tl.load(entry),
+            tl.load(entry + 1),
+            tl.load(entry + 2),
+            tl.load(entry + 3),
+        )
 
         row = tl.load(rows + first + tl.arange(0, BLOCK_M))
         is_row = row < n_rows
@@ -164,11 +191,17 @@ def grouped_gemm_kernel(
 
         cols = col + tl.arange(0, BLOCK_N)
         # Loaded rows of other experts and columns behind N are not stored.
-        tl.store(c + row.to(tl.int64)[:, None] * N + cols[None, :], acc.to(c.dtype.element_ty), mask=is_row[:, None] & (cols < N)[None, :])
+        tl.store(
+            c + row.to(tl.int64)[:, None] * N + cols[None, :],
+            acc.to(c.dtype.element_ty),
+            mask=is_row[:, None] & (cols < N)[None, :],
+        )
         if done is not None:
             tl.debug_barrier()  # the release below is one thread's, and orders the other threads' stores through this barrier
             # Units, not tiles: then the count means the same with every config.
-            n_stored = tl.sum(is_row.to(tl.int32), 0) * tl.cdiv(tl.minimum(N - col, BLOCK_N), UNIT_COLS)
+            n_stored = tl.sum(is_row.to(tl.int32), 0) * tl.cdiv(
+                tl.minimum(N - col, BLOCK_N), UNIT_COLS
+            )
             tl.atomic_add(done + last_part, n_stored, sem="release", scope="gpu")
 
 
@@ -192,9 +225,21 @@ def multiply_rows(
     """
     (n_rows, n), (n_experts, _, k), top_k = c.shape, b.shape, len(c) // len(a)
     operand_b = TensorDescriptor(b, [n_experts * n, k], [k, 1], [1, 1])
-    own, flags, epoch, rank = (shards.own, shards.flags, shards.epoch, shards.rank) if shards else (None, None, 0, 0)
+    own, flags, epoch, rank = (
+        (shards.own, shards.flags, shards.epoch, shards.rank) if shards else (None, None, 0, 0)
+    )
     most_tiles = by_expert.tiles.shape[1]
-    operands = (a, own, operand_b, c, by_expert.rows, by_expert.tiles, by_expert.n_tiles, flags, done)
+    operands = (
+        a,
+        own,
+        operand_b,
+        c,
+        by_expert.rows,
+        by_expert.tiles,
+        by_expert.n_tiles,
+        flags,
+        done,
+    )
     sizes = (most_tiles, n_rows, n, k, n_experts, 0 if own is None else len(own))
     args = (*operands, *sizes, rank, epoch)
     is_interpreted = triton.knobs.runtime.interpret

@@ -21,7 +21,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # first: the kernels are loaded once, under the module name that their records carry
+if (
+    __name__ == "__main__"
+):  # first: the kernels are loaded once, under the module name that their records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from kernels.cases import main
 
@@ -42,7 +44,17 @@ def vector_configs() -> list[triton.Config]:
     """Elements of a program and its warps: 2 to 32 elements a thread, in powers of two, for other sizes do not compile."""
     if triton.knobs.runtime.interpret:
         return [triton.Config({"BLOCK_SIZE": size}, num_warps=4) for size in (256, 1024)]
-    sizes = [(1024, 4), (256, 4), (512, 8), (1024, 8), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8)]
+    sizes = [
+        (1024, 4),
+        (256, 4),
+        (512, 8),
+        (1024, 8),
+        (2048, 4),
+        (2048, 8),
+        (4096, 4),
+        (4096, 8),
+        (8192, 8),
+    ]
     return [triton.Config({"BLOCK_SIZE": size}, num_warps=warps) for size, warps in sizes]
 
 
@@ -53,12 +65,16 @@ def add_kernel(a, b, y, n_elements, BLOCK_SIZE: tl.constexpr):
     # 64 bits: a 32-bit offset wraps around at 2**31 elements.
     offsets = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     inside = offsets < n_elements
-    total = tl.load(a + offsets, mask=inside).to(tl.float32) + tl.load(b + offsets, mask=inside).to(tl.float32)
+    total = tl.load(a + offsets, mask=inside).to(tl.float32) + tl.load(b + offsets, mask=inside).to(
+        tl.float32
+    )
     tl.store(y + offsets, total.to(y.dtype.element_ty), mask=inside)
 
 
 @contextual_autotune()
-def vector_add(a: torch.Tensor, b: torch.Tensor, config: triton.Config | None = None) -> torch.Tensor:
+def vector_add(
+    a: torch.Tensor, b: torch.Tensor, config: triton.Config | None = None
+) -> torch.Tensor:
     """A + b, of one shape, dtype and device, contiguous. `config` is used as it is; None leaves the choice to the tuner.
 
     Raises:
@@ -72,11 +88,18 @@ def vector_add(a: torch.Tensor, b: torch.Tensor, config: triton.Config | None = 
         )
     y, n_elements = torch.empty_like(a), a.numel()
     if n_elements:  # a GPU takes no empty grid
-        _launch(add_kernel, lambda meta: (triton.cdiv(n_elements, meta["BLOCK_SIZE"]),), (a, b, y, n_elements), config)
+        _launch(
+            add_kernel,
+            lambda meta: (triton.cdiv(n_elements, meta["BLOCK_SIZE"]),),
+            (a, b, y, n_elements),
+            config,
+        )
     return y
 
 
-def _launch(kernel: Any, grid: Any, args: tuple[Any, ...], config: triton.Config | None, **fixed: Any) -> None:
+def _launch(
+    kernel: Any, grid: Any, args: tuple[Any, ...], config: triton.Config | None, **fixed: Any
+) -> None:
     """With a config, or with the one that the kernel's tuner chooses."""
     if config is None:
         kernel[grid](*args, **fixed)
@@ -84,7 +107,9 @@ def _launch(kernel: Any, grid: Any, args: tuple[Any, ...], config: triton.Config
         kernel.fn[grid](*args, **fixed, **config.all_kwargs())
 
 
-def make_config(block_m: int, block_n: int, block_k: int, *, warps: int = 4, stages: int = 3, group: int = 8) -> triton.Config:
+def make_config(
+    block_m: int, block_n: int, block_k: int, *, warps: int = 4, stages: int = 3, group: int = 8
+) -> triton.Config:
     """A launch config of `matmul_kernel`."""
     blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP": group}
     return triton.Config(blocks, num_warps=warps, num_stages=stages)
@@ -132,14 +157,22 @@ def matmul_kernel(
     for k in range(0, K, BLOCK_K):
         depths = k + tl.arange(0, BLOCK_K)
         is_deep = depths < K
-        a_block = tl.load(a_rows + depths[None, :], mask=(rows < M)[:, None] & is_deep[None, :], other=0.0)
+        a_block = tl.load(
+            a_rows + depths[None, :], mask=(rows < M)[:, None] & is_deep[None, :], other=0.0
+        )
         b_rows = b + depths.to(tl.int64)[:, None] * N
-        b_block = tl.load(b_rows + cols[None, :], mask=is_deep[:, None] & (cols < N)[None, :], other=0.0)
+        b_block = tl.load(
+            b_rows + cols[None, :], mask=is_deep[:, None] & (cols < N)[None, :], other=0.0
+        )
         if INTERPRETED:  # it multiplies the bits of bfloat16 as integers
             a_block, b_block = a_block.to(tl.float32), b_block.to(tl.float32)
         total = tl.dot(a_block, b_block, total)
     inside = (rows < M)[:, None] & (cols < N)[None, :]
-    tl.store(c + rows.to(tl.int64)[:, None] * N + cols[None, :], total.to(c.dtype.element_ty), mask=inside)
+    tl.store(
+        c + rows.to(tl.int64)[:, None] * N + cols[None, :],
+        total.to(c.dtype.element_ty),
+        mask=inside,
+    )
 
 
 @contextual_autotune()
@@ -158,17 +191,31 @@ def matmul(a: torch.Tensor, b: torch.Tensor, config: triton.Config | None = None
     def grid(meta: dict[str, Any]) -> tuple[int]:
         return (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
 
-    _launch(matmul_kernel, grid, (a, b, c, m, n, k), config, INTERPRETED=triton.knobs.runtime.interpret)
+    _launch(
+        matmul_kernel, grid, (a, b, c, m, n, k), config, INTERPRETED=triton.knobs.runtime.interpret
+    )
     return c
 
 
 def softmax_configs() -> list[triton.Config]:
     """Blocks that cover narrow rows at once and wide ones in a few turns; stages load the next blocks meanwhile."""
     if triton.knobs.runtime.interpret:
-        return [triton.Config({"BLOCK_SIZE": size}, num_warps=4, num_stages=2) for size in (64, 256)]
+        return [
+            triton.Config({"BLOCK_SIZE": size}, num_warps=4, num_stages=2) for size in (64, 256)
+        ]
     return [
         triton.Config({"BLOCK_SIZE": size}, num_warps=warps, num_stages=stages)
-        for size, warps in ((1024, 4), (512, 2), (512, 4), (2048, 4), (2048, 8), (4096, 8), (8192, 8), (8192, 16), (16384, 16))
+        for size, warps in (
+            (1024, 4),
+            (512, 2),
+            (512, 4),
+            (2048, 4),
+            (2048, 8),
+            (4096, 8),
+            (8192, 8),
+            (8192, 16),
+            (16384, 16),
+        )
         for stages in (1, 3)
     ]
 
@@ -203,7 +250,9 @@ def softmax_kernel(
         cols = begin + lanes
         inside = cols < n_cols
         block = tl.load(x + row + cols, mask=inside, other=float("-inf")).to(tl.float32)
-        tl.store(y + row + cols, (tl.exp(block - top) / divisor).to(y.dtype.element_ty), mask=inside)
+        tl.store(
+            y + row + cols, (tl.exp(block - top) / divisor).to(y.dtype.element_ty), mask=inside
+        )
 
 
 @contextual_autotune()
@@ -216,7 +265,9 @@ def softmax(x: torch.Tensor, config: triton.Config | None = None) -> torch.Tenso
         ValueError: not a contiguous matrix of float32, bfloat16 or float16.
     """
     if x.dim() != 2 or x.dtype not in DTYPES or not x.is_contiguous():
-        raise ValueError(f"need a contiguous matrix (fp32, bf16, fp16); got {list(x.shape)} {x.dtype}, strides {x.stride()}")
+        raise ValueError(
+            f"need a contiguous matrix (fp32, bf16, fp16); got {list(x.shape)} {x.dtype}, strides {x.stride()}"
+        )
     y = torch.empty_like(x)
     if y.numel():
         _launch(softmax_kernel, (len(x),), (x, y, x.shape[1]), config)

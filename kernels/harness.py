@@ -59,7 +59,9 @@ def largest_error(result: torch.Tensor, expected: torch.Tensor) -> float:
     if not expected.numel():
         return 0.0
     expected = expected.float()
-    scale = (expected.abs() + expected.square().mean().sqrt()).clamp_min(torch.finfo(torch.float32).tiny)
+    scale = (expected.abs() + expected.square().mean().sqrt()).clamp_min(
+        torch.finfo(torch.float32).tiny
+    )
     error = (result.float() - expected).abs() / scale
     return float(error.nan_to_num(nan=float("inf"), posinf=float("inf")).max())
 
@@ -119,7 +121,9 @@ class Step:
     short_form: Shape = ()
     """Sizes that --M completes; with them sizes may stand as they are, and the experts' shares be skewed."""
 
-    def operands(self, shape: Shape, dtype: torch.dtype, device: torch.device, options: argparse.Namespace) -> tuple[Any, ...]:
+    def operands(
+        self, shape: Shape, dtype: torch.dtype, device: torch.device, options: argparse.Namespace
+    ) -> tuple[Any, ...]:
         """Those of this rank; the first one is overwritten between steps. Collective."""
         raise NotImplementedError
 
@@ -127,11 +131,15 @@ class Step:
         """The right result of this rank, in float32. Collective."""
         raise NotImplementedError
 
-    def ways(self, device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, int, Run]]:
+    def ways(
+        self, device: torch.device, options: argparse.Namespace
+    ) -> Iterator[tuple[str, int, Run]]:
         """Steps that between them take every path: name, how often a number is rounded on its way, and the step."""
         raise NotImplementedError
 
-    def tuned(self, tuner: str, config: Any = None) -> tuple[Callable[..., torch.Tensor], list[TuningRecord]]:
+    def tuned(
+        self, tuner: str, config: Any = None
+    ) -> tuple[Callable[..., torch.Tensor], list[TuningRecord]]:
         """The step as one of `tuners` tunes it, and the records. With `config` the product uses it, and only the rest is tuned."""
         raise NotImplementedError
 
@@ -153,7 +161,12 @@ class Step:
         if case != "check" and is_gpu:
             return self.perf_shapes
         own = self.large if is_gpu else self.small
-        whole = (tuple(size * n_ranks if axis in self.shared else size for axis, size in enumerate(shape)) for shape in own)
+        whole = (
+            tuple(
+                size * n_ranks if axis in self.shared else size for axis, size in enumerate(shape)
+            )
+            for shape in own
+        )
         found = (*(self.perf_shapes[:1] if is_gpu else ()), *whole)
         return found if case == "check" else found[-1:]
 
@@ -170,37 +183,64 @@ def parse_shape(text: str) -> Shape:
     return shape
 
 
-def command_line(description: str, *, sizes: str = "M,N,K", dtypes: Sequence[str] = (), script: str = "") -> argparse.ArgumentParser:
+def command_line(
+    description: str, *, sizes: str = "M,N,K", dtypes: Sequence[str] = (), script: str = ""
+) -> argparse.ArgumentParser:
     """A parser with --shape and, where there is a choice, --dtype; `script` names a file that needs ranks. For `parsed`."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--shape", type=parse_shape, action="extend", nargs="+", metavar=sizes, help="may be given again")
+    parser.add_argument(
+        "--shape",
+        type=parse_shape,
+        action="extend",
+        nargs="+",
+        metavar=sizes,
+        help="may be given again",
+    )
     if dtypes:
-        parser.add_argument("--dtype", choices=dtypes, action="append", help=f"may be given again; {dtypes[0]} if not given")
+        parser.add_argument(
+            "--dtype",
+            choices=dtypes,
+            action="append",
+            help=f"may be given again; {dtypes[0]} if not given",
+        )
     parser.set_defaults(sizes=sizes, dtypes=dtypes[:1], script=script, case="")
     return parser
 
 
 def add_cases(parser: argparse.ArgumentParser, *more: str) -> None:
     """Give a parser --case: check, those of `more`, or perf."""
-    parser.add_argument("--case", choices=["check", *more, "perf"], default="check", help="compare results, or times; check if not given")
+    parser.add_argument(
+        "--case",
+        choices=["check", *more, "perf"],
+        default="check",
+        help="compare results, or times; check if not given",
+    )
 
 
-def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parsed(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
+) -> argparse.Namespace:
     """The options given; ends the program with the reason where the case cannot run here."""
     options = parser.parse_args(argv)
     n_sizes, script = options.sizes.count(",") + 1, options.script
     for shape in options.shape or ():
         if len(shape) != n_sizes:
-            parser.error(f"--shape needs {n_sizes} sizes, {options.sizes}; got {','.join(map(str, shape))}")
+            parser.error(
+                f"--shape needs {n_sizes} sizes, {options.sizes}; got {','.join(map(str, shape))}"
+            )
     if script and "LOCAL_RANK" not in os.environ:
-        parser.error(f"needs ranks: torchrun --nproc_per_node=2 {script} ..., or launch/launch.sh {script} ...")
+        parser.error(
+            f"needs ranks: torchrun --nproc_per_node=2 {script} ..., or launch/launch.sh {script} ..."
+        )
     if options.case == "perf" and not torch.cuda.is_available():
         need, them = ("GPUs", "them") if script else ("a GPU", "one")
         parser.error(f"--case perf needs {need}: the interpreter's times say nothing about {them}")
     return options
 
 
-def chosen(options: argparse.Namespace, shapes: Iterable[Shape]) -> Iterator[tuple[Shape, torch.dtype]]:
+def chosen(
+    options: argparse.Namespace, shapes: Iterable[Shape]
+) -> Iterator[tuple[Shape, torch.dtype]]:
     """Each shape that was given, or else each of `shapes`, with each dtype; none of them twice."""
     for shape in dict.fromkeys(options.shape or shapes):
         for name in dict.fromkeys(options.dtype or options.dtypes):
@@ -215,7 +255,9 @@ def versions(without_gpu: str = "CPU, Triton interpreter") -> str:
 
 def console_of(width: int = WIDTH, *, quiet: bool = False) -> Console:
     """A console as wide as its terminal, or else `width` columns, which leaves longer lines in one piece."""
-    console = Console(width=None if sys.stdout.isatty() else width, quiet=quiet, highlight=False, markup=False)
+    console = Console(
+        width=None if sys.stdout.isatty() else width, quiet=quiet, highlight=False, markup=False
+    )
     console.soft_wrap = True
     return console
 
@@ -226,10 +268,15 @@ def join_ranks(width: int = WIDTH) -> tuple[torch.device, Console]:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        device_id=device if device.type == "cuda" else None,
+    )
     torch.manual_seed(dist.get_rank())
     # torch 2.13 has a new name for it, which 2.11 has not.
-    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor.* is deprecated", category=FutureWarning)
+    warnings.filterwarnings(
+        "ignore", message=".*all_gather_into_tensor.* is deprecated", category=FutureWarning
+    )
     console = console_of(width, quiet=dist.get_rank() != 0)
     console.print(f"{dist.get_world_size()} x {versions()}")
     return device, console
@@ -237,7 +284,9 @@ def join_ranks(width: int = WIDTH) -> tuple[torch.device, Console]:
 
 def verdict(error: float, limit: float, reason: str = "") -> str:
     """The end of a check's line: ok, or the limit that the error is above, and the reason if there is one."""
-    return "ok" if error <= limit else f"FAILED, the limit is {limit:.1e}{reason and f': {reason}'},"
+    return (
+        "ok" if error <= limit else f"FAILED, the limit is {limit:.1e}{reason and f': {reason}'},"
+    )
 
 
 def config_text(config: Any) -> str:
@@ -253,12 +302,26 @@ def without_hook(config: str) -> str:
     return re.sub(r" pre_hook=[\w.]+", "", config)
 
 
-def times_table(name: str, us_by_method: dict[str, dict[str, float]], n_flops: int, n_bytes: int = 0) -> Table:
+def times_table(
+    name: str, us_by_method: dict[str, dict[str, float]], n_flops: int, n_bytes: int = 0
+) -> Table:
     """A line for each method and contender, with how many times as long as the tuned one it takes; TFLOP/s, or GB/s without arithmetic."""
-    table = Table("problem", "method", "contender", "us", "x tuned", "rate", title="us: medians, MAX over ranks where there are some")
+    table = Table(
+        "problem",
+        "method",
+        "contender",
+        "us",
+        "x tuned",
+        "rate",
+        title="us: medians, MAX over ranks where there are some",
+    )
     for method, us in us_by_method.items():
         for contender, each in us.items():
-            rate = f"{n_flops / each * 1e-6:.1f} TFLOP/s" if n_flops else f"{n_bytes / each * 1e-3:.0f} GB/s"
+            rate = (
+                f"{n_flops / each * 1e-6:.1f} TFLOP/s"
+                if n_flops
+                else f"{n_bytes / each * 1e-3:.0f} GB/s"
+            )
             table.add_row(name, method, contender, f"{each:.2f}", f"{each / us[TUNED]:.2f}", rate)
     return table
 
@@ -302,14 +365,20 @@ def perf(problem: Problem) -> Table:
     from dist_tune.measure import measure  # here: checking results needs no clock
 
     run, first = problem.run, problem.configs[0]
-    runs: Contenders = {TUNED: lambda: run(None), "first config": lambda: run(first), **problem.others}
+    runs: Contenders = {
+        TUNED: lambda: run(None),
+        "first config": lambda: run(first),
+        **problem.others,
+    }
     for each in runs.values():
         each()  # tunes; from here on an ordinary call
     cold = {name: measure(each, n_warmup=5, num_iters=100).median_us for name, each in runs.items()}
     methods = {"host ahead, cold L2": cold}
     if torch.cuda.is_available():
         n_warmup = {name: int(SUSTAINED_MS * 1e3 / us) + 1 for name, us in cold.items()}
-        methods["back to back"] = {name: 1e3 * ms for name, ms in back_to_back_ms(runs, n_warmup).items()}
+        methods["back to back"] = {
+            name: 1e3 * ms for name, ms in back_to_back_ms(runs, n_warmup).items()
+        }
     return times_table(problem.name, methods, problem.n_flops, problem.n_bytes)
 
 
@@ -329,15 +398,28 @@ def straggle(straggler: int | None, device: torch.device, i: int) -> None:
         torch.cuda._sleep(int(STRAGGLER_S * CYCLES_PER_S))
 
 
-def worst_error(step: Step, run: Run, shape: Shape, dtype: torch.dtype, device: torch.device, options: argparse.Namespace) -> float:
+def worst_error(
+    step: Step,
+    run: Run,
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    options: argparse.Namespace,
+) -> float:
     """The worst relative error of steps on fresh inputs, MAX over ranks; inf for a NaN.
 
     Steps are queued without a host sync, into outputs full of NaN. Their first operand is the same memory, overwritten for the next step:
     a copy engine still at the last one would send this one.
     """
     inputs = [step.operands(shape, dtype, device, options) for _ in range(N_CHECK_INPUTS)]
-    live, expected = torch.empty_like(inputs[0][0]), [step.expected(operands) for operands in inputs]
-    outs = [torch.full_like(expected[0], float("nan"), dtype=dtype) for _ in inputs * (4 if device.type == "cuda" else 1)]
+    live, expected = (
+        torch.empty_like(inputs[0][0]),
+        [step.expected(operands) for operands in inputs],
+    )
+    outs = [
+        torch.full_like(expected[0], float("nan"), dtype=dtype)
+        for _ in inputs * (4 if device.type == "cuda" else 1)
+    ]
     for i, out in enumerate(outs):
         first, *others = inputs[i % N_CHECK_INPUTS]
         straggle(options.straggler, device, i)
@@ -346,19 +428,28 @@ def worst_error(step: Step, run: Run, shape: Shape, dtype: torch.dtype, device: 
     return max(worst_over_ranks(out, expected[i % N_CHECK_INPUTS]) for i, out in enumerate(outs))
 
 
-def tune_step(step: Step, operands: tuple[Any, ...], tuner: str, console: Console) -> tuple[Callable[..., torch.Tensor], bool]:
+def tune_step(
+    step: Step, operands: tuple[Any, ...], tuner: str, console: Console
+) -> tuple[Callable[..., torch.Tensor], bool]:
     """Tune a step, show how that went, and return it, and whether its result is right on all ranks, with the same winners."""
     run, records = step.tuned(tuner)
-    error, limit = worst_over_ranks(run(*operands), step.expected(operands)), step.n_roundings * torch.finfo(operands[0].dtype).eps
+    error, limit = (
+        worst_over_ranks(run(*operands), step.expected(operands)),
+        step.n_roundings * torch.finfo(operands[0].dtype).eps,
+    )
     for record in records:
         spent = f"{record.n_replays} replays, {record.seconds:.2f} s"
         if record.is_recalled:
             spent = f"from the cache, tuned {record.tuned_at:%Y-%m-%d %H:%M} UTC in {spent}; DIST_TUNE_ALWAYS_TUNE=1 tunes anew"
-        console.print(f"winner of {record.kernel}: {without_hook(record.best.config)}", spent, sep="\n")
+        console.print(
+            f"winner of {record.kernel}: {without_hook(record.best.config)}", spent, sep="\n"
+        )
     by_rank: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(by_rank, [record.best.config for record in records])
     is_same = all(each == by_rank[0] for each in by_rank)
-    console.print(f"the same on all {len(by_rank)} ranks: {is_same}; why: .autotune_logs/rank-<i>.log; all candidates: dist-tune show")
+    console.print(
+        f"the same on all {len(by_rank)} ranks: {is_same}; why: .autotune_logs/rank-<i>.log; all candidates: dist-tune show"
+    )
     console.print(f"relative error {error:.1e} {verdict(error, limit)} tuned")
     return run, is_same and error <= limit
 
@@ -369,12 +460,17 @@ def perf_step(step: Step, shape: Shape, name: str, contenders: Contenders) -> Ta
         for _ in range(3):
             run()
     aligned = aligned_ms(contenders)
-    sustained = back_to_back_ms(contenders, {name: int(SUSTAINED_MS / ms) + 1 for name, ms in aligned.items()})
+    sustained = back_to_back_ms(
+        contenders, {name: int(SUSTAINED_MS / ms) + 1 for name, ms in aligned.items()}
+    )
     n_flops, n_link_bytes = step.work(shape, dist.get_world_size())
     methods = {}
     for method, ms in {"aligned, host ahead": aligned, "back to back": sustained}.items():
         bound_us = max(1e3 * ms[PRODUCT], 1e6 * n_link_bytes / LINK_BYTES)
-        methods[method] = {**{name: 1e3 * each for name, each in ms.items()}, "bound: product or NVLink": bound_us}
+        methods[method] = {
+            **{name: 1e3 * each for name, each in ms.items()},
+            "bound: product or NVLink": bound_us,
+        }
     return times_table(name, methods, n_flops)
 
 
@@ -382,7 +478,9 @@ def main(program: Kernel | Step, script: str, argv: Sequence[str] | None = None)
     """Run the case of a program at every shape and dtype; 1 if any result was wrong, 77 where it cannot run."""
     step = program if isinstance(program, Step) else None
     about = f"{program.description}: check, tune, compare."
-    parser = command_line(about, sizes=program.sizes, dtypes=program.dtypes, script=script if step else "")
+    parser = command_line(
+        about, sizes=program.sizes, dtypes=program.dtypes, script=script if step else ""
+    )
     add_cases(parser, "tune")
     if step:
         add_step_options(parser, step)
@@ -399,11 +497,17 @@ def main(program: Kernel | Step, script: str, argv: Sequence[str] | None = None)
 
 def run_kernel(kernel: Kernel, options: argparse.Namespace) -> int:
     """Check, tune or time a kernel of one GPU; 1 if any result was wrong."""
-    device, console, is_good = torch.device("cuda" if torch.cuda.is_available() else "cpu"), console_of(), True
+    device, console, is_good = (
+        torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+        console_of(),
+        True,
+    )
     console.print(versions())
     shapes = kernel.check_shapes + (kernel.perf_shapes[:1] if device.type == "cuda" else ())
     for shape, dtype in chosen(options, kernel.perf_shapes if options.case == "perf" else shapes):
-        for problem in kernel.problems(shape, dtype, device):  # all of them, also after one that failed
+        for problem in kernel.problems(
+            shape, dtype, device
+        ):  # all of them, also after one that failed
             if options.case == "check":
                 is_good &= check(problem.name, ways_of(problem), console)
             elif problem.configs and options.case == "perf":
@@ -421,12 +525,21 @@ def run_step(step: Step, options: argparse.Namespace) -> int:
     try:
         for shape, dtype in chosen(options, step.shapes(options.case, n_ranks, device)):
             if any(shape[axis] % n_ranks for axis in step.shared):
-                names, given = " and ".join(step.sizes.split(",")[axis] for axis in step.shared), ",".join(map(str, shape))
-                raise ValueError(f"{names} must be multiples of the {n_ranks} ranks, got --shape {given}")
+                names, given = (
+                    " and ".join(step.sizes.split(",")[axis] for axis in step.shared),
+                    ",".join(map(str, shape)),
+                )
+                raise ValueError(
+                    f"{names} must be multiples of the {n_ranks} ranks, got --shape {given}"
+                )
             if options.case == "check":
                 # Sums are in float32: a number is rounded by half a unit in the last place, or one where it is cut off.
                 ways = (
-                    (way, n_roundings * torch.finfo(dtype).eps, partial(worst_error, step, run, shape, dtype, device, options))
+                    (
+                        way,
+                        n_roundings * torch.finfo(dtype).eps,
+                        partial(worst_error, step, run, shape, dtype, device, options),
+                    )
                     for way, n_roundings, run in step.ways(device, options)
                 )
                 is_good &= check(f"{step.sizes}={shape} {dtype} relative", ways, console)
@@ -448,23 +561,52 @@ def run_step(step: Step, options: argparse.Namespace) -> int:
 
 def add_step_options(parser: argparse.ArgumentParser, step: Step) -> None:
     """The options of a step, and of one of a mixture of experts."""
-    parser.add_argument("--tuner", choices=step.tuners, default=step.tuners[0], help="for tune and perf: all of it, or the product alone")
-    parser.add_argument("--straggler", type=int, metavar="RANK", help="for check: this rank sleeps before each step")
+    parser.add_argument(
+        "--tuner",
+        choices=step.tuners,
+        default=step.tuners[0],
+        help="for tune and perf: all of it, or the product alone",
+    )
+    parser.add_argument(
+        "--straggler", type=int, metavar="RANK", help="for check: this rank sleeps before each step"
+    )
     parser.set_defaults(given=(), M=None, check=False, autotune=False)
     if step.short_form:
-        parser.add_argument("given", type=int, nargs="*", metavar="SIZE", help=f"{step.sizes.replace(',', ' ')}; on a CPU scaled down")
-        parser.add_argument("--M", type=int, help=f"with the other sizes {','.join(map(str, step.short_form[1:]))}; on a CPU scaled down")
+        parser.add_argument(
+            "given",
+            type=int,
+            nargs="*",
+            metavar="SIZE",
+            help=f"{step.sizes.replace(',', ' ')}; on a CPU scaled down",
+        )
+        parser.add_argument(
+            "--M",
+            type=int,
+            help=f"with the other sizes {','.join(map(str, step.short_form[1:]))}; on a CPU scaled down",
+        )
         parser.add_argument("--check", action="store_true", help="--case check")
         parser.add_argument(
-            "--autotune", action="store_true", help="tune, and compare times on GPUs; with --check: check the tuned step, too"
+            "--autotune",
+            action="store_true",
+            help="tune, and compare times on GPUs; with --check: check the tuned step, too",
         )
-        parser.add_argument("--skew", type=float, default=0.0, metavar="S", help="Zipf exponent of the experts' shares; 0: equal shares")
+        parser.add_argument(
+            "--skew",
+            type=float,
+            default=0.0,
+            metavar="S",
+            help="Zipf exponent of the experts' shares; 0: equal shares",
+        )
 
 
-def take_short_form(parser: argparse.ArgumentParser, options: argparse.Namespace, step: Step) -> None:
+def take_short_form(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, step: Step
+) -> None:
     """Make --case and --shape of the short form; sizes are scaled down where there is no GPU."""
     if len(options.given) not in (0, 5):
-        parser.error(f"need five sizes, {step.sizes.replace(',', ' ')}; got {' '.join(map(str, options.given))}")
+        parser.error(
+            f"need five sizes, {step.sizes.replace(',', ' ')}; got {' '.join(map(str, options.given))}"
+        )
     if options.autotune and not options.check:
         options.case = "perf" if torch.cuda.is_available() else "tune"
     named = tuple(options.given) or (() if options.M is None else (options.M, *step.short_form[1:]))
@@ -472,13 +614,17 @@ def take_short_form(parser: argparse.ArgumentParser, options: argparse.Namespace
         n_rows = 32 * int(os.environ["WORLD_SIZE"])
         small = tuple(map(min, named, (n_rows, n_rows, n_rows, 4, 2)))
         if small != named and os.environ["RANK"] == "0":
-            print(f"no GPU: the interpreter would take hours for {named}, so this runs {small}; --shape runs sizes as they are")
+            print(
+                f"no GPU: the interpreter would take hours for {named}, so this runs {small}; --shape runs sizes as they are"
+            )
         named = small
     if named:
         options.shape = [*(options.shape or ()), named]
 
 
-def aligned_ms(runs: Contenders, n_rounds: int = 30, head_start_cycles: int = HEAD_START_CYCLES) -> dict[str, float]:
+def aligned_ms(
+    runs: Contenders, n_rounds: int = 30, head_start_cycles: int = HEAD_START_CYCLES
+) -> dict[str, float]:
     """Every call starts on all ranks at once (behind a tiny all-reduce) and, with head start enough, is queued before it starts."""
     samples: dict[str, list[float]] = {name: [] for name in runs}
     tiny = torch.ones(1, device="cuda")
@@ -496,7 +642,9 @@ def aligned_ms(runs: Contenders, n_rounds: int = 30, head_start_cycles: int = HE
     return slowest_medians_ms(samples)
 
 
-def back_to_back_ms(runs: Contenders, n_warmup: dict[str, int], n_rounds: int = 3, n_calls: int = 20) -> dict[str, float]:
+def back_to_back_ms(
+    runs: Contenders, n_warmup: dict[str, int], n_rounds: int = 3, n_calls: int = 20
+) -> dict[str, float]:
     """Calls follow one another as fast as host and GPU can; the time is from one call's end to the next one's."""
     samples: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(n_rounds):
@@ -510,7 +658,9 @@ def back_to_back_ms(runs: Contenders, n_warmup: dict[str, int], n_rounds: int = 
                 run()
                 end.record()
             torch.cuda.synchronize()
-            samples[name] += [earlier.elapsed_time(later) for earlier, later in itertools.pairwise(ends)]
+            samples[name] += [
+                earlier.elapsed_time(later) for earlier, later in itertools.pairwise(ends)
+            ]
     return slowest_medians_ms(samples)
 
 

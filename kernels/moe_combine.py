@@ -67,7 +67,9 @@ def _combine(results, weights, tokens, is_token, cols, is_col, N, TOP_K: tl.cons
         weight = tl.load(weights + row, mask=is_token, other=0.0)
         at = results + row.to(tl.int64)[:, None] * N + cols[None, :]
         # Past the first-level cache: another SM has just written it, and it is read once.
-        total += weight[:, None] * tl.load(at, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+        total += weight[:, None] * tl.load(at, mask=mask, other=0.0, cache_modifier=".cg").to(
+            tl.float32
+        )
     return total
 
 
@@ -98,20 +100,41 @@ def push_kernel(
         slot = pointer_at(slots, peer, ELEMENT) + (rank * shard_tokens).to(tl.int64) * N
         flag = pointer_at(flags, peer, tl.int32) + rank * N_QUARTERS
         for quarter in range(N_QUARTERS):
-            first, end = quarter * shard_tokens // N_QUARTERS, (quarter + 1) * shard_tokens // N_QUARTERS
+            first, end = (
+                quarter * shard_tokens // N_QUARTERS,
+                (quarter + 1) * shard_tokens // N_QUARTERS,
+            )
             chunk = quarter * CHUNKS // N_QUARTERS
             chunk_first = chunk * (N_QUARTERS // CHUNKS) * shard_tokens // N_QUARTERS
             chunk_end = (chunk + 1) * (N_QUARTERS // CHUNKS) * shard_tokens // N_QUARTERS
-            zero = wait_until(done + (step - 1) * CHUNKS + chunk, (chunk_end - chunk_first) * TOP_K * n_units)
+            zero = wait_until(
+                done + (step - 1) * CHUNKS + chunk, (chunk_end - chunk_first) * TOP_K * n_units
+            )
             n_pushed = 0
-            for block in range(program, (end - first + BLOCK_ROWS - 1) // BLOCK_ROWS * n_col_blocks, n_programs):
-                row, col = first + block // n_col_blocks * BLOCK_ROWS, block % n_col_blocks * BLOCK_COLS
+            for block in range(
+                program, (end - first + BLOCK_ROWS - 1) // BLOCK_ROWS * n_col_blocks, n_programs
+            ):
+                row, col = (
+                    first + block // n_col_blocks * BLOCK_ROWS,
+                    block % n_col_blocks * BLOCK_COLS,
+                )
                 rows, cols = row + tl.arange(0, BLOCK_ROWS), col + tl.arange(0, BLOCK_COLS)
                 is_token, is_col = rows < end, cols < N
-                total = _combine(results, weights, peer * shard_tokens + rows + zero, is_token, cols, is_col, N, TOP_K)
+                total = _combine(
+                    results,
+                    weights,
+                    peer * shard_tokens + rows + zero,
+                    is_token,
+                    cols,
+                    is_col,
+                    N,
+                    TOP_K,
+                )
                 to = slot + rows.to(tl.int64)[:, None] * N + cols[None, :]
                 tl.store(to, total.to(ELEMENT), mask=is_token[:, None] & is_col[None, :])
-                n_pushed += tl.minimum(end - row, BLOCK_ROWS) * ((tl.minimum(N - col, BLOCK_COLS) + UNIT_COLS - 1) // UNIT_COLS)
+                n_pushed += tl.minimum(end - row, BLOCK_ROWS) * (
+                    (tl.minimum(N - col, BLOCK_COLS) + UNIT_COLS - 1) // UNIT_COLS
+                )
             if n_pushed > 0:
                 signal(flag + quarter, n_pushed)
 
@@ -140,23 +163,38 @@ def reduce_kernel(
     n_col_blocks, n_units = (N + BLOCK_COLS - 1) // BLOCK_COLS, (N + UNIT_COLS - 1) // UNIT_COLS
     slot, flag = pointer_at(slots, rank, ELEMENT), pointer_at(flags, rank, tl.int32)
     for quarter in range(N_QUARTERS):
-        first, end = quarter * shard_tokens // N_QUARTERS, (quarter + 1) * shard_tokens // N_QUARTERS
+        first, end = (
+            quarter * shard_tokens // N_QUARTERS,
+            (quarter + 1) * shard_tokens // N_QUARTERS,
+        )
         zero = 0
         for step in range(1, WORLD):
             source = (rank + WORLD - step) % WORLD
             # Counts of all steps so far, wrapped around as the flag is.
-            zero += wait_until(flag + source * N_QUARTERS + quarter, epoch * ((end - first) * n_units))
-        for block in range(program, (end - first + BLOCK_ROWS - 1) // BLOCK_ROWS * n_col_blocks, n_programs):
+            zero += wait_until(
+                flag + source * N_QUARTERS + quarter, epoch * ((end - first) * n_units)
+            )
+        for block in range(
+            program, (end - first + BLOCK_ROWS - 1) // BLOCK_ROWS * n_col_blocks, n_programs
+        ):
             rows = first + block // n_col_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
             cols = block % n_col_blocks * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
             is_token, is_col = rows < end, cols < N
             mask = is_token[:, None] & is_col[None, :]
-            total = _combine(results, weights, rank * shard_tokens + rows, is_token, cols, is_col, N, TOP_K)
+            total = _combine(
+                results, weights, rank * shard_tokens + rows, is_token, cols, is_col, N, TOP_K
+            )
             for step in range(1, WORLD):
                 source = (rank + WORLD - step) % WORLD
-                at = slot + (source * shard_tokens + rows + zero).to(tl.int64)[:, None] * N + cols[None, :]
+                at = (
+                    slot
+                    + (source * shard_tokens + rows + zero).to(tl.int64)[:, None] * N
+                    + cols[None, :]
+                )
                 total += tl.load(at, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-            tl.store(out + rows.to(tl.int64)[:, None] * N + cols[None, :], total.to(ELEMENT), mask=mask)
+            tl.store(
+                out + rows.to(tl.int64)[:, None] * N + cols[None, :], total.to(ELEMENT), mask=mask
+            )
 
 
 def push(partials: Partials, done: torch.Tensor, n_chunks: int, n_sms: int) -> None:
@@ -165,7 +203,13 @@ def push(partials: Partials, done: torch.Tensor, n_chunks: int, n_sms: int) -> N
     n_programs = N_PROGRAMS_INTERPRETED if triton.knobs.runtime.interpret else n_sms
     operands = (of.results, of.weights, done, of.slots, of.flags)
     fixed = {"CHUNKS": n_chunks, **_fixed(partials)}
-    launch(push_kernel, (n_programs,), (*operands, tokens, n, of.rank), fixed, key=(tokens, n, *fixed.values()))
+    launch(
+        push_kernel,
+        (n_programs,),
+        (*operands, tokens, n, of.rank),
+        fixed,
+        key=(tokens, n, *fixed.values()),
+    )
 
 
 def reduce(partials: Partials, out: torch.Tensor, n_push_sms: int) -> None:
@@ -175,13 +219,32 @@ def reduce(partials: Partials, out: torch.Tensor, n_push_sms: int) -> None:
     """
     of, (tokens, n) = partials, partials.sizes
     is_interpreted = triton.knobs.runtime.interpret
-    n_programs = N_PROGRAMS_INTERPRETED if is_interpreted else device_properties()["multiprocessor_count"] - n_push_sms
+    n_programs = (
+        N_PROGRAMS_INTERPRETED
+        if is_interpreted
+        else device_properties()["multiprocessor_count"] - n_push_sms
+    )
     operands = (of.results, of.weights, of.slots, of.flags, out)
     fixed = _fixed(partials)
-    launch(reduce_kernel, (n_programs,), (*operands, tokens, n, of.rank, of.epoch), fixed, key=(tokens, n, *fixed.values()))
+    launch(
+        reduce_kernel,
+        (n_programs,),
+        (*operands, tokens, n, of.rank, of.epoch),
+        fixed,
+        key=(tokens, n, *fixed.values()),
+    )
 
 
 def _fixed(partials: Partials) -> dict[str, object]:
-    sizes = {"TOP_K": partials.weights.shape[1], "WORLD": len(partials.slots), "N_QUARTERS": N_QUARTERS, "UNIT_COLS": UNIT_COLS}
-    blocks = {"ELEMENT": element_type(partials.results.dtype), "BLOCK_ROWS": BLOCK_ROWS, "BLOCK_COLS": BLOCK_COLS}
+    sizes = {
+        "TOP_K": partials.weights.shape[1],
+        "WORLD": len(partials.slots),
+        "N_QUARTERS": N_QUARTERS,
+        "UNIT_COLS": UNIT_COLS,
+    }
+    blocks = {
+        "ELEMENT": element_type(partials.results.dtype),
+        "BLOCK_ROWS": BLOCK_ROWS,
+        "BLOCK_COLS": BLOCK_COLS,
+    }
     return {**sizes, **blocks, "num_warps": N_WARPS, "maxnreg": MOST_REGISTERS}

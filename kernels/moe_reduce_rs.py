@@ -16,7 +16,9 @@ import sys
 from collections.abc import Hashable
 from pathlib import Path
 
-if __name__ == "__main__":  # first: the kernels are loaded once, under the module name that their records carry
+if (
+    __name__ == "__main__"
+):  # first: the kernels are loaded once, under the module name that their records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from kernels.cases import main
 
@@ -55,7 +57,9 @@ class MoeReduceScatter(GroupStep):
     Experts are 0 to E - 1: a step with another number never ends.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, config: triton.Config | None = None) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, config: triton.Config | None = None
+    ) -> None:
         super().__init__(group, config)
         self._stream_order = StepOrder()
         self._buffers: dict[Hashable, Buffers] = {}
@@ -83,7 +87,9 @@ class MoeReduceScatter(GroupStep):
         (n_experts, n, _), (n_tokens, top_k) = experts_b.shape, routing.experts.shape
         if len(hidden) != n_tokens * top_k or n_tokens % self.n_ranks:
             given = f"{n_tokens} tokens on {self.n_ranks} ranks, top_k {top_k}, {len(hidden)} rows"
-            raise ValueError(f"need as many tokens for each rank, and a row for each choice of a token; got {given}")
+            raise ValueError(
+                f"need as many tokens for each rank, and a row for each choice of a token; got {given}"
+            )
         out = output_for(hidden, (n_tokens // self.n_ranks, n), out)
         hidden, flat = loadable(hidden), loadable(experts_b.flatten(0, 1))
         buffers = self._buffers_for(routing, n, hidden)
@@ -95,14 +101,26 @@ class MoeReduceScatter(GroupStep):
         try:
             n_free_sms = n_push_sms if self.n_ranks > 1 else 0
             b, config = flat.view(n_experts, n, -1), self.config if config is None else config
-            multiply_rows(hidden, b, buffers.results, by_expert, done=done, n_free_sms=n_free_sms, config=config)
+            multiply_rows(
+                hidden,
+                b,
+                buffers.results,
+                by_expert,
+                done=done,
+                n_free_sms=n_free_sms,
+                config=config,
+            )
         except BaseException:
-            done.fill_(MUCH)  # peers wait for this rank's sums, right or wrong: the error is for the caller alone
+            done.fill_(
+                MUCH
+            )  # peers wait for this rank's sums, right or wrong: the error is for the caller alone
             raise
         finally:
             # Before the reduction, which waits for peers: what they wait for is queued first.
             if self.n_ranks > 1:
-                with torch.cuda.stream(side):  # None is a CPU's, which does one thing after the other
+                with torch.cuda.stream(
+                    side
+                ):  # None is a CPU's, which does one thing after the other
                     push(partials, done, n_chunks, n_push_sms)
             buffers.n_done += 1  # what peers wait for is queued, even if the rest fails
             try:
@@ -125,26 +143,40 @@ class MoeReduceScatter(GroupStep):
         key = n_tokens, top_k, n_experts, n_chunks, device
         if key not in self._sorters:
             m, w = n_tokens // self.n_ranks, self.n_ranks
-            ends = [chunk * (N_QUARTERS // n_chunks) * m // N_QUARTERS for chunk in range(n_chunks + 1)]
+            ends = [
+                chunk * (N_QUARTERS // n_chunks) * m // N_QUARTERS for chunk in range(n_chunks + 1)
+            ]
             peers = [(self.rank + step) % w * m for step in range(1, w)]
-            parts = [(peer + first, peer + end) for peer in peers for first, end in itertools.pairwise(ends)]
+            parts = [
+                (peer + first, peer + end)
+                for peer in peers
+                for first, end in itertools.pairwise(ends)
+            ]
             parts.append((self.rank * m, (self.rank + 1) * m))
-            self._sorters[key] = RowSorter([(first * top_k, end * top_k) for first, end in parts], n_experts, "part", device)
+            self._sorters[key] = RowSorter(
+                [(first * top_k, end * top_k) for first, end in parts], n_experts, "part", device
+            )
         return self._sorters[key]
 
 
 class Buffers:
     """Memory, flags and the second stream of steps of one shape; construction is collective."""
 
-    def __init__(self, routed: torch.Size, n: int, like: torch.Tensor, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, routed: torch.Size, n: int, like: torch.Tensor, group: dist.ProcessGroup
+    ) -> None:
         (n_tokens, top_k), n_ranks = routed, dist.get_world_size(group)
         self.results = like.new_empty(n_tokens * top_k, n)
         """Of the step under way: the next one begins when all that read it are done."""
         slot = (n_ranks, n_tokens // n_ranks, n), like.dtype
-        layout = {f"sums {number}": slot for number in range(N_SLOTS)} | {"flags": ((n_ranks, N_QUARTERS), torch.int32)}
+        layout = {f"sums {number}": slot for number in range(N_SLOTS)} | {
+            "flags": ((n_ranks, N_QUARTERS), torch.int32)
+        }
         self._memory, self.n_done = SymmetricMemory(layout, like.device, group), 0
         # Its few programs come before those of a product.
-        self.side = torch.cuda.Stream(like.device, priority=-1) if like.device.type == "cuda" else None
+        self.side = (
+            torch.cuda.Stream(like.device, priority=-1) if like.device.type == "cuda" else None
+        )
 
     def partials(self, routing: Routing) -> Partials:
         """What the kernels of the next step are given."""
@@ -155,8 +187,14 @@ class Buffers:
 
 def config_space() -> list[dict[str, int]]:
     """Knobs of the communication, as arguments of `moe_reduce_rs`; the product's configs are those of its own `triton.autotune`."""
-    push_sms = N_PUSH_SMS[:1] if triton.knobs.runtime.interpret else N_PUSH_SMS  # under the interpreter it changes nothing
-    return [{"n_chunks": n_chunks, "n_push_sms": n_push_sms} for n_chunks in N_CHUNKS for n_push_sms in push_sms]
+    push_sms = (
+        N_PUSH_SMS[:1] if triton.knobs.runtime.interpret else N_PUSH_SMS
+    )  # under the interpreter it changes nothing
+    return [
+        {"n_chunks": n_chunks, "n_push_sms": n_push_sms}
+        for n_chunks in N_CHUNKS
+        for n_push_sms in push_sms
+    ]
 
 
 @autotune(config_space=config_space(), key_fn=key_fn, n_warmup=3, n_repeat=5)

@@ -20,7 +20,9 @@ TMA_ALIGNMENT_BYTES = 16
 """What a tensor descriptor asks of its base address and of its row pitch."""
 
 
-def check_operands(a: torch.Tensor, b: torch.Tensor, shapes: str = "A as [M, K] and B as [N, K]", n_dims: int = 2) -> None:
+def check_operands(
+    a: torch.Tensor, b: torch.Tensor, shapes: str = "A as [M, K] and B as [N, K]", n_dims: int = 2
+) -> None:
     """Raise if A @ B.T cannot be computed; B has `n_dims` dimensions, the last two of which are its rows and columns.
 
     Raises:
@@ -34,7 +36,9 @@ def check_operands(a: torch.Tensor, b: torch.Tensor, shapes: str = "A as [M, K] 
         needed = "nothing to multiply"
     else:
         return
-    raise ValueError(f"{needed}; got {list(a.shape)} {a.dtype} {a.device} and {list(b.shape)} {b.dtype} {b.device}")
+    raise ValueError(
+        f"{needed}; got {list(a.shape)} {a.dtype} {a.device} and {list(b.shape)} {b.dtype} {b.device}"
+    )
 
 
 def loadable(operand: torch.Tensor) -> torch.Tensor:
@@ -55,8 +59,15 @@ def output_for(like: torch.Tensor, shape: Shape, out: torch.Tensor | None) -> to
     """
     if out is None:
         return like.new_empty(shape)
-    if out.shape != shape or out.dtype != like.dtype or out.device != like.device or not out.is_contiguous():
-        raise ValueError(f"need out as contiguous {list(shape)} {like.dtype} on {like.device}; got {list(out.shape)} {out.dtype}")
+    if (
+        out.shape != shape
+        or out.dtype != like.dtype
+        or out.device != like.device
+        or not out.is_contiguous()
+    ):
+        raise ValueError(
+            f"need out as contiguous {list(shape)} {like.dtype} on {like.device}; got {list(out.shape)} {out.dtype}"
+        )
     return out
 
 
@@ -80,16 +91,30 @@ class GroupStep:
     partial_dtype: torch.dtype | None = None
     """The type in which partial results travel; None: the operands' type."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None, config: triton.Config | None = None) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, config: triton.Config | None = None
+    ) -> None:
         self.config = config
         group = dist.group.WORLD if group is None else group
         if group is None:
-            raise ValueError(f"{type(self).__name__} needs a process group: call torch.distributed.init_process_group first")
-        self.group, self.rank, self.n_ranks = group, dist.get_rank(group), dist.get_world_size(group)
-        n_per_host = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))  # torchrun numbers ranks host by host
-        self.n_local_ranks = max(Counter(rank // n_per_host for rank in dist.get_process_group_ranks(group)).values())
+            raise ValueError(
+                f"{type(self).__name__} needs a process group: call torch.distributed.init_process_group first"
+            )
+        self.group, self.rank, self.n_ranks = (
+            group,
+            dist.get_rank(group),
+            dist.get_world_size(group),
+        )
+        n_per_host = int(
+            os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())
+        )  # torchrun numbers ranks host by host
+        self.n_local_ranks = max(
+            Counter(rank // n_per_host for rank in dist.get_process_group_ranks(group)).values()
+        )
 
 
-def key_fn(a: torch.Tensor, b: torch.Tensor, ctx: GroupStep, *args: Any, **kwargs: Any) -> tuple[Hashable, ...]:
+def key_fn(
+    a: torch.Tensor, b: torch.Tensor, ctx: GroupStep, *args: Any, **kwargs: Any
+) -> tuple[Hashable, ...]:
     """Calls of a step that share a config: the same operands and travelling type, on as many ranks, spread alike."""
     return to_hashable(a), to_hashable(b), str(ctx.partial_dtype), ctx.n_ranks, ctx.n_local_ranks

@@ -21,7 +21,14 @@ from kernels.push_gemm import push_gemm_kernel, set_block_shapes
 from kernels.shard_gemm import device_properties, require_free_sms
 from kernels.steady_launch import launch
 from kernels.sum_parts import FLAG_ROWS, FOR_ALL, SUM_BLOCK, TO_ALL, TO_OWNER, sum_kernel
-from kernels.symmetric import N_SLOTS, StepOrder, SymmetricMemory, element_type, next_step, refuse_capture
+from kernels.symmetric import (
+    N_SLOTS,
+    StepOrder,
+    SymmetricMemory,
+    element_type,
+    next_step,
+    refuse_capture,
+)
 
 ROW_PARALLEL = "A as [M, K / W] and B as [N, K / W]"
 Move = Literal["push", "pull", "copy"]
@@ -47,8 +54,12 @@ class Exchange:
 
     def __post_init__(self) -> None:
         if self.reduction == "beside" and self.sms < 1:
-            raise ValueError(f"a reduction beside the product needs multiprocessors, got sms={self.sms}")
-        if self.chunk_rows.bit_count() != 1 or (self.move == "copy" and self.chunk_rows < FLAG_ROWS):
+            raise ValueError(
+                f"a reduction beside the product needs multiprocessors, got sms={self.sms}"
+            )
+        if self.chunk_rows.bit_count() != 1 or (
+            self.move == "copy" and self.chunk_rows < FLAG_ROWS
+        ):
             raise ValueError(
                 f"chunk_rows must be a power of two, for copies {FLAG_ROWS}, the rows of a flag, or more; got {self.chunk_rows}"
             )
@@ -148,7 +159,10 @@ class Copier:
                     end = min(first + chunk_rows, rows)
                     flags = range(first // FLAG_ROWS, -(-end // FLAG_ROWS))
                     words = [
-                        MemoryOps([(operation, where, flag) for flag in flags], weights[flags.start : flags.stop])
+                        MemoryOps(
+                            [(operation, where, flag) for flag in flags],
+                            weights[flags.start : flags.stop],
+                        )
                         for operation, where in ((WAIT, self.counts[peer]), (WRITE, arrivals))
                     ]
                     found.append((peer, slice(first * n, end * n), words[0], words[1]))
@@ -163,8 +177,14 @@ class PartialSums:
 
     def __init__(self, plan: Plan, device: torch.device, group: dist.ProcessGroup) -> None:
         if plan.n * FLAG_ROWS >= 2**29:
-            raise ValueError(f"N is {plan.n}: a flag that counts {FLAG_ROWS} rows of it could not tell two steps apart")
-        self.plan, self._rank, self._n_ranks = plan, dist.get_rank(group), dist.get_world_size(group)
+            raise ValueError(
+                f"N is {plan.n}: a flag that counts {FLAG_ROWS} rows of it could not tell two steps apart"
+            )
+        self.plan, self._rank, self._n_ranks = (
+            plan,
+            dist.get_rank(group),
+            dist.get_world_size(group),
+        )
         # Parts are padded, so that each starts at a multiple of 128 bytes.
         numel = -(-plan.part_rows * plan.n // 64) * 64
         flags = ((self._n_ranks, plan.n_flags), torch.int32)
@@ -174,7 +194,10 @@ class PartialSums:
             "credits": ((self._n_ranks,), torch.int32),
         }
         if plan.gathers:
-            layout |= {"gathered": ((N_SLOTS, self._n_ranks, numel), plan.dtype), "gathered_arrivals": flags}
+            layout |= {
+                "gathered": ((N_SLOTS, self._n_ranks, numel), plan.dtype),
+                "gathered_arrivals": flags,
+            }
         self._memory = SymmetricMemory(layout, device, group)
         self._n_done, self._device = 0, device
         self._tables: dict[tuple[str, int], Tables] = {}
@@ -182,7 +205,15 @@ class PartialSums:
         self._side: torch.cuda.Stream | None = None
         self._order = StepOrder()
 
-    def step(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, exchange: Exchange, *, config: triton.Config | None) -> None:
+    def step(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        exchange: Exchange,
+        *,
+        config: triton.Config | None,
+    ) -> None:
         """Queue one step on the current stream: `c` is the own part of the sum, or all of it if the plan gathers. Collective.
 
         `a` [M, K] and `b` [N, K] are loadable; `config` None leaves the product's config to the tuner.
@@ -193,10 +224,15 @@ class PartialSums:
             raise ValueError("all ranks sum all rows: reduction='beside' or 'behind'")
         if exchange.move == "copy":
             if plan.n_parts < self._n_ranks:
-                raise ValueError("copy engines serve the rank that sums a part; where all ranks sum all rows, push or pull")
+                raise ValueError(
+                    "copy engines serve the rank that sums a part; where all ranks sum all rows, push or pull"
+                )
             if self._device.type == "cpu":  # which has no copy engine
                 exchange = replace(exchange, move="push")
-        is_blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0" and not triton.knobs.runtime.interpret
+        is_blocking = (
+            os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0"
+            and not triton.knobs.runtime.interpret
+        )
         if exchange.move == "copy" and exchange.reduction == "inside" and is_blocking:
             raise ValueError(
                 "CUDA_LAUNCH_BLOCKING=1 lets a launch return when its kernel has ended, but a product that adds what copy engines bring "
@@ -221,15 +257,29 @@ class PartialSums:
         if copier is not None:
             copier.join()
 
-    def _reduce(self, c: torch.Tensor, tables: Tables, exchange: Exchange, *, epoch: int, started: Any) -> None:
+    def _reduce(
+        self, c: torch.Tensor, tables: Tables, exchange: Exchange, *, epoch: int, started: Any
+    ) -> None:
         """Queue the kernels behind the product or beside it: one that sums, where the product does not, and one that gathers the sums."""
         plan, own = self.plan, self._memory.own
         sizes = (plan.n, plan.part_rows, plan.n_flags, self._rank, epoch)
         if exchange.reduction != "inside":
             # The own part, or all of the one part.
             rows = plan.rows_of(self._rank if plan.n_parts > 1 else 0)
-            fixed = {"PARTS": 1, "SOURCES": self._n_ranks, "ELEMENT": element_type(plan.partial_dtype)}
-            args: tuple[Any, ...] = (c, tables.sources, own["arrivals"], tables.finals, tables.final_arrivals, rows, *sizes)
+            fixed = {
+                "PARTS": 1,
+                "SOURCES": self._n_ranks,
+                "ELEMENT": element_type(plan.partial_dtype),
+            }
+            args: tuple[Any, ...] = (
+                c,
+                tables.sources,
+                own["arrivals"],
+                tables.finals,
+                tables.final_arrivals,
+                rows,
+                *sizes,
+            )
             self._sum(args, fixed, exchange, started)
         if plan.gathers:  # each part has one source: the rank that has summed it
             fixed = {"PARTS": plan.n_parts, "SOURCES": 1, "ELEMENT": element_type(plan.dtype)}
@@ -248,20 +298,56 @@ class PartialSums:
         config: triton.Config | None,
     ) -> None:
         """Queue the product."""
-        plan, k, is_interpreted, own = self.plan, a.shape[1], triton.knobs.runtime.interpret, self._memory.own
+        plan, k, is_interpreted, own = (
+            self.plan,
+            a.shape[1],
+            triton.knobs.runtime.interpret,
+            self._memory.own,
+        )
         credits = (self._memory.addresses("credits"), own["credits"])
-        sent = (tables.targets, tables.arrivals, tables.sources, own["arrivals"], *credits, tables.finals, tables.final_arrivals)
+        sent = (
+            tables.targets,
+            tables.arrivals,
+            tables.sources,
+            own["arrivals"],
+            *credits,
+            tables.finals,
+            tables.final_arrivals,
+        )
         operands = [TensorDescriptor(x, list(x.shape), [k, 1], [1, 1]) for x in (a, b)]
-        args = (*operands, c, *sent, plan.m, plan.n, k, plan.part_rows, plan.n_flags, self._rank, epoch, MOVES.index(exchange.move))
+        args = (
+            *operands,
+            c,
+            *sent,
+            plan.m,
+            plan.n,
+            k,
+            plan.part_rows,
+            plan.n_flags,
+            self._rank,
+            epoch,
+            MOVES.index(exchange.move),
+        )
         spread, is_inside = TO_OWNER, exchange.reduction == "inside"
         if plan.n_parts < self._n_ranks:
             spread = FOR_ALL if exchange.move == "pull" else TO_ALL
-        fixed = {"PARTS": plan.n_parts, "WORLD": self._n_ranks, "INSIDE": is_inside, "SPREAD": spread}
-        fixed |= {"ELEMENT": element_type(plan.partial_dtype), "FLAG_ROWS": FLAG_ROWS, "INTERPRETED": is_interpreted}
+        fixed = {
+            "PARTS": plan.n_parts,
+            "WORLD": self._n_ranks,
+            "INSIDE": is_inside,
+            "SPREAD": spread,
+        }
+        fixed |= {
+            "ELEMENT": element_type(plan.partial_dtype),
+            "FLAG_ROWS": FLAG_ROWS,
+            "INTERPRETED": is_interpreted,
+        }
 
         def grid(meta: dict[str, Any]) -> tuple[int]:
             # Not by `triton.cdiv`, which takes the host 1.7 us.
-            tiles = plan.n_parts * -(-plan.part_rows // meta["BLOCK_M"]) * -(-plan.n // meta["BLOCK_N"])
+            tiles = (
+                plan.n_parts * -(-plan.part_rows // meta["BLOCK_M"]) * -(-plan.n // meta["BLOCK_N"])
+            )
             if is_interpreted:  # programs run one after the other there, so one that waits for peers must have sent all tiles itself
                 return (1 if is_inside else min(3 * meta["PER_SM"], tiles),)
             withheld = exchange.sms if exchange.reduction == "beside" else 0
@@ -275,11 +361,26 @@ class PartialSums:
         set_block_shapes({"a": operands[0], "b": operands[1], **fixed})
         launch(push_gemm_kernel.fn, grid(fixed), args, fixed, key=(plan, k, *fixed.items()))
 
-    def _sum(self, args: tuple[Any, ...], fixed: dict[str, Any], exchange: Exchange, started: torch.cuda.Event | None) -> None:
+    def _sum(
+        self,
+        args: tuple[Any, ...],
+        fixed: dict[str, Any],
+        exchange: Exchange,
+        started: torch.cuda.Event | None,
+    ) -> None:
         """Queue a reduction, on a stream of its own where it is beside the product; the current stream goes on behind it."""
-        items = fixed["PARTS"] * -(-self.plan.part_rows // exchange.chunk_rows) * -(-self.plan.n // SUM_BLOCK[1])
+        items = (
+            fixed["PARTS"]
+            * -(-self.plan.part_rows // exchange.chunk_rows)
+            * -(-self.plan.n // SUM_BLOCK[1])
+        )
         key = self.plan, self._n_ranks, fixed["PARTS"], exchange.chunk_rows, args[5]
-        fixed = {**fixed, "WORLD": self._n_ranks, "FLAG_ROWS": FLAG_ROWS, "CHUNK_ROWS": exchange.chunk_rows}
+        fixed = {
+            **fixed,
+            "WORLD": self._n_ranks,
+            "FLAG_ROWS": FLAG_ROWS,
+            "CHUNK_ROWS": exchange.chunk_rows,
+        }
         fixed |= {"ROWS": SUM_BLOCK[0], "COLUMNS": SUM_BLOCK[1], "num_warps": 8}
         if triton.knobs.runtime.interpret:
             launch(sum_kernel, (min(2, items),), args, fixed, key=key)
@@ -302,7 +403,9 @@ class PartialSums:
             memory, rank, ranks = self._memory, self._rank, range(self._n_ranks)
             has_parts = self.plan.n_parts > 1
             arrivals = [memory.on(r)["arrivals"][rank] for r in ranks]
-            if move == "pull":  # kept here, in the place of the part's owner, or in one place for all
+            if (
+                move == "pull"
+            ):  # kept here, in the place of the part's owner, or in one place for all
                 targets = [memory.own["received"][slot, r if has_parts else rank] for r in ranks]
                 sources = [memory.on(r)["received"][slot, rank if has_parts else r] for r in ranks]
             else:
@@ -314,7 +417,10 @@ class PartialSums:
                 arrivals = [arrivals[r] if r == rank else self._copier.counts[r] for r in ranks]
             tables = [targets, arrivals, sources]
             if self.plan.gathers:
-                tables += [[memory.on(r)["gathered"][slot, rank] for r in ranks], [memory.on(r)["gathered_arrivals"][rank] for r in ranks]]
+                tables += [
+                    [memory.on(r)["gathered"][slot, rank] for r in ranks],
+                    [memory.on(r)["gathered_arrivals"][rank] for r in ranks],
+                ]
                 tables.append([memory.own["gathered"][slot, r] for r in ranks])
             self._tables[move, slot] = Tables(*map(memory.table, tables))
         return self._tables[move, slot]
@@ -341,11 +447,25 @@ class RowParallelGemm(GroupStep):
         self._sums: dict[tuple[Plan, torch.device], PartialSums] = {}
 
     def run(
-        self, plan: Plan, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, exchange: Exchange, config: triton.Config | None
+        self,
+        plan: Plan,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        *,
+        exchange: Exchange,
+        config: triton.Config | None,
     ) -> torch.Tensor:
         """Queue a step of a plan, and return `c`. Collective where a plan has no memory yet."""
         sums = self._sums.get((plan, a.device))
         if sums is None:
             sums = self._sums[plan, a.device] = PartialSums(plan, a.device, self.group)
-        PartialSums.step(sums, loadable(a), loadable(b), c, exchange, config=self.config if config is None else config)
+        PartialSums.step(
+            sums,
+            loadable(a),
+            loadable(b),
+            c,
+            exchange,
+            config=self.config if config is None else config,
+        )
         return c

@@ -21,7 +21,9 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # first: the kernel is loaded once, under the module name that its records carry
+if (
+    __name__ == "__main__"
+):  # first: the kernel is loaded once, under the module name that its records carry
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from kernels.cases import main
 
@@ -48,9 +50,15 @@ GPU_BLOCKS = ((128, 64, 256), (128, 64, 256), (64, 32, 128))
 def all_configs() -> list[triton.Config]:
     """Every combination, in one order; the first one is what an untuned call gets."""
     is_interpreted = triton.knobs.runtime.interpret
-    blocks, warps, stages = (INTERPRETER_BLOCKS, (4,), (2,)) if is_interpreted else (GPU_BLOCKS, (4, 8), (3, 4))
+    blocks, warps, stages = (
+        (INTERPRETER_BLOCKS, (4,), (2,)) if is_interpreted else (GPU_BLOCKS, (4, 8), (3, 4))
+    )
     return [
-        triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 8}, num_warps=n_warps, num_stages=n_stages)
+        triton.Config(
+            {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 8},
+            num_warps=n_warps,
+            num_stages=n_stages,
+        )
         for m, n, k, n_warps, n_stages in itertools.product(*blocks, warps, stages)
     ]
 
@@ -59,9 +67,15 @@ def reason_to_drop(config: triton.Config, shape: tuple[int, ...], dtype: torch.d
     """Why a config is not worth compiling for a product of `shape` [M, N, K]; empty if it is. Equal for all sizes of a bucket."""
     block = config.kwargs
     block_m, block_n, block_k = block["BLOCK_M"], block["BLOCK_N"], block["BLOCK_K"]
-    shared_bytes = HOPPER_SHARED_BYTES if triton.knobs.runtime.interpret else device_properties()["max_shared_mem"]
+    shared_bytes = (
+        HOPPER_SHARED_BYTES
+        if triton.knobs.runtime.interpret
+        else device_properties()["max_shared_mem"]
+    )
     # Each pipeline stage holds a tile of A and one of B; a tile of C is stored from beside them.
-    needed = ((block_m + block_n) * block_k * config.num_stages + block_m * block_n) * dtype.itemsize
+    needed = (
+        (block_m + block_n) * block_k * config.num_stages + block_m * block_n
+    ) * dtype.itemsize
     if needed > shared_bytes:
         return f"needs {needed} bytes of shared memory, there are {shared_bytes}"
     accumulators = block_m * block_n // (32 * config.num_warps)
@@ -137,7 +151,9 @@ def fits(config: Any, a: torch.Tensor, b: torch.Tensor) -> bool:
     return not reason_to_drop(config["config"], (a.shape[0], b.shape[0], a.shape[1]), a.dtype)
 
 
-@autotune(all_configs(), key_fn=config_key, prune_fn=fits, bucket=power_of_two, n_warmup=3, n_repeat=5)
+@autotune(
+    all_configs(), key_fn=config_key, prune_fn=fits, bucket=power_of_two, n_warmup=3, n_repeat=5
+)
 def persistent_gemm(a: torch.Tensor, b: torch.Tensor, config: triton.Config) -> torch.Tensor:
     """C [M, N] of A [M, K] and B [N, K], summed in float32; `config` comes from the tuner.
 
@@ -151,11 +167,22 @@ def persistent_gemm(a: torch.Tensor, b: torch.Tensor, config: triton.Config) -> 
     m, n = a.shape[0], b.shape[0]
     a, b = loadable(a), loadable(b)
     c = padded_output(a, b)
-    is_interpreted, (block_m, block_n, block_k) = triton.knobs.runtime.interpret, (config.kwargs[f"BLOCK_{axis}"] for axis in "MNK")
+    is_interpreted, (block_m, block_n, block_k) = (
+        triton.knobs.runtime.interpret,
+        (config.kwargs[f"BLOCK_{axis}"] for axis in "MNK"),
+    )
     blocks = ((a, [block_m, block_k]), (b, [block_n, block_k]), (c, [block_m, block_n]))
-    args = (*(TensorDescriptor(x, list(x.shape), list(x.stride()), block) for x, block in blocks), m, n, a.shape[1])
+    args = (
+        *(TensorDescriptor(x, list(x.shape), list(x.stride()), block) for x, block in blocks),
+        m,
+        n,
+        a.shape[1],
+    )
     n_tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
-    n_programs = min(N_PROGRAMS_INTERPRETED if is_interpreted else device_properties()["multiprocessor_count"], n_tiles)
+    n_programs = min(
+        N_PROGRAMS_INTERPRETED if is_interpreted else device_properties()["multiprocessor_count"],
+        n_tiles,
+    )
     kernel: Any = persistent_gemm_kernel
     compiled = kernel[(n_programs,)](*args, INTERPRETED=is_interpreted, **config.all_kwargs())
     if compiled is not None:

@@ -33,7 +33,9 @@ def set_block_shapes(nargs: dict[str, Any]) -> None:
         ValueError: an SM has no room for all programs that the config asks for, or it asks for none.
     """
     if nargs["PER_SM"] < 1:
-        raise ValueError(f"PER_SM, the programs of push_gemm_kernel on each SM, must be 1 or more, got {nargs['PER_SM']}")
+        raise ValueError(
+            f"PER_SM, the programs of push_gemm_kernel on each SM, must be 1 or more, got {nargs['PER_SM']}"
+        )
     if nargs["PER_SM"] > 1 and (reason := no_room(nargs, nargs["num_stages"], nargs["num_warps"])):
         raise ValueError(f"{reason}. Give the config fewer stages or warps, or PER_SM=1")
     nargs["a"].block_shape = [nargs["BLOCK_M"], nargs["BLOCK_K"]]
@@ -41,7 +43,15 @@ def set_block_shapes(nargs: dict[str, Any]) -> None:
 
 
 def make_config(
-    block_m: int, block_n: int, block_k: int, *, warps: int, stages: int, split: bool = False, per_sm: int = 1, stagger: bool = False
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    *,
+    warps: int,
+    stages: int,
+    split: bool = False,
+    per_sm: int = 1,
+    stagger: bool = False,
 ) -> triton.Config:
     """A launch config of `push_gemm_kernel`.
 
@@ -49,7 +59,9 @@ def make_config(
     """
     blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
     choices = {"SPLIT_STORE": split, "PER_SM": per_sm, "STAGGER": stagger}
-    return triton.Config({**blocks, **choices}, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes)
+    return triton.Config(
+        {**blocks, **choices}, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes
+    )
 
 
 def gpu_configs() -> list[triton.Config]:
@@ -57,11 +69,27 @@ def gpu_configs() -> list[triton.Config]:
 
     No loop is flattened: Triton 3.6 fails to compile that where a branch follows the product.
     """
-    wide = ((128, 256, 8, 3), (128, 256, 8, 4), (256, 128, 8, 3), (256, 128, 8, 4), (128, 128, 4, 4), (128, 128, 8, 4), (128, 128, 4, 5))
-    narrow = ((64, 256, 64, 4, 4), (64, 128, 64, 4, 5), (64, 128, 128, 4, 4), (64, 64, 128, 4, 4), (64, 64, 64, 4, 6))
+    wide = (
+        (128, 256, 8, 3),
+        (128, 256, 8, 4),
+        (256, 128, 8, 3),
+        (256, 128, 8, 4),
+        (128, 128, 4, 4),
+        (128, 128, 8, 4),
+        (128, 128, 4, 5),
+    )
+    narrow = (
+        (64, 256, 64, 4, 4),
+        (64, 128, 64, 4, 5),
+        (64, 128, 128, 4, 4),
+        (64, 64, 128, 4, 4),
+        (64, 64, 64, 4, 6),
+    )
     flat = ((16, 64, 128, 4, 5), (16, 64, 256, 4, 4), (16, 128, 128, 4, 5), (16, 128, 256, 8, 3))
     configs = [
-        make_config(bm, bn, 64, warps=warps, stages=stages, split=split) for bm, bn, warps, stages in wide for split in (False, True)
+        make_config(bm, bn, 64, warps=warps, stages=stages, split=split)
+        for bm, bn, warps, stages in wide
+        for split in (False, True)
     ]
     pairs = ((128, 128, 64, 3), (64, 256, 64, 2), (64, 256, 32, 5), (64, 128, 64, 4))
     configs += [
@@ -69,13 +97,19 @@ def gpu_configs() -> list[triton.Config]:
         for bm, bn, bk, stages in pairs
         for stagger in (False, True)
     ]
-    return configs + [make_config(bm, bn, bk, warps=warps, stages=stages) for bm, bn, bk, warps, stages in narrow + flat]
+    return configs + [
+        make_config(bm, bn, bk, warps=warps, stages=stages)
+        for bm, bn, bk, warps, stages in narrow + flat
+    ]
 
 
 def interpreter_configs() -> list[triton.Config]:
     """A few block shapes: the interpreter ignores warps and stages, and each program costs milliseconds."""
     configs = [make_config(*block, warps=4, stages=2) for block in ((64, 64, 64), (32, 64, 64))]
-    return [*configs, make_config(64, 64, 32, warps=4, stages=2, split=True, per_sm=2, stagger=True)]
+    return [
+        *configs,
+        make_config(64, 64, 32, warps=4, stages=2, split=True, per_sm=2, stagger=True),
+    ]
 
 
 def shared_bytes(block: dict[str, Any], n_stages: int) -> int:
@@ -95,7 +129,11 @@ def no_room(block: dict[str, Any], n_stages: int, n_warps: int) -> str:
     """
     if triton.knobs.runtime.interpret:
         return ""
-    per_sm, n_bytes, properties = block["PER_SM"], shared_bytes(block, n_stages), device_properties()
+    per_sm, n_bytes, properties = (
+        block["PER_SM"],
+        shared_bytes(block, n_stages),
+        device_properties(),
+    )
     most_bytes = (properties["max_shared_mem"] + RESERVED_BYTES) // per_sm - RESERVED_BYTES
     most_warps = properties["max_num_regs"] // (MOST_REGISTERS * properties["warpSize"]) // per_sm
     if n_bytes <= most_bytes and (per_sm == 1 or n_warps <= most_warps):
@@ -106,14 +144,18 @@ def no_room(block: dict[str, Any], n_stages: int, n_warps: int) -> str:
     )
 
 
-def drop_hopeless(configs: list[triton.Config], nargs: dict[str, Any], **meta: Any) -> list[triton.Config]:
+def drop_hopeless(
+    configs: list[triton.Config], nargs: dict[str, Any], **meta: Any
+) -> list[triton.Config]:
     """Drop the configs that need more of an SM than there is for their programs, and tiles of which few rows are needed."""
     if triton.knobs.runtime.interpret:
         return configs
     most_rows = 2 * max(nargs["part_rows"], 16)
     flat = [each for each in configs if each.kwargs["BLOCK_M"] < most_rows]
     # Where none fits, the compiler's own error, or that of the config's hook, says more than an empty list.
-    return [each for each in flat if not no_room(each.kwargs, each.num_stages, each.num_warps)] or configs[:1]
+    return [
+        each for each in flat if not no_room(each.kwargs, each.num_stages, each.num_warps)
+    ] or configs[:1]
 
 
 def refuse_repeats(kernel_call: Any, quantiles: Any = None) -> Any:
@@ -137,10 +179,19 @@ def start_cycles(program, n_programs, block_elements, K, PER_SM: tl.constexpr):
 @triton.jit
 def _wait_cycles(cycles):
     """Sleep until the clock of the SM has gone on by this."""
-    start = tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    start = tl.inline_asm_elementwise(
+        "mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+    )
     now = start
     while now - start < cycles:
-        now = tl.inline_asm_elementwise("nanosleep.u32 200; mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+        now = tl.inline_asm_elementwise(
+            "nanosleep.u32 200; mov.u64 $0, %clock64;",
+            "=l",
+            [],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit
@@ -171,15 +222,26 @@ def _finish(acc, row, col, end_row, N, part, c, targets, arrivals, sources, own_
         at = rows.to(tl.int64)[:, None] * N + cols[None, :]
         mask = (rows < end_row)[:, None] & (cols < N)[None, :]
         for i in tl.static_range(1, WORLD):
-            source = (rank + WORLD - i) % WORLD  # in the order in which they send: rank - 1 sends this part first
-            zero = wait_rows(own_arrivals + source * n_flags, row, end_row, N, count, BLOCK_M, FLAG_ROWS)
+            source = (
+                rank + WORLD - i
+            ) % WORLD  # in the order in which they send: rank - 1 sends this part first
+            zero = wait_rows(
+                own_arrivals + source * n_flags, row, end_row, N, count, BLOCK_M, FLAG_ROWS
+            )
             # Not through L1, which may hold the line of two steps ago.
-            acc += tl.load(pointer_at(sources, source, ELEMENT) + (at + zero), mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+            acc += tl.load(
+                pointer_at(sources, source, ELEMENT) + (at + zero),
+                mask=mask,
+                other=0.0,
+                cache_modifier=".cg",
+            ).to(tl.float32)
         if finals is None:
             tl.store(c + at, acc.to(c.dtype.element_ty), mask=mask)
         else:
             store_to(acc, row, col, end_row, N, part, finals, rank, 1, WORLD, c.dtype.element_ty)
-            count_for(row, end_row, n_columns, part, final_arrivals, rank, BLOCK_M, 1, WORLD, FLAG_ROWS)
+            count_for(
+                row, end_row, n_columns, part, final_arrivals, rank, BLOCK_M, 1, WORLD, FLAG_ROWS
+            )
         # The own flag counts in this step, too, so that it means the same in each step.
         count_rows(own_arrivals + rank * n_flags, row, end_row, n_columns, BLOCK_M, FLAG_ROWS)
 
@@ -254,7 +316,9 @@ def push_gemm_kernel(
         end_row = tl.minimum(M - part * part_rows, part_rows)
         if SPLIT_STORE:
             # Two halves: fewer registers hold what the peers have sent, and the way out takes half the shared memory.
-            left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+            left, right = tl.split(
+                tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
+            )
             _finish(left, row, col, end_row, N, part, c, targets, arrivals, sources, own_arrivals, n_flags, finals, final_arrivals, rank,
                     count, INSIDE, SPREAD, WORLD, FLAG_ROWS, ELEMENT)  # fmt: skip
             _finish(right, row, col + BLOCK_N // 2, end_row, N, part, c, targets, arrivals, sources, own_arrivals, n_flags, finals,

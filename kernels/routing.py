@@ -50,11 +50,19 @@ class Routing:
 
     def __post_init__(self) -> None:
         pair = self.experts, self.weights
-        if self.experts.dim() != 2 or self.experts.shape != self.weights.shape or not all(each.is_contiguous() for each in pair):
-            given = " and ".join(f"{list(each.shape)} of strides {list(each.stride())}" for each in pair)
+        if (
+            self.experts.dim() != 2
+            or self.experts.shape != self.weights.shape
+            or not all(each.is_contiguous() for each in pair)
+        ):
+            given = " and ".join(
+                f"{list(each.shape)} of strides {list(each.stride())}" for each in pair
+            )
             raise ValueError(f"need experts and weights as [M, top_k], contiguous; got {given}")
         if self.experts.dtype != torch.int32 or self.weights.dtype != torch.float32:
-            raise ValueError(f"need int32 experts and float32 weights; got {self.experts.dtype} and {self.weights.dtype}")
+            raise ValueError(
+                f"need int32 experts and float32 weights; got {self.experts.dtype} and {self.weights.dtype}"
+            )
 
 
 def route(logits: torch.Tensor, top_k: int) -> Routing:
@@ -98,13 +106,18 @@ class RowSorter:
         device: where the experts of steps are.
     """
 
-    def __init__(self, parts: Sequence[tuple[int, int]], n_experts: int, order: Order, device: torch.device) -> None:
+    def __init__(
+        self, parts: Sequence[tuple[int, int]], n_experts: int, order: Order, device: torch.device
+    ) -> None:
         self.n_rows = sum(end - first for first, end in parts)
         self.order: Order = order
         n_segments = n_experts * (len(parts) if order == "part" else 1)
         self.most_tiles = self.n_rows // BLOCKS_M[0] + n_segments
         n_places = self.n_rows + min(n_segments, self.n_rows) * (BLOCKS_M[-1] - 1)
-        self._parts, self._n_experts = torch.tensor(parts, dtype=torch.int32, device=device), n_experts
+        self._parts, self._n_experts = (
+            torch.tensor(parts, dtype=torch.int32, device=device),
+            n_experts,
+        )
         self._counts = torch.empty(len(parts), n_experts, dtype=torch.int32, device=device)
         self._fixed = {
             "BLOCK": ROWS_PER_STEP,
@@ -117,16 +130,33 @@ class RowSorter:
         }
         shapes = (n_places,), (len(BLOCKS_M), self.most_tiles, TILE_FIELDS), (len(BLOCKS_M),)
         self.counters = torch.zeros(len(parts), dtype=torch.int32, device=device)
-        rows, tiles, n_tiles = (torch.empty(shape, dtype=torch.int32, device=device) for shape in shapes)
+        rows, tiles, n_tiles = (
+            torch.empty(shape, dtype=torch.int32, device=device) for shape in shapes
+        )
         self._sorted = SortedRows(rows, tiles, n_tiles, self.counters)
 
     def sort(self, experts: torch.Tensor) -> SortedRows:
         """Queue the sorting of rows with these `experts` (int32 [M, top_k], contiguous) on the current stream."""
         (n_parts, n_experts), to = self._counts.shape, self._sorted
         grid, key = (n_parts, n_experts), (self.n_rows, n_parts, n_experts, self.order)
-        launch(_count_kernel, grid, (experts, self._parts, self._counts, n_experts), {"BLOCK": ROWS_PER_STEP}, key=key)
-        lists, sizes = (to.rows, to.tiles, to.n_tiles, to.counters, self.most_tiles), (self.n_rows, n_experts, n_parts)
-        launch(_place_kernel, grid, (experts, self._parts, self._counts, *lists, *sizes), self._fixed, key=key)
+        launch(
+            _count_kernel,
+            grid,
+            (experts, self._parts, self._counts, n_experts),
+            {"BLOCK": ROWS_PER_STEP},
+            key=key,
+        )
+        lists, sizes = (
+            (to.rows, to.tiles, to.n_tiles, to.counters, self.most_tiles),
+            (self.n_rows, n_experts, n_parts),
+        )
+        launch(
+            _place_kernel,
+            grid,
+            (experts, self._parts, self._counts, *lists, *sizes),
+            self._fixed,
+            key=key,
+        )
         return to
 
 

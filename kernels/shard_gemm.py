@@ -30,16 +30,29 @@ def set_block_shapes(nargs: dict[str, Any]) -> None:
     nargs["a_gathered"].block_shape = [block_m, block_k]
     nargs["b"].block_shape = [block_n, block_k]
     if nargs["c_tiles"] is not None:
-        nargs["c_tiles"].block_shape = [1, block_m, block_n // 2 if nargs["SPLIT_STORE"] else block_n]
+        nargs["c_tiles"].block_shape = [
+            1,
+            block_m,
+            block_n // 2 if nargs["SPLIT_STORE"] else block_n,
+        ]
 
 
 def make_config(
-    block_m: int, block_n: int, block_k: int, *, warps: int, stages: int, flatten: bool = False, split: bool = False
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    *,
+    warps: int,
+    stages: int,
+    flatten: bool = False,
+    split: bool = False,
 ) -> triton.Config:
     """A launch config of `ag_gemm_kernel`."""
     blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
     choices = {"FLATTEN": flatten, "SPLIT_STORE": split}
-    return triton.Config({**blocks, **choices}, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes)
+    return triton.Config(
+        {**blocks, **choices}, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes
+    )
 
 
 def gpu_configs() -> list[triton.Config]:
@@ -65,7 +78,14 @@ def gpu_configs() -> list[triton.Config]:
 
 def interpreter_configs() -> list[triton.Config]:
     """A few block shapes: the interpreter ignores warps and stages, and each program costs milliseconds."""
-    blocks = [(128, 128, 128), (128, 128, 64), (128, 64, 128), (64, 128, 128), (64, 64, 128), (64, 64, 64)]
+    blocks = [
+        (128, 128, 128),
+        (128, 128, 64),
+        (128, 64, 128),
+        (64, 128, 128),
+        (64, 64, 128),
+        (64, 64, 64),
+    ]
     configs = [make_config(*block, warps=4, stages=2) for block in blocks]
     configs.append(make_config(128, 128, 128, warps=4, stages=2, split=True))
     configs.append(make_config(64, 64, 64, warps=4, stages=2, flatten=True, split=True))
@@ -114,7 +134,9 @@ def _store_tile(acc, c_tiles, c, shard, row, col, M_shard, N, SPLIT_STORE: tl.co
         rows = row + tl.arange(0, BLOCK_M)
         cols = col + tl.arange(0, BLOCK_N)
         at = c + (shard * M_shard + rows).to(tl.int64)[:, None] * N + cols[None, :]
-        tl.store(at, acc.to(c.dtype.element_ty), mask=(rows < M_shard)[:, None] & (cols < N)[None, :])
+        tl.store(
+            at, acc.to(c.dtype.element_ty), mask=(rows < M_shard)[:, None] & (cols < N)[None, :]
+        )
     elif SPLIT_STORE:
         # Two halves: the staging buffer in shared memory is half as large, which can buy a pipeline stage.
         halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
@@ -173,7 +195,9 @@ def ag_gemm_kernel(
         if tile >= tiles_per_shard:
             source = (rank + WORLD - tile // tiles_per_shard) % WORLD
             # The tiles are loaded by the bulk copy unit.
-            a_row += source * M_shard + fence_bulk_loads(wait_until(flags + source, epoch), INTERPRETED)
+            a_row += source * M_shard + fence_bulk_loads(
+                wait_until(flags + source, epoch), INTERPRETED
+            )
             a = a_gathered
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(tl.cdiv(K, BLOCK_K)):
@@ -186,7 +210,17 @@ def ag_gemm_kernel(
         stored += n_programs
         block_row, block_col = tile_block(stored % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
         shard = (rank + WORLD - stored // tiles_per_shard) % WORLD
-        _store_tile(acc, c_tiles, c, shard, block_row * BLOCK_M, block_col * BLOCK_N, M_shard, N, SPLIT_STORE)
+        _store_tile(
+            acc,
+            c_tiles,
+            c,
+            shard,
+            block_row * BLOCK_M,
+            block_col * BLOCK_N,
+            M_shard,
+            N,
+            SPLIT_STORE,
+        )
 
 
 def multiply_shards(
@@ -207,14 +241,22 @@ def multiply_shards(
     (m, n), k, n_ranks = c.shape, b.shape[1], len(flags)
     c_tiles = None
     if n * c.element_size() % TMA_ALIGNMENT_BYTES == 0 and c.data_ptr() % TMA_ALIGNMENT_BYTES == 0:
-        c_tiles = TensorDescriptor(c, [n_ranks, m // n_ranks, n], [m // n_ranks * n, n, 1], [1, 1, 1])
+        c_tiles = TensorDescriptor(
+            c, [n_ranks, m // n_ranks, n], [m // n_ranks * n, n, 1], [1, 1, 1]
+        )
     operands = [TensorDescriptor(x, list(x.shape), [k, 1], [1, 1]) for x in (a_own, a_gathered, b)]
     args = (*operands, c_tiles, c, flags, m, n, k, rank, epoch)
     is_interpreted = triton.knobs.runtime.interpret
 
     def grid(meta: dict[str, Any]) -> tuple[int]:
-        tiles_per_shard = triton.cdiv(m // n_ranks, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"])
-        n_programs = N_PROGRAMS_INTERPRETED if is_interpreted else device_properties()["multiprocessor_count"]
+        tiles_per_shard = triton.cdiv(m // n_ranks, meta["BLOCK_M"]) * triton.cdiv(
+            n, meta["BLOCK_N"]
+        )
+        n_programs = (
+            N_PROGRAMS_INTERPRETED
+            if is_interpreted
+            else device_properties()["multiprocessor_count"]
+        )
         return (min(n_programs, tiles_per_shard * n_ranks),)
 
     fixed = {"WORLD": n_ranks, "INTERPRETED": is_interpreted}

@@ -47,13 +47,29 @@ def wait_rows(flags, row, end_row, N, count, ROWS: tl.constexpr, FLAG_ROWS: tl.c
     for i in tl.static_range((ROWS + FLAG_ROWS - 1) // FLAG_ROWS):
         flag = row // FLAG_ROWS + i
         n_rows = tl.minimum(end_row - flag * FLAG_ROWS, FLAG_ROWS)
-        if n_rows > 0:  # a flag of no rows stays 0, which after 2^31 elements of another one counts as behind
-            zero += wait_until(flags + flag, (n_rows.to(tl.int64) * N * count).to(tl.int32))  # modulo 2^32
+        if (
+            n_rows > 0
+        ):  # a flag of no rows stays 0, which after 2^31 elements of another one counts as behind
+            zero += wait_until(
+                flags + flag, (n_rows.to(tl.int64) * N * count).to(tl.int32)
+            )  # modulo 2^32
     return zero
 
 
 @triton.jit
-def store_to(acc, row, col, end_row, N, part, targets, rank, SPREAD: tl.constexpr, WORLD: tl.constexpr, ELEMENT: tl.constexpr):
+def store_to(
+    acc,
+    row,
+    col,
+    end_row,
+    N,
+    part,
+    targets,
+    rank,
+    SPREAD: tl.constexpr,
+    WORLD: tl.constexpr,
+    ELEMENT: tl.constexpr,
+):
     """Store a block of a part where the tables say: for its owner, for each rank, or once for all of them."""
     rows, cols = row + tl.arange(0, acc.shape[0]), col + tl.arange(0, acc.shape[1])
     at = rows.to(tl.int64)[:, None] * N + cols[None, :]
@@ -70,14 +86,30 @@ def store_to(acc, row, col, end_row, N, part, targets, rank, SPREAD: tl.constexp
 
 @triton.jit
 def count_for(
-    row, end_row, n_columns, part, arrivals, rank, ROWS: tl.constexpr, SPREAD: tl.constexpr, WORLD: tl.constexpr, FLAG_ROWS: tl.constexpr
+    row,
+    end_row,
+    n_columns,
+    part,
+    arrivals,
+    rank,
+    ROWS: tl.constexpr,
+    SPREAD: tl.constexpr,
+    WORLD: tl.constexpr,
+    FLAG_ROWS: tl.constexpr,
 ):
     """Count what `store_to` has stored, where its reader waits; behind all of the stores, because a release waits for those before it."""
     if SPREAD == 0:
         count_rows(pointer_at(arrivals, part, tl.int32), row, end_row, n_columns, ROWS, FLAG_ROWS)
     else:
         for i in tl.static_range(1, WORLD + 1):
-            count_rows(pointer_at(arrivals, (rank + i) % WORLD, tl.int32), row, end_row, n_columns, ROWS, FLAG_ROWS)
+            count_rows(
+                pointer_at(arrivals, (rank + i) % WORLD, tl.int32),
+                row,
+                end_row,
+                n_columns,
+                ROWS,
+                FLAG_ROWS,
+            )
 
 
 @triton.jit(do_not_specialize=["rank", "count"])
@@ -111,7 +143,15 @@ def sum_kernel(
         end = tl.minimum(first + CHUNK_ROWS, end_row)
         zero = 0
         for source in tl.static_range(SOURCES):
-            zero += wait_rows(arrivals + (part * SOURCES + source) * n_flags, first, end_row, N, count, CHUNK_ROWS, FLAG_ROWS)
+            zero += wait_rows(
+                arrivals + (part * SOURCES + source) * n_flags,
+                first,
+                end_row,
+                N,
+                count,
+                CHUNK_ROWS,
+                FLAG_ROWS,
+            )
         cols = col + tl.arange(0, COLUMNS)
         for row in tl.range(first, end, ROWS):
             rows = row + tl.arange(0, ROWS)
@@ -120,11 +160,28 @@ def sum_kernel(
             acc = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
             for source in tl.static_range(SOURCES):
                 pointer = pointer_at(sources, part * SOURCES + source, ELEMENT)
-                acc += tl.load(pointer + (at + zero), mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+                acc += tl.load(
+                    pointer + (at + zero), mask=mask, other=0.0, cache_modifier=".cg"
+                ).to(tl.float32)
             if finals is None:
-                tl.store(c + part.to(tl.int64) * part_rows * N + at, acc.to(c.dtype.element_ty), mask=mask)
+                tl.store(
+                    c + part.to(tl.int64) * part_rows * N + at,
+                    acc.to(c.dtype.element_ty),
+                    mask=mask,
+                )
             else:
                 store_to(acc, row, col, end, N, part, finals, rank, 1, WORLD, c.dtype.element_ty)
         if finals is not None:
             n_columns = tl.minimum(N - col, COLUMNS)
-            count_for(first, end_row, n_columns, part, final_arrivals, rank, CHUNK_ROWS, 1, WORLD, FLAG_ROWS)
+            count_for(
+                first,
+                end_row,
+                n_columns,
+                part,
+                final_arrivals,
+                rank,
+                CHUNK_ROWS,
+                1,
+                WORLD,
+                FLAG_ROWS,
+            )

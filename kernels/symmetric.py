@@ -83,7 +83,11 @@ class SymmetricMemory:
     """
 
     def __init__(self, layout: Layout, device: torch.device, group: dist.ProcessGroup) -> None:
-        self.rank, self.n_ranks, self.device = dist.get_rank(group), dist.get_world_size(group), device
+        self.rank, self.n_ranks, self.device = (
+            dist.get_rank(group),
+            dist.get_world_size(group),
+            device,
+        )
         text = ", ".join(f"{name} {list(shape)} {dtype}" for name, (shape, dtype) in layout.items())
         by_rank: list[str] = [""] * self.n_ranks
         dist.all_gather_object(by_rank, text, group=group)
@@ -96,7 +100,9 @@ class SymmetricMemory:
             blocks = _mapped_blocks(n_bytes, group)
         self._tensors = [
             {
-                name: block[starts[name] : starts[name] + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+                name: block[starts[name] : starts[name] + math.prod(shape) * dtype.itemsize]
+                .view(dtype)
+                .view(shape)
                 for name, (shape, dtype) in layout.items()
             }
             for block in blocks
@@ -123,11 +129,15 @@ class SymmetricMemory:
         """Int64 on the device: where each of some tensors starts, for `pointer_at`; they are to start at multiples of 16 bytes."""
         starts = [tensor.data_ptr() for tensor in tensors]
         if any(start % 16 for start in starts):
-            raise ValueError(f"need tensors that start at multiples of 16 bytes, got offsets {[start % 16 for start in starts]}")
+            raise ValueError(
+                f"need tensors that start at multiples of 16 bytes, got offsets {[start % 16 for start in starts]}"
+            )
         return torch.tensor(starts, dtype=torch.int64).to(self.device)
 
 
-def _cuda_blocks(n_bytes: int, device: torch.device, group: dist.ProcessGroup) -> tuple[list[torch.Tensor], object]:
+def _cuda_blocks(
+    n_bytes: int, device: torch.device, group: dist.ProcessGroup
+) -> tuple[list[torch.Tensor], object]:
     """The block of each rank, in torch's symmetric memory, and the handle that keeps the peers' blocks mapped. Collective."""
     import torch.distributed._symmetric_memory as symmetric_memory
 
@@ -148,7 +158,9 @@ def _cuda_blocks(n_bytes: int, device: torch.device, group: dist.ProcessGroup) -
     torch.cuda.synchronize(device)
     memory = symmetric_memory.rendezvous(own, group)
     dist.barrier(group)
-    blocks = [own if r == rank else memory.get_buffer(r, [n_bytes], torch.uint8) for r in range(n_ranks)]
+    blocks = [
+        own if r == rank else memory.get_buffer(r, [n_bytes], torch.uint8) for r in range(n_ranks)
+    ]
     # The handle goes along: a tensor of `get_buffer` is a bare address, which does not hold what it points to.
     return blocks, memory
 
@@ -157,17 +169,26 @@ def _mapped_blocks(n_bytes: int, group: dist.ProcessGroup) -> list[torch.Tensor]
     """The block of each rank, as a file that all processes of a host map; the files have no name any more when this returns. Collective."""
     rank, n_ranks = dist.get_rank(group), dist.get_world_size(group)
     shared = Path("/dev/shm")  # memory: no disk is written
-    folder = tempfile.mkdtemp(prefix="symmetric-", dir=shared if shared.is_dir() else None) if rank == 0 else ""
+    folder = (
+        tempfile.mkdtemp(prefix="symmetric-", dir=shared if shared.is_dir() else None)
+        if rank == 0
+        else ""
+    )
     by_rank: list[tuple[str, str]] = [("", "")] * n_ranks
     dist.all_gather_object(by_rank, (folder, socket.gethostname()), group=group)
     root, hosts = Path(by_rank[0][0]), {host for _, host in by_rank}
     try:
         if len(hosts) > 1:
-            raise RuntimeError(f"CPU ranks share memory on one host only, got ranks on {sorted(hosts)}: start them on one")
+            raise RuntimeError(
+                f"CPU ranks share memory on one host only, got ranks on {sorted(hosts)}: start them on one"
+            )
         with (root / str(rank)).open("wb") as block:
             block.truncate(n_bytes)
         dist.barrier(group)
-        return [torch.from_file(str(root / str(r)), shared=True, size=n_bytes, dtype=torch.uint8) for r in range(n_ranks)]
+        return [
+            torch.from_file(str(root / str(r)), shared=True, size=n_bytes, dtype=torch.uint8)
+            for r in range(n_ranks)
+        ]
     finally:
         dist.barrier(group)
         if rank == 0:
@@ -206,7 +227,9 @@ def as_int32(count: int) -> int:
 def refuse_capture(step: str) -> None:
     """Raise a RuntimeError if the current stream is captured in a CUDA graph."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(f"{step} cannot be captured in a CUDA graph: its epoch would be the same at every replay")
+        raise RuntimeError(
+            f"{step} cannot be captured in a CUDA graph: its epoch would be the same at every replay"
+        )
 
 
 def element_type(dtype: torch.dtype) -> tl.dtype:
@@ -249,4 +272,11 @@ def fence_bulk_loads(zero, INTERPRETED: tl.constexpr):
     if INTERPRETED:  # it has no inline assembly
         return zero
     else:
-        return tl.inline_asm_elementwise("fence.proxy.async; mov.u32 $0, $1;", "=r,r", [zero], dtype=tl.int32, is_pure=False, pack=1)
+        return tl.inline_asm_elementwise(
+            "fence.proxy.async; mov.u32 $0, $1;",
+            "=r,r",
+            [zero],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )

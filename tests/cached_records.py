@@ -39,4 +39,11 @@ def record(n_candidates: int = 3, **changes: Any) -> TuningRecord:
 
 def measured(n_samples: int, **changes: Any) -> TuningRecord:
     """A record of the same candidates with this many timed replays."""
-    return record(candidates=[candidate(0, n_replays=0), candidate(1, n_replays=n_samples), candidate(2, n_replays=0)], **changes)
+    return record(
+        candidates=[
+            candidate(0, n_replays=0),
+            candidate(1, n_replays=n_samples),
+            candidate(2, n_replays=0),
+        ],
+        **changes,
+    )

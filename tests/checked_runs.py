@@ -14,7 +14,9 @@ B = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 Function = Callable[..., Any]
 
 
-def run(checker: Checker, function: Function, *args: Any, is_repeated: bool = False, **kwargs: Any) -> str:
+def run(
+    checker: Checker, function: Function, *args: Any, is_repeated: bool = False, **kwargs: Any
+) -> str:
     """What is said of one run."""
     checker.begin(args, kwargs, is_repeated=is_repeated)
     return checker.judge(function(*args, **kwargs), args, kwargs)
@@ -22,7 +24,9 @@ def run(checker: Checker, function: Function, *args: Any, is_repeated: bool = Fa
 
 def judge(checker: Checker, candidate: Function, *args: Any, **kwargs: Any) -> str:
     """What is said of a candidate, run as often as a tuning runs it."""
-    said = (run(checker, candidate, *args, is_repeated=k > 0, **kwargs) for k in range(checker.n_runs))
+    said = (
+        run(checker, candidate, *args, is_repeated=k > 0, **kwargs) for k in range(checker.n_runs)
+    )
     return next(filter(None, said), "")
 
 

@@ -24,24 +24,37 @@ def lines() -> list[str]:
     """Of each kind a heading, what it is, and its fields; those of all kinds first."""
     body = ast.parse(inspect.getsource(events)).body
     aliases = _described(body)
-    return [line for each in body if isinstance(each, ast.ClassDef) for line in _event(each, aliases)]
+    return [
+        line for each in body if isinstance(each, ast.ClassDef) for line in _event(each, aliases)
+    ]
 
 
 def _event(model: ast.ClassDef, aliases: dict[str, str]) -> list[str]:
     """One event's. A field without a docstring has that of its type."""
     said = _described(model.body)
-    fields = {each.target.id: ast.unparse(each.annotation) for each in model.body if isinstance(each, ast.AnnAssign)}  # type: ignore[union-attr]
+    fields = {
+        each.target.id: ast.unparse(each.annotation)
+        for each in model.body
+        if isinstance(each, ast.AnnAssign)
+    }  # type: ignore[union-attr]
     kind = fields.pop("kind", "Fields of every event").removeprefix("Literal['").removesuffix("']")
-    rows = [f"- `{name}`: {said.get(name) or aliases[annotation]}" for name, annotation in fields.items()]
+    rows = [
+        f"- `{name}`: {said.get(name) or aliases[annotation]}"
+        for name, annotation in fields.items()
+    ]
     return [f"### {kind}", "", _line(ast.get_docstring(model) or ""), "", *rows, ""]
 
 
 def _described(body: list[ast.stmt]) -> dict[str, str]:
     """Name -> docstring, of what is assigned here and has one."""
     return {
-        ast.unparse(one.target if isinstance(one, ast.AnnAssign) else one.targets[0]): _line(after.value.value)
+        ast.unparse(one.target if isinstance(one, ast.AnnAssign) else one.targets[0]): _line(
+            after.value.value
+        )
         for one, after in pairwise(body)
-        if isinstance(one, ast.AnnAssign | ast.Assign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        if isinstance(one, ast.AnnAssign | ast.Assign)
+        and isinstance(after, ast.Expr)
+        and isinstance(after.value, ast.Constant)
         if isinstance(after.value.value, str)
     }
 
@@ -52,5 +65,7 @@ def _line(docstring: str) -> str:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     write_table(PAGE, NAME, lines())

@@ -79,13 +79,24 @@ _BLOCKS = {2**k for k in range(21)}
 
 def _in_one_go(run: Callable[..., Any]) -> Callable[..., Any]:
     def run_fast(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        is_known = self.fn in ELEMENTWISE and kwargs.get("BLOCK") in _BLOCKS and not (warmup or self.pre_run_hooks)
+        is_known = (
+            self.fn in ELEMENTWISE
+            and kwargs.get("BLOCK") in _BLOCKS
+            and not (warmup or self.pre_run_hooks)
+        )
         if not (is_known and len(args) == 3 and all(map(_is_plain, args[:2]))):
             return run(self, *args, grid=grid, warmup=warmup, **kwargs)
-        dims = grid(dict(zip(self.arg_names, args, strict=False), **kwargs)) if callable(grid) else grid
+        dims = (
+            grid(dict(zip(self.arg_names, args, strict=False), **kwargs))
+            if callable(grid)
+            else grid
+        )
         builder.set_grid_dim(*dims, *[1] * (3 - len(dims)))
         n = min(args[2], kwargs["BLOCK"] * math.prod(dims))
-        x, y = (numpy.frombuffer((ctypes.c_float * n).from_address(each.data_ptr()), numpy.float32) for each in args[:2])
+        x, y = (
+            numpy.frombuffer((ctypes.c_float * n).from_address(each.data_ptr()), numpy.float32)
+            for each in args[:2]
+        )
         y[:] = ELEMENTWISE[self.fn](x, y)
         return None
 
@@ -93,7 +104,9 @@ def _in_one_go(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_plain(given: Any) -> bool:
-    return type(given) is torch.Tensor and given.dtype is torch.float32 and given.device.type == "cpu"
+    return (
+        type(given) is torch.Tensor and given.dtype is torch.float32 and given.device.type == "cpu"
+    )
 
 
 interpreter.InterpretedFunction.run = _in_one_go(interpreter.InterpretedFunction.run)

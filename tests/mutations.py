@@ -81,17 +81,48 @@ GUARDS = (
     Guard(
         "a verdict is written once",
         "Meetings._decide",
-        instead("compare_set", "lambda store: lambda key, old, new: (store.set(key, new), new.encode())[1]"),
+        instead(
+            "compare_set",
+            "lambda store: lambda key, old, new: (store.set(key, new), new.encode())[1]",
+        ),
         "tests/distributed",
     ),
-    Guard("the last to come reads all parts", "Meetings._bring", instead("len", "lambda members: len(members) - 1"), "tests/distributed"),
-    Guard("ranks at other steps are told so", "Meetings._agree", never("len"), "tests/distributed"),
-    Guard("the missing time out", "Limits.outcome", never("patience_s"), "tests/distributed tests/ranks/test_late.py"),
-    Guard("a dead rank is seen at once", "Limits.outcome", never("state"), "tests/distributed tests/faults"),
-    Guard("a rank that has passed is not awaited", "Limits.outcome", never("passed"), "tests/distributed tests/ranks/test_differing.py"),
-    Guard("a stopped rank costs waiting alone", "Limits._is_stuck", never("will_come"), "tests/distributed tests/ranks/test_late.py"),
     Guard(
-        "waits for each other are a mismatch", "Limits.outcome", never("is_elsewhere"), "tests/distributed tests/ranks/test_differing.py"
+        "the last to come reads all parts",
+        "Meetings._bring",
+        instead("len", "lambda members: len(members) - 1"),
+        "tests/distributed",
+    ),
+    Guard("ranks at other steps are told so", "Meetings._agree", never("len"), "tests/distributed"),
+    Guard(
+        "the missing time out",
+        "Limits.outcome",
+        never("patience_s"),
+        "tests/distributed tests/ranks/test_late.py",
+    ),
+    Guard(
+        "a dead rank is seen at once",
+        "Limits.outcome",
+        never("state"),
+        "tests/distributed tests/faults",
+    ),
+    Guard(
+        "a rank that has passed is not awaited",
+        "Limits.outcome",
+        never("passed"),
+        "tests/distributed tests/ranks/test_differing.py",
+    ),
+    Guard(
+        "a stopped rank costs waiting alone",
+        "Limits._is_stuck",
+        never("will_come"),
+        "tests/distributed tests/ranks/test_late.py",
+    ),
+    Guard(
+        "waits for each other are a mismatch",
+        "Limits.outcome",
+        never("is_elsewhere"),
+        "tests/distributed tests/ranks/test_differing.py",
     ),
     Guard(
         "an abort ends the call on all ranks",
@@ -99,16 +130,45 @@ GUARDS = (
         instead("compare_set", "lambda store: lambda key, old, new: new.encode()"),
         "tests/distributed tests/faults",
     ),
-    Guard("what has ended takes no next call for another", "Meetings._wait", always("_decide"), "tests/distributed"),
-    Guard("a beat learns of the end", "Meetings.beat", never("_has_verdict"), "tests/distributed tests/ranks/test_failed.py"),
-    Guard("a consequence is no cause", "is_secondary", does("return False"), "tests/distributed tests/faults"),
-    Guard("an operator that torch.compile would remove is refused", "as_operator", never("mutates_args"), "tests/ranks/test_compiled.py"),
-    Guard("one operator of a name", "as_operator", never("hasattr"), "tests/ranks/test_compiled.py"),
-    Guard("a call made again frees its peers", "Meetings._met", never("is_gathering"), "tests/distributed tests/ranks/test_failed.py"),
+    Guard(
+        "what has ended takes no next call for another",
+        "Meetings._wait",
+        always("_decide"),
+        "tests/distributed",
+    ),
+    Guard(
+        "a beat learns of the end",
+        "Meetings.beat",
+        never("_has_verdict"),
+        "tests/distributed tests/ranks/test_failed.py",
+    ),
+    Guard(
+        "a consequence is no cause",
+        "is_secondary",
+        does("return False"),
+        "tests/distributed tests/faults",
+    ),
+    Guard(
+        "an operator that torch.compile would remove is refused",
+        "as_operator",
+        never("mutates_args"),
+        "tests/ranks/test_compiled.py",
+    ),
+    Guard(
+        "one operator of a name", "as_operator", never("hasattr"), "tests/ranks/test_compiled.py"
+    ),
+    Guard(
+        "a call made again frees its peers",
+        "Meetings._met",
+        never("is_gathering"),
+        "tests/distributed tests/ranks/test_failed.py",
+    ),
     Guard(
         "two tasks are never one",
         "WorkQueue.__iter__",
-        instead("add", "lambda store: lambda key, n: (store.add(key, 0), store.add(key, n))[0] + n"),
+        instead(
+            "add", "lambda store: lambda key, n: (store.add(key, 0), store.add(key, n))[0] + n"
+        ),
         "tests/distributed tests/offline",
     ),
     Guard(
@@ -117,9 +177,24 @@ GUARDS = (
         instead("reduce", "lambda context: lambda topic, part, fn: part"),
         "tests/ranks/test_replays.py",
     ),
-    Guard("collectives of captures do not count", "Replayer.capture", without("n_captured"), "tests/ranks/test_replays.py"),
-    Guard("a launched kernel stays loaded", "Candidate._load", never("launched"), "tests/ranks/test_compiled.py"),
-    Guard("farewell of the store's host", "Presence._say_farewell", always("ends_at"), "tests/distributed"),
+    Guard(
+        "collectives of captures do not count",
+        "Replayer.capture",
+        without("n_captured"),
+        "tests/ranks/test_replays.py",
+    ),
+    Guard(
+        "a launched kernel stays loaded",
+        "Candidate._load",
+        never("launched"),
+        "tests/ranks/test_compiled.py",
+    ),
+    Guard(
+        "farewell of the store's host",
+        "Presence._say_farewell",
+        always("ends_at"),
+        "tests/distributed",
+    ),
     Guard(
         "a connection has a deadline",
         "store.within",
@@ -130,13 +205,19 @@ GUARDS = (
     Guard(
         "MAX over ranks",
         "times._reduce",
-        instead("max", "lambda found, key=None: max(found, key=key) if found is not ms else min(found, key=key)"),
+        instead(
+            "max",
+            "lambda found, key=None: max(found, key=key) if found is not ms else min(found, key=key)",
+        ),
         "tests/search",
     ),
     Guard(
         "the slowest closure",
         "times._reduce",
-        instead("max", "lambda found, key=None: max(found, key=key) if found is ms else min(found, key=key)"),
+        instead(
+            "max",
+            "lambda found, key=None: max(found, key=key) if found is ms else min(found, key=key)",
+        ),
         "tests/search",
     ),
     Guard(
@@ -145,7 +226,12 @@ GUARDS = (
         instead("intersection", "lambda owner: owner.union"),
         "tests/search tests/ranks/test_agree.py",
     ),
-    Guard("a clock's nonsense is a failure", "Samples.report", never("absurd"), "tests/search tests/ranks/test_agree.py"),
+    Guard(
+        "a clock's nonsense is a failure",
+        "Samples.report",
+        never("absurd"),
+        "tests/search tests/ranks/test_agree.py",
+    ),
     Guard(
         "a failure on any rank counts on all",
         "reduce_reports",
@@ -158,14 +244,38 @@ GUARDS = (
         instead("disturbed", "lambda each: []"),
         "tests/search tests/ranks/test_agree.py",
     ),
-    Guard("lost replays run again", "reduce_reports", instead("lost", "lambda each: []"), "tests/search tests/ranks/test_variants.py"),
-    Guard("outliers leave", "without_outliers", does("return samples"), "tests/search tests/measure"),
-    Guard("a tie goes to the faster kernel", "select", always("error_ms tie_ms", at=1), "tests/search"),
+    Guard(
+        "lost replays run again",
+        "reduce_reports",
+        instead("lost", "lambda each: []"),
+        "tests/search tests/ranks/test_variants.py",
+    ),
+    Guard(
+        "outliers leave", "without_outliers", does("return samples"), "tests/search tests/measure"
+    ),
+    Guard(
+        "a tie goes to the faster kernel", "select", always("error_ms tie_ms", at=1), "tests/search"
+    ),
     Guard("the hopeless run no more", "hopeless", does("return set()"), "tests/search"),
     Guard("the closure decides with a difference", "select", never("bias"), "tests/search"),
-    Guard("finalists are the best few", "selection.kept", instead("in_turn", "in_turn[::-1]"), "tests/search"),
-    Guard("equals of a failure fail", "SiteRace.drop", never("first"), "tests/search tests/ranks/test_compiled.py"),
-    Guard("times without a late owner do not count", "SiteRace.tell", always("n_owners"), "tests/search tests/ranks/test_agree.py"),
+    Guard(
+        "finalists are the best few",
+        "selection.kept",
+        instead("in_turn", "in_turn[::-1]"),
+        "tests/search",
+    ),
+    Guard(
+        "equals of a failure fail",
+        "SiteRace.drop",
+        never("first"),
+        "tests/search tests/ranks/test_compiled.py",
+    ),
+    Guard(
+        "times without a late owner do not count",
+        "SiteRace.tell",
+        always("n_owners"),
+        "tests/search tests/ranks/test_agree.py",
+    ),
     Guard(
         "suspects run last",
         "SiteRace.alive",
@@ -173,12 +283,37 @@ GUARDS = (
         "tests/search tests/ranks/test_failed.py",
     ),
     Guard("the budget ends the search", "Race.is_spent", does("return False"), "tests/search"),
-    Guard("a suspect has a meeting before it", "Race.n_next", instead("suspects", "lambda site: ()"), "tests/search"),
-    Guard("equals wait for the first of them", "worker._held", without("flock"), "tests/ranks/test_compiled.py tests/compiler"),
-    Guard("an idle process's end costs no config", "Worker.ask", instead("IdleError", "MemoryError"), "tests/compiler"),
+    Guard(
+        "a suspect has a meeting before it",
+        "Race.n_next",
+        instead("suspects", "lambda site: ()"),
+        "tests/search",
+    ),
+    Guard(
+        "equals wait for the first of them",
+        "worker._held",
+        without("flock"),
+        "tests/ranks/test_compiled.py tests/compiler",
+    ),
+    Guard(
+        "an idle process's end costs no config",
+        "Worker.ask",
+        instead("IdleError", "MemoryError"),
+        "tests/compiler",
+    ),
     # Sites and records
-    Guard("other candidates are noticed", "_shared_candidates", never("first"), "tests/sites tests/ranks/test_differing.py"),
-    Guard("a hit on all ranks or on none", "_share_records", always("is_open"), "tests/sites tests/ranks/test_cache.py"),
+    Guard(
+        "other candidates are noticed",
+        "_shared_candidates",
+        never("first"),
+        "tests/sites tests/ranks/test_differing.py",
+    ),
+    Guard(
+        "a hit on all ranks or on none",
+        "_share_records",
+        always("is_open"),
+        "tests/sites tests/ranks/test_cache.py",
+    ),
     Guard(
         "one rank's no to replays is a no of all",
         "reduce_manifests",
@@ -191,12 +326,39 @@ GUARDS = (
         does("return set()"),
         "tests/sites tests/ranks/test_agree.py tests/ranks/test_hooks.py",
     ),
-    Guard("other kernels of one name are not mixed", "_mixed", never("pair"), "tests/sites tests/ranks/test_agree.py"),
-    Guard("two deaths are quarantine", "MAX_DEATHS", does("10**6"), "tests/sites tests/ranks/test_failed.py"),
-    Guard("of several suspects one counts", "read_attempts", always("again"), "tests/sites tests/ranks/test_failed.py"),
-    Guard("SIGTERM makes no suspects", "Journal._read", without("events"), "tests/cache tests/ranks/test_failed.py"),
-    Guard("a journal is of one process", "Journal._open", without("lockf"), "tests/cache tests/ranks/test_failed.py"),
-    Guard("a record of another key is refused", "store._checked", never("_place_of"), "tests/cache"),
+    Guard(
+        "other kernels of one name are not mixed",
+        "_mixed",
+        never("pair"),
+        "tests/sites tests/ranks/test_agree.py",
+    ),
+    Guard(
+        "two deaths are quarantine",
+        "MAX_DEATHS",
+        does("10**6"),
+        "tests/sites tests/ranks/test_failed.py",
+    ),
+    Guard(
+        "of several suspects one counts",
+        "read_attempts",
+        always("again"),
+        "tests/sites tests/ranks/test_failed.py",
+    ),
+    Guard(
+        "SIGTERM makes no suspects",
+        "Journal._read",
+        without("events"),
+        "tests/cache tests/ranks/test_failed.py",
+    ),
+    Guard(
+        "a journal is of one process",
+        "Journal._open",
+        without("lockf"),
+        "tests/cache tests/ranks/test_failed.py",
+    ),
+    Guard(
+        "a record of another key is refused", "store._checked", never("_place_of"), "tests/cache"
+    ),
     Guard("the better record stays", "_take_in", never("tuned_at"), "tests/cli"),
     Guard(
         "a file is whole or absent",
@@ -210,7 +372,12 @@ GUARDS = (
         always("latency_ms"),
         "tests/cache tests/tuning tests/ranks/test_failed.py",
     ),
-    Guard("a step that may not be tuned returns its value", "Tuning._discovered", always("mode"), "tests/ranks/test_modes.py"),
+    Guard(
+        "a step that may not be tuned returns its value",
+        "Tuning._discovered",
+        always("mode"),
+        "tests/ranks/test_modes.py",
+    ),
     Guard(
         "one rank's mode keeps all from tuning",
         "reduce_manifests",
@@ -218,7 +385,10 @@ GUARDS = (
         "tests/ranks/test_modes.py",
     ),
     Guard(
-        "calls that tune nothing have configs of their own", "_FunctionTuner.call_untuned", without("slot"), "tests/ranks/test_functions.py"
+        "calls that tune nothing have configs of their own",
+        "_FunctionTuner.call_untuned",
+        without("slot"),
+        "tests/ranks/test_functions.py",
     ),
     Guard(
         "a job waits for the one that tunes the same",
@@ -226,7 +396,12 @@ GUARDS = (
         instead("is_elsewhere", "lambda mine: False"),
         "tests/ranks/test_cache.py",
     ),
-    Guard("a store that has failed is left alone", "RemoteFolder._ask", never("_is_over"), "tests/cache tests/ranks/test_cache.py"),
+    Guard(
+        "a store that has failed is left alone",
+        "RemoteFolder._ask",
+        never("_is_over"),
+        "tests/cache tests/ranks/test_cache.py",
+    ),
     Guard(
         "a store that hangs is left behind",
         "RemoteFolder._ask",
@@ -252,7 +427,12 @@ GUARDS = (
         without("_reset"),
         "tests/tuning tests/ranks/test_replays.py tests/ranks/test_agree.py tests/ranks/test_nested.py",
     ),
-    Guard("generators are restored for the last run", "Replayer.last_run", without("restore"), "tests/tuning tests/ranks/test_replays.py"),
+    Guard(
+        "generators are restored for the last run",
+        "Replayer.last_run",
+        without("restore"),
+        "tests/tuning tests/ranks/test_replays.py",
+    ),
     Guard(
         "a step that leaves something else is not replayed",
         "FirstRun.probe",
@@ -265,7 +445,12 @@ GUARDS = (
         instead("_another", "lambda run: lambda *_: ''"),
         "tests/tuning tests/ranks/test_replays.py",
     ),
-    Guard("a failed launch is a vote", "Trials._fail", does("raise error"), "tests/ranks/test_failed.py tests/ranks/test_functions.py"),
+    Guard(
+        "a failed launch is a vote",
+        "Trials._fail",
+        does("raise error"),
+        "tests/ranks/test_failed.py tests/ranks/test_functions.py",
+    ),
     Guard(
         "another config stands in",
         "Trials._launch_first",
@@ -278,17 +463,32 @@ GUARDS = (
         without("disturb"),
         "tests/tuning tests/ranks/test_failed.py tests/ranks/test_functions.py tests/ranks/test_agree.py",
     ),
-    Guard("a wrong result is out", "Trials._is_right", without("fail"), "tests/measure tests/ranks/test_functions.py"),
+    Guard(
+        "a wrong result is out",
+        "Trials._is_right",
+        without("fail"),
+        "tests/measure tests/ranks/test_functions.py",
+    ),
     Guard(
         "the winner is judged once more",
         "run_race",
         always("_is_right_again"),
         "tests/ranks/test_functions.py tests/offline tests/measure tests/tuning",
     ),
-    Guard("a stuck device is an error", "Replayer._await_device", never("_stuck_after_s"), "tests/ranks/test_late.py tests/tuning"),
+    Guard(
+        "a stuck device is an error",
+        "Replayer._await_device",
+        never("_stuck_after_s"),
+        "tests/ranks/test_late.py tests/tuning",
+    ),
     Guard("unwritten elements show", "ResultMemory.poison_held", without("_fill"), "tests/measure"),
     Guard("free memory is poisoned", "ResultMemory.poison_free", without("_fill"), "tests/measure"),
-    Guard("poison that was read is put back", "ResultMemory.restore", without("put_back"), "tests/measure"),
+    Guard(
+        "poison that was read is put back",
+        "ResultMemory.restore",
+        without("put_back"),
+        "tests/measure",
+    ),
     Guard(
         "arguments of a checked function are put back",
         "Inputs.restart",
@@ -296,15 +496,52 @@ GUARDS = (
         "tests/measure tests/tuning tests/ranks/test_replays.py",
     ),
     # Calls of the user's
-    Guard("a batch is all ranks' or none's", "online._all", does("return any(parts.values())"), "tests/ranks/test_online.py"),
-    Guard("a call waits for word of its batch", "OnlineRuns.goes_on", without("wait_for"), "tests/ranks/test_online.py"),
-    Guard("slots are filled after a trial", "OnlineRuns._trial", without("put"), "tests/ranks/test_online.py"),
-    Guard("a call of the user's zeroes nothing", "Trials.missed", always("in_use", at=2), "tests/ranks/test_online.py"),
-    Guard("nothing is at work over the budget", "Pace.may_work", always("max_slowdown"), "tests/search"),
+    Guard(
+        "a batch is all ranks' or none's",
+        "online._all",
+        does("return any(parts.values())"),
+        "tests/ranks/test_online.py",
+    ),
+    Guard(
+        "a call waits for word of its batch",
+        "OnlineRuns.goes_on",
+        without("wait_for"),
+        "tests/ranks/test_online.py",
+    ),
+    Guard(
+        "slots are filled after a trial",
+        "OnlineRuns._trial",
+        without("put"),
+        "tests/ranks/test_online.py",
+    ),
+    Guard(
+        "a call of the user's zeroes nothing",
+        "Trials.missed",
+        always("in_use", at=2),
+        "tests/ranks/test_online.py",
+    ),
+    Guard(
+        "nothing is at work over the budget",
+        "Pace.may_work",
+        always("max_slowdown"),
+        "tests/search",
+    ),
     Guard("plain calls are plain", "Pace.is_quiet", does("return False"), "tests/search"),
-    Guard("a time with a gap of the host is none", "Turn.__call__", never("has_gap"), "tests/ranks/test_online.py"),
-    Guard("a launch of another thread is no trial", "Turn.__call__", never("listener_here"), "tests/ranks/test_online.py"),
-    Guard("times of an attempt before count", "SiteRace.__init__", without("update"), "tests/search"),
+    Guard(
+        "a time with a gap of the host is none",
+        "Turn.__call__",
+        never("has_gap"),
+        "tests/ranks/test_online.py",
+    ),
+    Guard(
+        "a launch of another thread is no trial",
+        "Turn.__call__",
+        never("listener_here"),
+        "tests/ranks/test_online.py",
+    ),
+    Guard(
+        "times of an attempt before count", "SiteRace.__init__", without("update"), "tests/search"
+    ),
     Guard(
         "the second call compiles nothing",
         "leave_untuned",
@@ -313,13 +550,27 @@ GUARDS = (
     ),
     Guard("a trial waits for the budget", "Pace.n_wait", does("return 0"), "tests/search"),
     Guard("what trials took is charged", "Pace.add", without("_open"), "tests/search"),
-    Guard("a lost count of the parser is no failure", "compilation.patched", instead("parsed", "lambda run: run()"), "tests/compiler"),
-    Guard("each kind of configs is compiled ahead", "warm_up", never("kinds"), "tests/runtime tests/offline"),
-    Guard("a block of unknown source is not predicted", "_exchanged", never("others"), "tests/runtime"),
+    Guard(
+        "a lost count of the parser is no failure",
+        "compilation.patched",
+        instead("parsed", "lambda run: run()"),
+        "tests/compiler",
+    ),
+    Guard(
+        "each kind of configs is compiled ahead",
+        "warm_up",
+        never("kinds"),
+        "tests/runtime tests/offline",
+    ),
+    Guard(
+        "a block of unknown source is not predicted", "_exchanged", never("others"), "tests/runtime"
+    ),
     Guard(
         "a config with a 1 launches otherwise",
         "configs._ALIKE",
-        does(r're.compile(r"num_(?:warps|stages)=\d+|(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)")'),
+        does(
+            r're.compile(r"num_(?:warps|stages)=\d+|(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)")'
+        ),
         "tests/runtime",
     ),
     Guard(
@@ -329,8 +580,18 @@ GUARDS = (
         "tests/runtime",
     ),
     # Other devices
-    Guard("no launcher of NVIDIA's for other GPUs", "Compilation.make_ir", always("backend"), "tests/ranks/test_compiled.py"),
-    Guard("a record is of one runtime", "accelerator.runtime", does("return torch.version.cuda"), "tests/test_accelerator.py"),
+    Guard(
+        "no launcher of NVIDIA's for other GPUs",
+        "Compilation.make_ir",
+        always("backend"),
+        "tests/ranks/test_compiled.py",
+    ),
+    Guard(
+        "a record is of one runtime",
+        "accelerator.runtime",
+        does("return torch.version.cuda"),
+        "tests/test_accelerator.py",
+    ),
     Guard(
         "a part of a GPU is told from the whole",
         "accelerator.name",
@@ -338,7 +599,12 @@ GUARDS = (
         "tests/test_accelerator.py",
     ),
     # Around the step
-    Guard("Triton is restored", "_Patch.leave", without("__code__"), "tests/ranks/test_failed.py tests/runtime tests/ranks/test_agree.py"),
+    Guard(
+        "Triton is restored",
+        "_Patch.leave",
+        without("__code__"),
+        "tests/ranks/test_failed.py tests/runtime tests/ranks/test_agree.py",
+    ),
     Guard(
         "a config that the rules drop at a size is not used there",
         "Fits._order",
@@ -346,7 +612,10 @@ GUARDS = (
         "tests/ranks/test_variants.py",
     ),
     Guard(
-        "a trial runs only where the rules keep its config", "Trials._launch_first", never("keeps index"), "tests/ranks/test_variants.py"
+        "a trial runs only where the rules keep its config",
+        "Trials._launch_first",
+        never("keeps index"),
+        "tests/ranks/test_variants.py",
     ),
     Guard(
         "ranks tune what all have",
@@ -354,8 +623,18 @@ GUARDS = (
         instead("keep", "lambda owner: lambda *texts: [*range(n_before)]"),
         "tests/ranks/test_differing.py",
     ),
-    Guard("a bucket comes before an exact size", "_Patch.known_config", never("config", at=0), "tests/ranks/test_variants.py"),
-    Guard("a bucket's known config is no miss", "_Patch.deliver", never("config slot"), "tests/ranks/test_variants.py"),
+    Guard(
+        "a bucket comes before an exact size",
+        "_Patch.known_config",
+        never("config", at=0),
+        "tests/ranks/test_variants.py",
+    ),
+    Guard(
+        "a bucket's known config is no miss",
+        "_Patch.deliver",
+        never("config slot"),
+        "tests/ranks/test_variants.py",
+    ),
     Guard(
         "nothing is tuned under capture",
         "_ClosureTuner.tuned.call",
@@ -363,17 +642,59 @@ GUARDS = (
         "tests/ranks/test_hooks.py tests/ranks/test_nested.py tests/ranks/test_agree.py tests/tuning",
     ),
     Guard("a hang ends the process", "Watchdog._run", never("limit_s"), "tests/ranks/test_late.py"),
-    Guard("a released config is out", "Watchdog._take_released", without("fail"), "tests/ranks/test_late.py"),
-    Guard("a held interpreter ends the process", "Watchdog._arm", without("dump_traceback_later"), "tests/faults"),
-    Guard("a closure inside one of fewer ranks is an error", "Tuner.check_nested", never("missing"), "tests/ranks/test_nested.py"),
+    Guard(
+        "a released config is out",
+        "Watchdog._take_released",
+        without("fail"),
+        "tests/ranks/test_late.py",
+    ),
+    Guard(
+        "a held interpreter ends the process",
+        "Watchdog._arm",
+        without("dump_traceback_later"),
+        "tests/faults",
+    ),
+    Guard(
+        "a closure inside one of fewer ranks is an error",
+        "Tuner.check_nested",
+        never("missing"),
+        "tests/ranks/test_nested.py",
+    ),
     Guard("a class is not wrapped", "_Target.wrap", never("isroutine"), "tests/test_install.py"),
-    Guard("the program stays __main__ to its end", "install.main", without("modules"), "tests/test_install.py"),
-    Guard("the end of a child says nothing", "_Target.tell", always("current_process"), "tests/test_install.py"),
+    Guard(
+        "the program stays __main__ to its end",
+        "install.main",
+        without("modules"),
+        "tests/test_install.py",
+    ),
+    Guard(
+        "the end of a child says nothing",
+        "_Target.tell",
+        always("current_process"),
+        "tests/test_install.py",
+    ),
     # Files of engines
-    Guard("of two configs for one size none is taken", "convert._content", never("setdefault config"), "tests/cli"),
-    Guard("a field that a kernel does not take is told", "engine_files", never("unknown"), "tests/cli"),
-    Guard("a bucket that no launch would find again is an error", "_bucket.of", never("found"), "tests/runtime"),
-    Guard("a file has no name that its engine does not look for", "_path_for", never("fullmatch"), "tests/cli"),
+    Guard(
+        "of two configs for one size none is taken",
+        "convert._content",
+        never("setdefault config"),
+        "tests/cli",
+    ),
+    Guard(
+        "a field that a kernel does not take is told", "engine_files", never("unknown"), "tests/cli"
+    ),
+    Guard(
+        "a bucket that no launch would find again is an error",
+        "_bucket.of",
+        never("found"),
+        "tests/runtime",
+    ),
+    Guard(
+        "a file has no name that its engine does not look for",
+        "_path_for",
+        never("fullmatch"),
+        "tests/cli",
+    ),
     Guard("a file that is there stays", "convert.convert", never("replaces"), "tests/cli"),
 )
 
@@ -386,16 +707,22 @@ def broken(guard: Guard, folder: Path = ROOT) -> tuple[Path, str]:
     """
     names = _names(folder)
     if len(places := names.get(guard.seam, [])) != 1:
-        raise LookupError(f'"{guard.claim}": {len(places)} places are named {guard.seam}, and one must be')
+        raise LookupError(
+            f'"{guard.claim}": {len(places)} places are named {guard.seam}, and one must be'
+        )
     tree = ast.parse(places[0].read_text())
-    seam = next(each for own, each in _seams(tree) if guard.seam in (own, f"{places[0].stem}.{own}"))
+    seam = next(
+        each for own, each in _seams(tree) if guard.seam in (own, f"{places[0].stem}.{own}")
+    )
     before = ast.unparse(tree)
     if guard.way.how == "does" and not isinstance(seam, ast.FunctionDef):
         seam.value = ast.parse(guard.way.code, mode="eval").body  # type: ignore[attr-defined]
     elif isinstance(seam, ast.FunctionDef):
         way = _Break(guard.way)
         seam.body = (
-            ast.parse(guard.way.code).body if guard.way.how == "does" else [*filter(None, map(way.visit, seam.body))] or [ast.Pass()]
+            ast.parse(guard.way.code).body
+            if guard.way.how == "does"
+            else [*filter(None, map(way.visit, seam.body))] or [ast.Pass()]
         )
     if (text := ast.unparse(ast.fix_missing_locations(tree))) == before:
         raise LookupError(f'"{guard.claim}": {guard.seam} has no {guard.way.names}')
@@ -433,7 +760,9 @@ class _Break(ast.NodeTransformer):
     def _is_met(self, node: ast.AST) -> bool:
         """True for a place that is to be changed; asked once for each."""
         named = {
-            each.id if isinstance(each, ast.Name) else each.attr for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute)
+            each.id if isinstance(each, ast.Name) else each.attr
+            for each in ast.walk(node)
+            if isinstance(each, ast.Name | ast.Attribute)
         }
         if not named.issuperset(self._way.names.split()):
             return False
@@ -441,7 +770,11 @@ class _Break(ast.NodeTransformer):
         return self._way.at in (None, self._n_met - 1)
 
     def _condition(self, node: ast.expr) -> ast.expr:
-        if isinstance(node, ast.BoolOp) or self._way.how not in ("never", "always") or not self._is_met(node):
+        if (
+            isinstance(node, ast.BoolOp)
+            or self._way.how not in ("never", "always")
+            or not self._is_met(node)
+        ):
             return node  # the operands of an ``and`` or ``or`` are conditions of their own
         operator, value = (ast.Or(), True) if self._way.how == "always" else (ast.And(), False)
         return ast.BoolOp(operator, [node, ast.Constant(value)])
@@ -460,7 +793,11 @@ class _Break(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         call = node.value
-        is_left_out = self._way.how == "without" and isinstance(call, ast.Call) and _name(call.func) == self._way.names
+        is_left_out = (
+            self._way.how == "without"
+            and isinstance(call, ast.Call)
+            and _name(call.func) == self._way.names
+        )
         return None if is_left_out else self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
@@ -482,8 +819,14 @@ class _Break(ast.NodeTransformer):
         return self._read(node)
 
     def _read(self, node: ast.Name | ast.Attribute) -> ast.AST:
-        wanted = (f".{_name(node)}", _name(node)) if isinstance(node, ast.Attribute) else (_name(node),)
-        if self._way.how != "instead" or self._way.names not in wanted or not isinstance(node.ctx, ast.Load):
+        wanted = (
+            (f".{_name(node)}", _name(node)) if isinstance(node, ast.Attribute) else (_name(node),)
+        )
+        if (
+            self._way.how != "instead"
+            or self._way.names not in wanted
+            or not isinstance(node.ctx, ast.Load)
+        ):
             return node
         code = ast.parse(f"({self._way.code})", mode="eval").body
         return ast.Call(code, [node.value], []) if isinstance(node, ast.Attribute) else code
@@ -492,7 +835,13 @@ class _Break(ast.NodeTransformer):
 def _name(node: ast.AST) -> str:
     while isinstance(node, ast.Subscript):
         node = node.value
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return (
+        node.id
+        if isinstance(node, ast.Name)
+        else node.attr
+        if isinstance(node, ast.Attribute)
+        else ""
+    )
 
 
 def is_noticed(guard: Guard, folder: Path) -> bool:
@@ -500,9 +849,23 @@ def is_noticed(guard: Guard, folder: Path) -> bool:
     path, text = broken(guard, folder)
     path.write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *guard.tests.split()]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *guard.tests.split(),
+    ]
     process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
     try:
         if (code := process.wait(LIMIT_S)) in (4, 5):
@@ -517,11 +880,19 @@ def is_noticed(guard: Guard, folder: Path) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Break guards, and print a line for each; the number of those that no test has noticed."""
     parser = argparse.ArgumentParser(description="break guards one after the other")
-    parser.add_argument("claims", nargs="*", help="beginnings of the claims of some guards; none: all")
+    parser.add_argument(
+        "claims", nargs="*", help="beginnings of the claims of some guards; none: all"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="guards at once")
     options = parser.parse_args(arguments)
-    guards = [each for each in GUARDS if not options.claims or each.claim.startswith(tuple(options.claims))]
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+    guards = [
+        each
+        for each in GUARDS
+        if not options.claims or each.claim.startswith(tuple(options.claims))
+    ]
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split("\n")
     survived = 0
 
     def try_one(guard: Guard) -> tuple[Guard, bool, float]:
@@ -537,7 +908,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         for guard, noticed, seconds in pool.map(try_one, guards):
             survived += not noticed
-            print(f"{'noticed' if noticed else 'SURVIVED':9}{seconds:6.0f} s  {guard.claim}", flush=True)
+            print(
+                f"{'noticed' if noticed else 'SURVIVED':9}{seconds:6.0f} s  {guard.claim}",
+                flush=True,
+            )
     print(f"{len(guards) - survived} of {len(guards)} broken guards are noticed")
     return survived
 

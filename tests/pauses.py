@@ -27,7 +27,9 @@ except ProcessLookupError:
 
 def _pause(mean_s: str) -> None:
     # Not a thread: it would stop with its process.
-    subprocess.Popen([sys.executable, "-S", "-c", _PAUSING, f"{os.getpid()}", mean_s], stdout=subprocess.DEVNULL)
+    subprocess.Popen(
+        [sys.executable, "-S", "-c", _PAUSING, f"{os.getpid()}", mean_s], stdout=subprocess.DEVNULL
+    )
 
 
 if mean := os.environ.get("PAUSES"):

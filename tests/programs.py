@@ -33,13 +33,22 @@ ROOT = Path(__file__).parents[1]
 def of_checkout(cwd: Path, path: str = "", **variables: str) -> dict[str, str]:
     """The environment of a program that interprets kernels, imports from `path` and the checkout, and keeps its caches in `cwd`."""
     paths = os.pathsep.join(filter(None, [path, str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    own = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "TRITON_INTERPRET": "1"}
+    own = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": paths,
+        "TRITON_INTERPRET": "1",
+    }
     folders = {"DIST_TUNE_CACHE_DIR": str(cwd / "cache"), "TRITON_CACHE_DIR": str(cwd / "triton")}
     return {**os.environ, **own, **folders, **variables}
 
 
 def run_python(
-    *command: str | Path, cwd: Path | str | None = None, env: Mapping[str, str] | None = None, n_ranks: int = 0, timeout_s: float = 250.0
+    *command: str | Path,
+    cwd: Path | str | None = None,
+    env: Mapping[str, str] | None = None,
+    n_ranks: int = 0,
+    timeout_s: float = 250.0,
 ) -> Done:
     """``python *command`` (a script, ``-m`` and a module, or ``-c`` and code) in a forked process; waits for its end.
 
@@ -55,7 +64,10 @@ def run_python(
         streams = [f"{folder}/stdout", f"{folder}/stderr"]
         store, environments = _torchrun(n_ranks, env) if n_ranks else (None, [env])
         path = [*filter(None, env.get("PYTHONPATH", "").split(os.pathsep)), *_own_path()]
-        processes = [context.Process(target=_main, args=(words, str(cwd or Path.cwd()), path, each, streams)) for each in environments]
+        processes = [
+            context.Process(target=_main, args=(words, str(cwd or Path.cwd()), path, each, streams))
+            for each in environments
+        ]
         for process in processes:
             process.start()
         codes = _wait(processes, timeout_s)
@@ -77,7 +89,10 @@ def _torchrun(n: int, env: Mapping[str, str]) -> tuple[dist.TCPStore, list[dict[
         "LOCAL_WORLD_SIZE": str(n),
         "GROUP_RANK": "0",
     }
-    return store, [{"OMP_NUM_THREADS": "1", **env, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n)]
+    return store, [
+        {"OMP_NUM_THREADS": "1", **env, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        for rank in range(n)
+    ]
 
 
 def _wait(processes: list[Any], timeout_s: float) -> list[int] | None:
@@ -102,23 +117,32 @@ def _own_path() -> list[str]:
     """The end of ``sys.path`` in any process of this Python."""
     command = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path[1:]))"]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    path: list[str] = json.loads(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
+    path: list[str] = json.loads(
+        subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    )
     return path
 
 
-def _main(words: list[str], cwd: str, path: list[str], env: dict[str, str], streams: list[str]) -> None:
+def _main(
+    words: list[str], cwd: str, path: list[str], env: dict[str, str], streams: list[str]
+) -> None:
     for descriptor, stream in enumerate(streams, 1):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_APPEND | os.O_CREAT), descriptor)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    torch.set_num_threads(int(env.get("OMP_NUM_THREADS", os.cpu_count() or 1)))  # OpenMP has read the variable in the fork server
+    torch.set_num_threads(
+        int(env.get("OMP_NUM_THREADS", os.cpu_count() or 1))
+    )  # OpenMP has read the variable in the fork server
     choose_interpreter(env.get("TRITON_INTERPRET") == "1")
     if "TRITON_INTERPRET" not in env:
         del os.environ["TRITON_INTERPRET"]
     kind = words[0] if words[0] in ("-m", "-c") else ""
     sys.argv = [kind, *words[2:]] if kind else words
-    sys.path[:] = [cwd if kind == "-m" else "" if kind else str(Path(words[0]).resolve().parent), *path]
+    sys.path[:] = [
+        cwd if kind == "-m" else "" if kind else str(Path(words[0]).resolve().parent),
+        *path,
+    ]
     try:
         if kind == "-m":
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)

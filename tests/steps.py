@@ -67,7 +67,11 @@ def gemm_kernel(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr):
     at_m, at_n, at_k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, 32)
     total = tl.zeros((BM, BN), tl.float32)
     for k in range(0, K, 32):
-        total = tl.dot(tl.load(a + at_m[:, None] * K + (k + at_k)[None, :]), tl.load(b + (k + at_k)[:, None] * BN + at_n[None, :]), total)
+        total = tl.dot(
+            tl.load(a + at_m[:, None] * K + (k + at_k)[None, :]),
+            tl.load(b + (k + at_k)[:, None] * BN + at_n[None, :]),
+            total,
+        )
     tl.store(c + at_m[:, None] * BN + at_n[None, :], total)
 
 
@@ -77,7 +81,10 @@ def product_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK, BLOCK), tl.float32)
     for k in range(0, n, BLOCK):
-        left, right = tl.load(x_ptr + at[:, None] * n + k + at[None, :]), tl.load(x_ptr + (k + at[:, None]) * n + at[None, :])
+        left, right = (
+            tl.load(x_ptr + at[:, None] * n + k + at[None, :]),
+            tl.load(x_ptr + (k + at[:, None]) * n + at[None, :]),
+        )
         total = tl.dot(left, right, total)
     tl.store(y_ptr + at[:, None] * n + at[None, :], total)
 
@@ -87,9 +94,16 @@ def configs(*blocks: int, **options: Any) -> list[triton.Config]:
     return [triton.Config({"BLOCK": block}, **options) for block in blocks]
 
 
-def autotuned(kernel: Any = add_kernel, blocks: tuple[int, ...] = (16, 32, 64), key: tuple[str, ...] = ("n",), **options: Any) -> Any:
+def autotuned(
+    kernel: Any = add_kernel,
+    blocks: tuple[int, ...] = (16, 32, 64),
+    key: tuple[str, ...] = ("n",),
+    **options: Any,
+) -> Any:
     """A fresh autotuned kernel."""
-    return triton.autotune(configs=options.pop("configs", None) or configs(*blocks), key=list(key), **options)(kernel)
+    return triton.autotune(
+        configs=options.pop("configs", None) or configs(*blocks), key=list(key), **options
+    )(kernel)
 
 
 def launch(kernel: Any, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
@@ -113,7 +127,10 @@ def tuned(kernel: Any, closure: Any = None, **options: Any) -> Any:
 
 def is_unpatched() -> bool:
     """Whether ``Autotuner.run`` has Triton's own code: none of its constants is ours."""
-    return not any(type(constant).__module__.startswith("dist_tune") for constant in Autotuner.run.__code__.co_consts)
+    return not any(
+        type(constant).__module__.startswith("dist_tune")
+        for constant in Autotuner.run.__code__.co_consts
+    )
 
 
 # -- a step under either decorator -------------------------------------------------------------------------------------
@@ -162,12 +179,16 @@ class Step:
             def hook(full: dict[str, Any]) -> None:
                 globals()["_steps"][name].work(full["BLOCK"])
 
-            self.kernel = autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=hook) for block in self.ms])
+            self.kernel = autotuned(
+                configs=[triton.Config({"BLOCK": block}, pre_hook=hook) for block in self.ms]
+            )
 
             def closure(x: torch.Tensor) -> Any:
                 return rest(launch(self.kernel, x))
 
-            self.call: Any = contextual_autotune(is_dist=dist.is_initialized(), **options)(named(name, closure))
+            self.call: Any = contextual_autotune(is_dist=dist.is_initialized(), **options)(
+                named(name, closure)
+            )
         else:
 
             def function(x: torch.Tensor, BLOCK: int) -> Any:
@@ -242,8 +263,13 @@ class Job(Step):
                 n_records = len(self.records)
                 values.append(self(x))
                 (block,) = self.ran[len(self.first) :]
-                assert not is_interpreted() or [value.tolist() for value in values] == [[1.0] * n] * 2
-                assert (len(self.first) == 1 or not (self.record is None or self.record.is_recalled), len(self.records)) == (
+                assert (
+                    not is_interpreted() or [value.tolist() for value in values] == [[1.0] * n] * 2
+                )
+                assert (
+                    len(self.first) == 1 or not (self.record is None or self.record.is_recalled),
+                    len(self.records),
+                ) == (
                     True,
                     n_records,
                 )
@@ -257,7 +283,13 @@ def records(path: Path | None = None) -> list[TuningRecord]:
     return [entry.record for entry in Cache(path or folder()).entries()]
 
 
-def edited(rank: int, path: Path | None = None, *, environment: Mapping[str, Any] | None = None, **changes: Any) -> None:
+def edited(
+    rank: int,
+    path: Path | None = None,
+    *,
+    environment: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> None:
     """Change fields of all records of a rank at ``path``, or else of all ranks, and keep each under its new key; ``winner`` is a block."""
     if path is None:
         dist.barrier()
@@ -265,7 +297,11 @@ def edited(rank: int, path: Path | None = None, *, environment: Mapping[str, Any
     for entry in cache.entries() if path is not None or rank == 0 else []:
         record, update = entry.record, dict(changes)
         if "winner" in changes:
-            update["winner"] = next(each.index for each in record.candidates if each.fields["BLOCK"] == changes["winner"])
+            update["winner"] = next(
+                each.index
+                for each in record.candidates
+                if each.fields["BLOCK"] == changes["winner"]
+            )
         if environment is not None:
             update["environment"] = record.environment.model_copy(update=dict(environment))
         changed = record.model_copy(update=update)
@@ -307,7 +343,9 @@ def failures(tuned: Any) -> list[str | None]:
 
 def names(tuned: Any) -> list[tuple[str, bool]]:
     """Kernels and functions of the records, and whether they came from the cache."""
-    return sorted((record.kernel.rpartition(".")[2], record.is_recalled) for record in tuned.records)
+    return sorted(
+        (record.kernel.rpartition(".")[2], record.is_recalled) for record in tuned.records
+    )
 
 
 def named(name: str, function: Any) -> Any:
@@ -328,7 +366,11 @@ def told(call: Any) -> tuple[str, str, float]:
 
 def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No progress, and folders of the test's own."""
-    for name, value in {"VERBOSITY": "quiet", "LOG_DIR": str(tmp_path / "logs"), "CACHE_DIR": str(tmp_path / "cache")}.items():
+    for name, value in {
+        "VERBOSITY": "quiet",
+        "LOG_DIR": str(tmp_path / "logs"),
+        "CACHE_DIR": str(tmp_path / "cache"),
+    }.items():
         monkeypatch.setenv(f"DIST_TUNE_{name}", value)
 
 
@@ -338,7 +380,10 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def constants_of(source: Any) -> dict[str, Any]:
     """The constants of a kernel's source, as ``FakeH200.launch_ms`` is given it."""
     names = source.fn.arg_names
-    return {names[at[0]] if isinstance(at, tuple) else at: value for at, value in source.constants.items()}
+    return {
+        names[at[0]] if isinstance(at, tuple) else at: value
+        for at, value in source.constants.items()
+    }
 
 
 def online_threads() -> list[threading.Thread]:
@@ -347,7 +392,11 @@ def online_threads() -> list[threading.Thread]:
 
 
 def run_job(
-    step: Callable[[int], Any], *, n_more: int = 5, n_most: int = 4000, is_over: Callable[[], bool] = lambda: not online_threads()
+    step: Callable[[int], Any],
+    *,
+    n_more: int = 5,
+    n_most: int = 4000,
+    is_over: Callable[[], bool] = lambda: not online_threads(),
 ) -> list[Any]:
     """The values of ``step(k)``, called until its tuning is over on all ranks and ``n_more`` times after that."""
     values, n_left = list[Any](), n_more
@@ -383,7 +432,9 @@ class Layer(torch.nn.Module):
         self.linear, self.kernel = torch.nn.Linear(64, 64), kernel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = torch.nn.functional.dropout(_Doubled.apply(self.linear(x), self.kernel), 0.5)
+        y: torch.Tensor = torch.nn.functional.dropout(
+            _Doubled.apply(self.linear(x), self.kernel), 0.5
+        )
         return y
 
 
@@ -425,10 +476,14 @@ class Bare:
         self.kept[key] = config
 
 
-def made(kind: Any, kernel: Any = add_kernel, restored: list[str] | None = None, *blocks: int) -> Any:
+def made(
+    kind: Any, kernel: Any = add_kernel, restored: list[str] | None = None, *blocks: int
+) -> Any:
     """A kernel as a library makes it: by its class of tuners, or with its class of caches."""
     if issubclass(kind, Autotuner):
-        return kind(kernel, kernel.arg_names, configs(*(blocks or (16, 32, 64))), ["n"], None, restored)
+        return kind(
+            kernel, kernel.arg_names, configs(*(blocks or (16, 32, 64))), ["n"], None, restored
+        )
     kernel = autotuned(kernel, restore_value=restored)
     kernel.cache = kind()
     return kernel

@@ -22,7 +22,12 @@ from dist_tune.testing import FakeH200
 from tests.programs import of_checkout
 from tests.test_pruning import A, B, config, on_gpu
 
-MI300X = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-", multi_processor_count=304, L2_cache_size=4 << 20, total_memory=192 << 30)
+MI300X = SimpleNamespace(
+    gcnArchName="gfx942:sramecc+:xnack-",
+    multi_processor_count=304,
+    L2_cache_size=4 << 20,
+    total_memory=192 << 30,
+)
 H200 = SimpleNamespace(multi_processor_count=132, L2_cache_size=50 << 20)
 MAX_1550 = SimpleNamespace(max_compute_units=448, total_memory=64 << 30)
 
@@ -66,11 +71,18 @@ class Gpu:
         ("xpu", "Intel(R) Data Center GPU Max 1550, 448 compute units", "xpu 20250101"),
     ],
 )
-def test_a_record_is_of_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch, kind: str, name: str, version: str):
+def test_a_record_is_of_one_kind_of_gpu(
+    monkeypatch: pytest.MonkeyPatch, kind: str, name: str, version: str
+):
     """A CUDA record's key has the bare name and number, as always; others have the runtime's name, and the units of a part of a GPU."""
     Gpu(monkeypatch, kind)
     here = environment(world_size=2, ranks_per_host=2)
-    assert (accelerator.kind(), here.device, here.cuda, here.device_count) == (kind, name, version, 2)
+    assert (accelerator.kind(), here.device, here.cuda, here.device_count) == (
+        kind,
+        name,
+        version,
+        2,
+    )
     assert list(here.keyed) == ["device", "world_size", "ranks_per_host", "torch", "triton", "cuda"]
 
 
@@ -92,7 +104,9 @@ def test_leads_are_as_long_as_asked(monkeypatch: pytest.MonkeyPatch):
             assert gpu.events == [{"enable_timing": True}]
 
 
-def test_free_memory_that_a_driver_does_not_tell_is_all_that_is_not_held(monkeypatch: pytest.MonkeyPatch):
+def test_free_memory_that_a_driver_does_not_tell_is_all_that_is_not_held(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """Some of Intel's do not; what the allocator holds without using it is free, too. On other GPUs the error stands."""
 
     def fails(device: torch.device) -> tuple[int, int]:
@@ -100,7 +114,11 @@ def test_free_memory_that_a_driver_does_not_tell_is_all_that_is_not_held(monkeyp
 
     for kind in ("xpu", "cuda"):
         Gpu(monkeypatch, kind)
-        for name, value in {"mem_get_info": (10 << 30, 0), "memory_reserved": 4 << 30, "memory_allocated": 1 << 30}.items():
+        for name, value in {
+            "mem_get_info": (10 << 30, 0),
+            "memory_reserved": 4 << 30,
+            "memory_allocated": 1 << 30,
+        }.items():
             monkeypatch.setattr(accelerator.api, name, lambda device, value=value: value)
         assert accelerator.free_bytes(torch.device(kind)) == 13 << 30
         monkeypatch.setattr(accelerator.api, "mem_get_info", fails)
@@ -119,8 +137,12 @@ def test_captures_of_any_kind_are_seen(monkeypatch: pytest.MonkeyPatch):
     assert not is_capturing()
 
 
-@pytest.mark.parametrize("target", [GPUTarget("hip", "gfx942", 64), GPUTarget("xpu", {"max_num_sub_groups": 64}, 32)])
-def test_rules_of_nvidia_s_gpus_keep_everything_on_others(monkeypatch: pytest.MonkeyPatch, target: GPUTarget):
+@pytest.mark.parametrize(
+    "target", [GPUTarget("hip", "gfx942", 64), GPUTarget("xpu", {"max_num_sub_groups": 64}, 32)]
+)
+def test_rules_of_nvidia_s_gpus_keep_everything_on_others(
+    monkeypatch: pytest.MonkeyPatch, target: GPUTarget
+):
     """Tiles that are too large for an H200, and groups of one row in a large product."""
 
     class Other(FakeH200):
@@ -187,7 +209,13 @@ def test_a_function_is_tuned_on_an_intel_gpu(tmp_path: Path):
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(FAKE_XPU))
     variables = {"TRITON_INTERPRET": "0", "DIST_TUNE_LOG_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, program], env=of_checkout(tmp_path, **variables), capture_output=True, text=True, timeout=90)
+    done = subprocess.run(
+        [sys.executable, program],
+        env=of_checkout(tmp_path, **variables),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
     assert done.returncode == 0, done.stderr
     best, device, version, used = json.loads(done.stdout.splitlines()[-1])
     assert (best, device, version) == ("seconds=0.001", "Arc, 448 compute units", "xpu 20250101")

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpretedFunction
 
 from dist_tune.cache import digest
-from dist_tune.configs import ConfigView, as_configs, by_kind, config_fields, describe, distinct, functions_in, stable_repr
+from dist_tune.configs import (
+    ConfigView,
+    as_configs,
+    by_kind,
+    config_fields,
+    describe,
+    distinct,
+    functions_in,
+    stable_repr,
+)
 
 
 def hook(args: dict[str, Any]) -> None:
@@ -21,9 +30,17 @@ def hook(args: dict[str, Any]) -> None:
 
 def test_a_config_is_one_line():
     """Constants in their order, then warps and stages; what is at its default is left out."""
-    config = triton.Config({"BLOCK_M": 128, "EVEN": True, "MODE": "fast"}, num_warps=8, num_stages=2)
+    config = triton.Config(
+        {"BLOCK_M": 128, "EVEN": True, "MODE": "fast"}, num_warps=8, num_stages=2
+    )
     assert describe(config) == "BLOCK_M=128 EVEN=True MODE='fast' num_warps=8 num_stages=2"
-    assert config_fields(config) == {"BLOCK_M": 128, "EVEN": True, "MODE": "fast", "num_warps": 8, "num_stages": 2}
+    assert config_fields(config) == {
+        "BLOCK_M": 128,
+        "EVEN": True,
+        "MODE": "fast",
+        "num_warps": 8,
+        "num_stages": 2,
+    }
 
 
 @pytest.mark.parametrize(
@@ -70,14 +87,28 @@ class Touchy:
     __hash__ = None  # type: ignore[assignment]
 
 
-def gemm(a: Any, b: Any, gemm_config: triton.Config, persistent: bool = True, *rest: Any, mode: Any = None) -> None:
+def gemm(
+    a: Any,
+    b: Any,
+    gemm_config: triton.Config,
+    persistent: bool = True,
+    *rest: Any,
+    mode: Any = None,
+) -> None:
     pass
 
 
 def test_a_mapping_is_one_line_and_plain_fields():
     """What is in a triton.Config is in brackets, or has the name of the parameter before it; interpreted kernels read as others."""
-    config = {"gemm_config": triton.Config({"BLOCK_M": 64}, num_warps=8), "persistent": True, "mode": Mode.FAST}
-    assert describe(config) == "gemm_config=(BLOCK_M=64 num_warps=8 num_stages=3) persistent=True mode=<Mode.FAST: 1>"
+    config = {
+        "gemm_config": triton.Config({"BLOCK_M": 64}, num_warps=8),
+        "persistent": True,
+        "mode": Mode.FAST,
+    }
+    assert (
+        describe(config)
+        == "gemm_config=(BLOCK_M=64 num_warps=8 num_stages=3) persistent=True mode=<Mode.FAST: 1>"
+    )
     assert config_fields(config) == {
         "gemm_config.BLOCK_M": 64, "gemm_config.num_warps": 8, "gemm_config.num_stages": 3, "persistent": True, "mode": "<Mode.FAST: 1>"
     }  # fmt: skip
@@ -90,16 +121,43 @@ def test_a_mapping_is_one_line_and_plain_fields():
 def test_what_differs_is_kept_and_what_is_equal_is_not():
     """By description and then by equality; what cannot be compared is not known to be equal."""
     one, other, touchy = Plain(), Plain(), Touchy()
-    hooks = [triton.Config({}, pre_hook=functools.partial(hook)) for _ in range(2)]  # they read alike and may do different things
-    values: list[Any] = [1, True, 1.0, "1", 1, one, other, one, touchy, Touchy(), touchy, *hooks, hooks[0], float("nan"), torch.ones(2)]
+    hooks = [
+        triton.Config({}, pre_hook=functools.partial(hook)) for _ in range(2)
+    ]  # they read alike and may do different things
+    values: list[Any] = [
+        1,
+        True,
+        1.0,
+        "1",
+        1,
+        one,
+        other,
+        one,
+        touchy,
+        Touchy(),
+        touchy,
+        *hooks,
+        hooks[0],
+        float("nan"),
+        torch.ones(2),
+    ]
     configs, texts = distinct([{"x": value} for value in values])
-    assert [id(each["x"]) for each in configs] == [id(values[i]) for i in (0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15)]
+    assert [id(each["x"]) for each in configs] == [
+        id(values[i]) for i in (0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15)
+    ]
     assert len(set(texts)) == len(texts)
     assert texts[4:6] == [f"x=<{__name__}.Plain object>", f"x=<{__name__}.Plain object> (#2)"]
 
 
 @given(
-    st.lists(st.dictionaries(st.sampled_from("ab"), st.sampled_from([0, 1, 0.5, True, False, None, "1", "None"]), max_size=2), max_size=8)
+    st.lists(
+        st.dictionaries(
+            st.sampled_from("ab"),
+            st.sampled_from([0, 1, 0.5, True, False, None, "1", "None"]),
+            max_size=2,
+        ),
+        max_size=8,
+    )
 )
 def test_no_two_candidates_read_alike(space: list[dict[str, Any]]):
     """Each is described once, in order; plain values that differ, if only in type, or in the order of names, are all there."""
@@ -111,7 +169,13 @@ def test_no_two_candidates_read_alike(space: list[dict[str, Any]]):
 
 def test_configs_of_one_kind_differ_in_warps_stages_and_numbers_other_than_one():
     """The largest kind first, and in it the config with the most different numbers."""
-    texts = ["A=16 B=16 num_warps=1", "A=32 B=16 num_warps=4", "A=1 B=32 num_warps=4", "A=11 B=1.5 num_warps=4", "A=16 B='v2' num_warps=4"]
+    texts = [
+        "A=16 B=16 num_warps=1",
+        "A=32 B=16 num_warps=4",
+        "A=1 B=32 num_warps=4",
+        "A=11 B=1.5 num_warps=4",
+        "A=16 B='v2' num_warps=4",
+    ]
     texts += ["A=16 B='v1' num_warps=4", "A=1 B=-8 num_warps=8"]
     assert by_kind(dict(enumerate(texts))) == [[1, 3, 0], [2, 6], [4], [5]]
 
@@ -124,7 +188,11 @@ def test_a_space_becomes_mappings():
     assert as_configs([{"anything": 1}], lambda x, **options: x) == [{"anything": 1}]
     assert as_configs([{"mode": 1}], gemm) == [{"mode": 1}]
     hooked = triton.Config({}, pre_hook=hook)
-    assert functions_in([{"a": gemm, "b": 1}, {"a": gemm, "b": hooked}, {"a": print}]) == [gemm, print, hook]
+    assert functions_in([{"a": gemm, "b": 1}, {"a": gemm, "b": hooked}, {"a": print}]) == [
+        gemm,
+        print,
+        hook,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -146,9 +214,26 @@ def test_a_view_of_a_config_is_what_prune_fn_expects():
     config = triton.Config({"BLOCK_M": 64}, num_warps=8, num_stages=2)
     view = ConfigView({"gemm_config": config, "persistent": True})
     assert dict(view).keys() == {"gemm_config", "persistent"}
-    assert (len(view), "BLOCK_M" in view, "num_warps" in view, "other" in view) == (2, True, True, False)
-    assert view["gemm_config"]["BLOCK_M"] == view["BLOCK_M"] == view.kwargs["BLOCK_M"] == view["gemm_config"].kwargs["BLOCK_M"] == 64
-    assert view["num_stages"] == view.num_stages == view["gemm_config"].num_stages == view.all_kwargs()["num_stages"] == 2
+    assert (len(view), "BLOCK_M" in view, "num_warps" in view, "other" in view) == (
+        2,
+        True,
+        True,
+        False,
+    )
+    assert (
+        view["gemm_config"]["BLOCK_M"]
+        == view["BLOCK_M"]
+        == view.kwargs["BLOCK_M"]
+        == view["gemm_config"].kwargs["BLOCK_M"]
+        == 64
+    )
+    assert (
+        view["num_stages"]
+        == view.num_stages
+        == view["gemm_config"].num_stages
+        == view.all_kwargs()["num_stages"]
+        == 2
+    )
     assert (view["persistent"], view.get("other", 5)) == (True, 5)
     view["gemm_config"].num_warps = 1  # what a rule writes to it is not what runs
     assert (isinstance(view["gemm_config"], triton.Config), config.num_warps) == (True, 8)

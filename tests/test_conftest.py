@@ -54,8 +54,19 @@ def test_the_rules_for_tests_hold(tmp_path: Path):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     options = ["-p", "no:cacheprovider", "-rA", "-m", "not once", "--rootdir=."]
-    done = run_python("-m", "pytest", *options, cwd=tmp_path, env={**os.environ, **of_checkout(tmp_path)})
-    found = {name: outcome for outcome, name in re.findall(r"^(PASSED|FAILED|ERROR|SKIPPED).*::(\S+)", done.stdout, re.MULTILINE)}
-    starts = {"test_start[slow]": "FAILED", "test_start[processes]": "PASSED", "test_start[gpu]": "PASSED"}
+    done = run_python(
+        "-m", "pytest", *options, cwd=tmp_path, env={**os.environ, **of_checkout(tmp_path)}
+    )
+    found = {
+        name: outcome
+        for outcome, name in re.findall(
+            r"^(PASSED|FAILED|ERROR|SKIPPED).*::(\S+)", done.stdout, re.MULTILINE
+        )
+    }
+    starts = {
+        "test_start[slow]": "FAILED",
+        "test_start[processes]": "PASSED",
+        "test_start[gpu]": "PASSED",
+    }
     assert found == {**starts, "test_skips": "FAILED"}, done.stdout + done.stderr
     assert "mark it with pytest.mark.processes" in done.stdout

@@ -22,7 +22,11 @@ from tests.steps import BLOCKS
 from tests.worlds import on_each_rank
 
 _plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-_values = st.recursive(_plain, lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(), each, max_size=4), max_leaves=20)
+_values = st.recursive(
+    _plain,
+    lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(), each, max_size=4),
+    max_leaves=20,
+)
 
 
 def test_a_file_takes_the_place_of_another(tmp_path: Path):
@@ -45,12 +49,20 @@ def test_what_was_there_is_kept_where_that_is_asked_for(tmp_path: Path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):
         write_whole(tmp_path / "folder", b"", keeps_old=True)
-    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "file", tmp_path / "folder", *filter(None, copies)])
+    assert sorted(tmp_path.iterdir()) == sorted(
+        [tmp_path / "file", tmp_path / "folder", *filter(None, copies)]
+    )
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "interrupted"])
-def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException):
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), KeyboardInterrupt()],
+    ids=["full", "interrupted"],
+)
+def test_nothing_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
+):
     """Whichever step fails or is interrupted, the old file is there and no other."""
     write_whole(tmp_path / "file", b"old")
 
@@ -63,7 +75,10 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert ((tmp_path / "file").read_bytes(), os.listdir(tmp_path)) == (b"old", ["file"])
 
 
-@pytest.mark.parametrize(("path", "limit_bytes"), [("fifo", 2**20), ("/dev/zero", 2**20), ("huge", 2**20), ("/proc/self/maps", 100)])
+@pytest.mark.parametrize(
+    ("path", "limit_bytes"),
+    [("fifo", 2**20), ("/dev/zero", 2**20), ("huge", 2**20), ("/proc/self/maps", 100)],
+)
 def test_what_is_no_regular_file_is_not_read(tmp_path: Path, path: str, limit_bytes: int):
     """A FIFO would wait, a device might never end, a huge file fill the memory. A link is followed if that is asked for."""
     os.mkfifo(tmp_path / "fifo")

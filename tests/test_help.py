@@ -42,7 +42,12 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkout as a clone has it."""
     left_out = shutil.ignore_patterns(*LEFT_OUT)
     folder = tmp_path_factory.mktemp("help") / "copy"
-    shutil.copytree(ROOT, folder, symlinks=True, ignore=lambda path, names: left_out(path, names) | {".git", ".venv"} & {*names})
+    shutil.copytree(
+        ROOT,
+        folder,
+        symlinks=True,
+        ignore=lambda path, names: left_out(path, names) | {".git", ".venv"} & {*names},
+    )
     return folder
 
 
@@ -51,8 +56,17 @@ def programs() -> list[str]:
 
     Not those named train.py: they are as people write them, with libraries that are not here.
     """
-    found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if not re.match("test_|train[.]py", path.name)]
-    return sorted(str(path.relative_to(ROOT)) for path in found if re.search("^if __name__ ==", path.read_text(), re.MULTILINE))
+    found = [
+        path
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        if not re.match("test_|train[.]py", path.name)
+    ]
+    return sorted(
+        str(path.relative_to(ROOT))
+        for path in found
+        if re.search("^if __name__ ==", path.read_text(), re.MULTILINE)
+    )
 
 
 def shell_scripts() -> list[str]:
@@ -61,24 +75,35 @@ def shell_scripts() -> list[str]:
         path
         for pattern in ("*", ".ci/*", "*/*", "*/*/*")
         for path in ROOT.glob(pattern)
-        if path.is_file() and all(part == ".ci" or part[0] != "." for part in path.relative_to(ROOT).parts)
+        if path.is_file()
+        and all(part == ".ci" or part[0] != "." for part in path.relative_to(ROOT).parts)
     ]
     return sorted({str(path.relative_to(ROOT)) for path in found if path.read_bytes()[:2] == b"#!"})
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     """All files by name."""
-    files = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    files = [
+        path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    ]
     return {str(path): path.read_bytes() for path in files}
 
 
 def test_the_lists_hold_what_is_known_to_be_a_script():
     """The globs find what they are for."""
-    assert {"kernels/ag_gemm.py", "examples/allgather_gemm.py", "benchmarks/online_jobs.py", "launch/tune_a8w8_blockscale.py"} < {
-        *programs()
-    }
+    assert {
+        "kernels/ag_gemm.py",
+        "examples/allgather_gemm.py",
+        "benchmarks/online_jobs.py",
+        "launch/tune_a8w8_blockscale.py",
+    } < {*programs()}
     assert {"tests/mutations.py", "tests/faults/matrix.py", "tests/faults/hosts.py"} < {*programs()}
-    assert {*shell_scripts()} >= {".ci/run", "launch/setup.sh", "launch/launch.sh", "benchmarks/all_gpus.sh"}
+    assert {*shell_scripts()} >= {
+        ".ci/run",
+        "launch/setup.sh",
+        "launch/launch.sh",
+        "benchmarks/all_gpus.sh",
+    }
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -88,7 +113,9 @@ def test_each_program_has_help_and_changes_nothing_then(copy: Path, tmp_path: Pa
     asked = [str(copy / program) for program in programs() if program.startswith(folder)]
     env = {**of_checkout(tmp_path), "PYTHONPATH": str(copy)}
     done = run_python("-c", ASK, *asked, cwd=tmp_path, env=env)
-    assert json.loads(done.stdout or "{}") == {program: [0, "usage: "] for program in asked}, done.stderr
+    assert json.loads(done.stdout or "{}") == {program: [0, "usage: "] for program in asked}, (
+        done.stderr
+    )
     assert (contents(copy) == before, [*tmp_path.iterdir()]) == (True, [])
 
 
@@ -96,13 +123,23 @@ def test_each_shell_script_has_help_and_changes_nothing_then(copy: Path, tmp_pat
     """It calls none of the tools that it works with, which are not what they seem here."""
     (tmp_path / "bin").mkdir()
     for tool in TOOLS:
-        (tmp_path / "bin" / tool).write_text(f'#!/bin/sh\necho "{tool} $*" >> {tmp_path}/called\nexit 1\n')
+        (tmp_path / "bin" / tool).write_text(
+            f'#!/bin/sh\necho "{tool} $*" >> {tmp_path}/called\nexit 1\n'
+        )
         (tmp_path / "bin" / tool).chmod(0o755)
     before = contents(copy)
     env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "PYTHON": "python3"}
     for script in shell_scripts():
         for option in ("--help", "-h"):
-            done = subprocess.run([copy / script, option], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run(
+                [copy / script, option],
+                cwd=tmp_path,
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
             assert (done.returncode, done.stderr, "#" in done.stdout[:1]) == (0, "", False), script
             assert len(done.stdout.splitlines()) >= 2
     assert ((tmp_path / "called").exists(), contents(copy) == before) == (False, True)

@@ -99,19 +99,25 @@ def at_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Generator[list[Ca
     monkeypatch.delitem(sys.modules, "dist_tune.install")
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr(atexit, "register", ends.append)
-        monkeypatch.setattr(dist_tune, "install", importlib.import_module("dist_tune.install").install)
+        monkeypatch.setattr(
+            dist_tune, "install", importlib.import_module("dist_tune.install").install
+        )
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop/__init__.py").touch()
     (tmp_path / "shop/trainer.py").write_text(MODULE)
-    (tmp_path / "shop/loop.py").write_text("from shop.trainer import step\n\ndef run(x):\n    return step(x)\n")
+    (tmp_path / "shop/loop.py").write_text(
+        "from shop.trainer import step\n\ndef run(x):\n    return step(x)\n"
+    )
     yield ends
     for name in [name for name in sys.modules if name.partition(".")[0] in ("shop", "zipped")]:
         del sys.modules[name]
 
 
 @pytest.fixture
-def ended(at_end: list[Callable[[], None]], capfd: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
+def ended(
+    at_end: list[Callable[[], None]], capfd: pytest.CaptureFixture[str]
+) -> Callable[[], list[str]]:
     """Ends the program; what it has said."""
 
     def lines() -> list[str]:
@@ -155,19 +161,29 @@ trainer.made                                              trainer.made()
 trainer.inherited                                         trainer.inherited() is trainer, [each.inherited() is each for each in copies()]
 trainer.callback                                          trainer.callback(3), again(trainer.callback) is trainer.callback
 """
-ROWS = [(line[:24].strip(), line[24:58].split(), line[58:]) for line in TARGETS.strip().splitlines()]
+ROWS = [
+    (line[:24].strip(), line[24:58].split(), line[58:]) for line in TARGETS.strip().splitlines()
+]
 
 
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize(("target", "others", "use"), ROWS)
-def test_functions_and_methods_of_all_kinds_act_as_before(target: str, others: list[str], use: str, is_late: bool):
+def test_functions_and_methods_of_all_kinds_act_as_before(
+    target: str, others: list[str], use: str, is_late: bool
+):
     """Installed before the import or after it: for one class or one object, pickled, with its defaults, cells and ``super()``."""
 
     def seen(text: str) -> Any:
         shop, loop = (importlib.import_module(f"shop.{name}") for name in ("trainer", "loop"))
         again = lambda value: pickle.loads(pickle.dumps(value))  # noqa: E731  # for the expressions
-        tools = {"copies": lambda: (copy.deepcopy(shop.trainer), again(shop.trainer)), "kind": lambda name: type(vars(shop.Trainer)[name])}
-        return eval(text, {**vars(shop), **tools, "again": again, "loop": loop, "signature": inspect.signature})
+        tools = {
+            "copies": lambda: (copy.deepcopy(shop.trainer), again(shop.trainer)),
+            "kind": lambda name: type(vars(shop.Trainer)[name]),
+        }
+        return eval(
+            text,
+            {**vars(shop), **tools, "again": again, "loop": loop, "signature": inspect.signature},
+        )
 
     before = repr(seen(use))
     for name in ("shop.trainer", "shop.loop") if not is_late else ():
@@ -181,7 +197,9 @@ def test_functions_and_methods_of_all_kinds_act_as_before(target: str, others: l
 def test_the_loader_of_a_module_is_its_own():
     """Also after a reload, which is wrapped anew."""
     shop = loaded("step", "Trainer.made")
-    assert [type(each) for each in (shop.__loader__, shop.__spec__.loader)] == [SourceFileLoader] * 2  # type: ignore[union-attr]
+    assert [type(each) for each in (shop.__loader__, shop.__spec__.loader)] == [
+        SourceFileLoader
+    ] * 2  # type: ignore[union-attr]
     assert inspect.getsource(shop) == MODULE
     importlib.reload(shop)
     assert is_wrapped(shop.step)
@@ -202,12 +220,16 @@ def test_a_look_for_the_module_and_an_import_that_fails_do_not_spend_the_target(
     assert (is_wrapped(shop.step), shop.step()) == (True, "at last")
 
 
-def test_a_loader_of_several_modules_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_loader_of_several_modules_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """One zipimporter serves all modules of its archive."""
     with zipfile.ZipFile(tmp_path / "z.zip", "w") as archive:
         archive.writestr("zipped/__init__.py", "")
         archive.writestr("zipped/a.py", "def step():\n    return 1\n")
-        archive.writestr("zipped/b.py", "from zipped.a import step as other\ndef step():\n    return 2\n")
+        archive.writestr(
+            "zipped/b.py", "from zipped.a import step as other\ndef step():\n    return 2\n"
+        )
     monkeypatch.syspath_prepend(str(tmp_path / "z.zip"))
     b = loaded("step", name="zipped.b")
     assert (is_wrapped(b.step), is_wrapped(b.other), b.step()) == (True, False, 2)
@@ -218,10 +240,16 @@ def test_a_folder_without_init_is_imported_as_ever(tmp_path: Path):
     assert loaded("step", name="shop.folder").__path__
 
 
-def test_a_function_of_a_module_whose_import_has_begun_is_told_of(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_a_function_of_a_module_whose_import_has_begun_is_told_of(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
     """Installed by what the module imports: what it has defined before is wrapped, what comes later is not."""
-    (tmp_path / "shop/setup.py").write_text("import dist_tune\nfor name in 'step', 'late':\n    dist_tune.install(f'shop.begun:{name}')\n")
-    (tmp_path / "shop/begun.py").write_text("def step(x):\n    return x\nimport shop.setup\ndef late(x):\n    return x\n")
+    (tmp_path / "shop/setup.py").write_text(
+        "import dist_tune\nfor name in 'step', 'late':\n    dist_tune.install(f'shop.begun:{name}')\n"
+    )
+    (tmp_path / "shop/begun.py").write_text(
+        "def step(x):\n    return x\nimport shop.setup\ndef late(x):\n    return x\n"
+    )
     shop = importlib.import_module("shop.begun")
     assert [is_wrapped(each) for each in (shop.step, shop.late)] == [True, False]
     told = "dist_tune: shop.begun:late is not tuned: there is no such function yet: install it before the import of its module begins\n"
@@ -234,12 +262,17 @@ def test_a_function_of_a_module_whose_import_has_begun_is_told_of(tmp_path: Path
 @pytest.mark.parametrize(
     ("targets", "what"),
     [
-        ("step shop.trainer shop: :step shop..a:step shop:a:b shop/a.py:step", r"package\.module:Class\.method, got "),
+        (
+            "step shop.trainer shop: :step shop..a:step shop:a:b shop/a.py:step",
+            r"package\.module:Class\.method, got ",
+        ),
         ("__main__:step", "decorate the function of the program"),
         ("torch.optim:Adam.step", "or name that one"),
     ],
 )
-def test_a_target_that_cannot_be_wrapped_from_outside_is_refused(targets: str, what: str, ended: Callable[[], list[str]]):
+def test_a_target_that_cannot_be_wrapped_from_outside_is_refused(
+    targets: str, what: str, ended: Callable[[], list[str]]
+):
     """Or that has another form; nothing more is said of it."""
     for target in targets.split():
         with pytest.raises(ValueError, match=what):
@@ -263,8 +296,12 @@ slotted.step            attribute 'step' is read-only
 """
 
 
-@pytest.mark.parametrize(("target", "line"), [re.split("   +", line) for line in UNFIT.strip().splitlines()])
-def test_what_cannot_be_wrapped_is_one_line_and_the_program_goes_on(target: str, line: str, ended: Callable[[], list[str]]):
+@pytest.mark.parametrize(
+    ("target", "line"), [re.split("   +", line) for line in UNFIT.strip().splitlines()]
+)
+def test_what_cannot_be_wrapped_is_one_line_and_the_program_goes_on(
+    target: str, line: str, ended: Callable[[], list[str]]
+):
     """The module is as it was; nothing more is said at the end."""
     shop = loaded(target)
     (told,) = ended()
@@ -273,7 +310,9 @@ def test_what_cannot_be_wrapped_is_one_line_and_the_program_goes_on(target: str,
     assert (type(shop.trainer), shop.Trainer.n_steps) == (shop.Trainer, 3)
 
 
-def test_only_the_first_rank_says_it(monkeypatch: pytest.MonkeyPatch, ended: Callable[[], list[str]]):
+def test_only_the_first_rank_says_it(
+    monkeypatch: pytest.MonkeyPatch, ended: Callable[[], list[str]]
+):
     monkeypatch.setenv("RANK", "1")
     loaded("nothing")
     assert ended() == []
@@ -286,14 +325,20 @@ def test_a_wrong_option_is_an_error_of_the_import():
         importlib.import_module("shop.trainer")
 
 
-def test_the_end_says_what_was_never_imported_or_called(ended: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch):
+def test_the_end_says_what_was_never_imported_or_called(
+    ended: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+):
     """Not what was called, and not after an exception that ended the program."""
     shop = loaded("step", "Trainer.training_step")
     dist_tune.install("shop.trainr:step")
     shop.step(1)
     *_, called, imported = ended()
-    assert called.startswith("dist_tune: shop.trainer:Trainer.training_step was never called, other than inside another tuned step: ")
-    assert imported.startswith("dist_tune: shop.trainr:step is not tuned: the program never imported shop.trainr. If that is the script, ")
+    assert called.startswith(
+        "dist_tune: shop.trainer:Trainer.training_step was never called, other than inside another tuned step: "
+    )
+    assert imported.startswith(
+        "dist_tune: shop.trainr:step is not tuned: the program never imported shop.trainr. If that is the script, "
+    )
     monkeypatch.setattr(sys, "last_type", RuntimeError, raising=False)
     assert ended() == []
 
@@ -358,7 +403,15 @@ if __name__ == "__main__":
 
 def python(*words: str, cwd: Path) -> Done:
     env = {**os.environ, "PYTHONPATH": f"{cwd}{os.pathsep}{ROOT}", "DIST_TUNE_VERBOSITY": "quiet"}
-    return subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
 
 
 @pytest.mark.processes
@@ -383,7 +436,11 @@ def test_a_program_does_not_notice(tmp_path: Path, program: str, how: str):
     assert (installed.stdout, installed.returncode) == (plain.stdout, plain.returncode)
     assert (plain.returncode != 0) == bool(how or "wrong" in program)
     # Without "Traceback", below which frames of runpy stand.
-    shown = [line for line in plain.stderr.splitlines(keepends=True)[1:] if "-m" not in words or "frozen runpy" not in line]
+    shown = [
+        line
+        for line in plain.stderr.splitlines(keepends=True)[1:]
+        if "-m" not in words or "frozen runpy" not in line
+    ]
     assert installed.stderr.endswith("".join(shown))
 
 
@@ -423,7 +480,9 @@ def test_a_step_of_the_command_is_found_or_ends_the_program(tmp_path: Path, row:
         test = "assert callable(dist_tune.install)\nprint(hasattr(packed.step, 'records'))\n"
         archive.writestr("__main__.py", f"import dist_tune, packed\n{test}")
         archive.writestr("packed.py", "def step():\n    return 2\n")
-    done = run_python("-m", "dist_tune.install", *words.split(), cwd=tmp_path, env=of_checkout(tmp_path))
+    done = run_python(
+        "-m", "dist_tune.install", *words.split(), cwd=tmp_path, env=of_checkout(tmp_path)
+    )
     assert f"{done.returncode} {' '.join(done.stdout.split())}".strip() == expected, done.stderr
     assert line in done.stderr.rstrip().rpartition("\n")[2]
     assert (done.stderr.count("\n") == 1) == (done.returncode == 1)
@@ -432,8 +491,12 @@ def test_a_step_of_the_command_is_found_or_ends_the_program(tmp_path: Path, row:
 @pytest.mark.processes
 def test_a_sitecustomize_imports_nothing_heavy_and_is_silent_in_tools(tmp_path: Path):
     """It runs in each Python, also in those that never import Triton, as torchrun."""
-    (tmp_path / "sitecustomize.py").write_text("import dist_tune\ndist_tune.install('shop.none:step')\n")
-    done = python("-c", "import sys, shop\nprint({'torch', 'triton', 'numpy'} & {*sys.modules})", cwd=tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import dist_tune\ndist_tune.install('shop.none:step')\n"
+    )
+    done = python(
+        "-c", "import sys, shop\nprint({'torch', 'triton', 'numpy'} & {*sys.modules})", cwd=tmp_path
+    )
     assert (done.stdout, done.stderr) == ("set()\n", "")
 
 
@@ -441,15 +504,23 @@ def test_a_sitecustomize_imports_nothing_heavy_and_is_silent_in_tools(tmp_path: 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("job.py forkserver", "dist_tune: shop.none:step is not tuned: the program never imported shop.none. "),
-        ("job.py spawn", "dist_tune: shop.none:step is not tuned: the program never imported shop.none. "),
+        (
+            "job.py forkserver",
+            "dist_tune: shop.none:step is not tuned: the program never imported shop.none. ",
+        ),
+        (
+            "job.py spawn",
+            "dist_tune: shop.none:step is not tuned: the program never imported shop.none. ",
+        ),
         ("-m dist_tune.install --step shop.loop:run job.py spawn failed", "failed"),
     ],
 )
 def test_children_of_a_program_are_silent(tmp_path: Path, words: str, line: str):
     """The program itself hears of a module that it did not import, but not after a failure of another kind."""
     if "--step" not in words:
-        (tmp_path / "sitecustomize.py").write_text("import dist_tune\ndist_tune.install('shop.none:step')\n")
+        (tmp_path / "sitecustomize.py").write_text(
+            "import dist_tune\ndist_tune.install('shop.none:step')\n"
+        )
     (tmp_path / "triton.py").touch()
     (tmp_path / "job.py").write_text(SPAWNING)
     done = python(*words.split(), cwd=tmp_path)
@@ -577,7 +648,9 @@ TARGET = "trainers.trainer:Trainer.training_step"
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("how", ["a word of the command", pytest.param("a sitecustomize", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", ["a word of the command", pytest.param("a sitecustomize", marks=pytest.mark.slow)]
+)
 def test_a_trainer_of_a_library_is_tuned_by(tmp_path: Path, how: str):
     """Both ranks train as untuned, say so, and take the faster config. Its step adds to gradients, and so is tuned in its own calls."""
     for name, text in LIBRARY.items():
@@ -585,12 +658,37 @@ def test_a_trainer_of_a_library_is_tuned_by(tmp_path: Path, how: str):
         (tmp_path / name).write_text(text)
     env = of_checkout(tmp_path, str(tmp_path))
     if how == "a sitecustomize":
-        (tmp_path / "sitecustomize.py").write_text(f"import dist_tune\ndist_tune.install({TARGET!r}, is_dist=True)\n")
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "train.py"]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=110, check=False)
+        (tmp_path / "sitecustomize.py").write_text(
+            f"import dist_tune\ndist_tune.install({TARGET!r}, is_dist=True)\n"
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=2",
+            "--standalone",
+            "train.py",
+        ]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=110, check=False
+        )
     else:  # as tests/test_launch.py has it
-        done = run_python("-m", "dist_tune.install", "--step", TARGET, "--is-dist", "train.py", cwd=tmp_path, env=env, n_ranks=2)
+        done = run_python(
+            "-m",
+            "dist_tune.install",
+            "--step",
+            TARGET,
+            "--is-dist",
+            "train.py",
+            cwd=tmp_path,
+            env=env,
+            n_ranks=2,
+        )
     assert done.returncode == 0, done.stderr
     for rank in range(2):
-        assert json.loads((tmp_path / f"found-{rank}.json").read_text()) == [True, [2], [{"BLOCK": 128}]]
+        assert json.loads((tmp_path / f"found-{rank}.json").read_text()) == [
+            True,
+            [2],
+            [{"BLOCK": 128}],
+        ]
         assert "winner" in (tmp_path / f".autotune_logs/rank-{rank}.log").read_text()

@@ -23,7 +23,15 @@ from dist_tune.keys import bucketed, key_text, power_of_two, size_classes, to_ha
 from dist_tune.measure.compare import difference
 from tests.steps import quiet
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.sampled_from([torch.float32, torch.int8])
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.sampled_from([torch.float32, torch.int8])
+)
 KEYS = st.recursive(SCALARS, lambda inner: st.lists(inner).map(tuple), max_leaves=8)
 
 
@@ -58,7 +66,11 @@ def test_a_tensor_is_its_shape_strides_and_dtype():
     """Of two tensors that differ only in what they hold, or in the device, the keys are equal."""
     assert to_hashable(torch.empty(4, 8, dtype=torch.bfloat16)) == ((4, 8), (8, 1), torch.bfloat16)
     assert to_hashable(torch.empty(8, 4).T) == ((4, 8), (1, 4), torch.float32)
-    assert to_hashable(torch.zeros(3)) == to_hashable(torch.ones(3)) == to_hashable(torch.empty(3, device="meta"))
+    assert (
+        to_hashable(torch.zeros(3))
+        == to_hashable(torch.ones(3))
+        == to_hashable(torch.empty(3, device="meta"))
+    )
     assert to_hashable(torch.nn.Parameter(torch.zeros(3))) == to_hashable(torch.zeros(3))
     assert to_hashable(torch.eye(3).to_sparse()) == ((3, 3), "torch.sparse_coo", torch.float32)
 
@@ -67,9 +79,17 @@ def test_containers_become_tuples():
     """Lists, dicts and sets within each other, in one order however they were filled; a dataclass that is not frozen, too."""
     x = torch.empty(2)
     assert to_hashable([x, (1, [2])]) == (((2,), (1,), torch.float32), (1, (2,)))
-    assert to_hashable({"b": 1, "a": [x]}) == to_hashable({"a": [x], "b": 1}) == (("a", (((2,), (1,), torch.float32),)), ("b", 1))
+    assert (
+        to_hashable({"b": 1, "a": [x]})
+        == to_hashable({"a": [x], "b": 1})
+        == (("a", (((2,), (1,), torch.float32),)), ("b", 1))
+    )
     assert to_hashable({3, 1, 2}) == to_hashable(frozenset({2, 1, 3})) == (1, 2, 3)
-    assert to_hashable(Context(8, [x])) == ("Context", ("width", 8), ("weights", (((2,), (1,), torch.float32),)))
+    assert to_hashable(Context(8, [x])) == (
+        "Context",
+        ("width", 8),
+        ("weights", (((2,), (1,), torch.float32),)),
+    )
     assert to_hashable(Sizes(1, 2)) == (1, 2)
     for same in (Frozen(3), Mode.FAST, 1.5, None, "text", torch.Size([2]), len):
         assert to_hashable(same) is same
@@ -115,8 +135,13 @@ def test_texts_are_equal_in_every_process():
     )
     here: dict[str, Any] = {"__name__": "__main__"}
     exec(program, here)
-    command, env = [sys.executable, "-c", f"{program}\nprint(text)"], {**os.environ, "PYTHONHASHSEED": "77"}
-    done = subprocess.run(command, env=env, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    command, env = (
+        [sys.executable, "-c", f"{program}\nprint(text)"],
+        {**os.environ, "PYTHONHASHSEED": "77"},
+    )
+    done = subprocess.run(
+        command, env=env, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
+    )
     assert (done.stdout, "0x" in done.stdout) == (f"{here['text']}\n", False)
 
 
@@ -130,7 +155,10 @@ def test_power_of_two_is_the_next_one(size: int):
 
 @given(st.lists(st.integers(1, 50), min_size=1, unique=True).map(sorted), st.integers())
 def test_a_size_is_in_the_first_class_that_holds_it(limits: list[int], size: int):
-    assert size_classes(*limits)(size) == [*[f"<={limit}" for limit in limits if size <= limit], f">{limits[-1]}"][0]
+    assert (
+        size_classes(*limits)(size)
+        == [*[f"<={limit}" for limit in limits if size <= limit], f">{limits[-1]}"][0]
+    )
 
 
 @pytest.mark.parametrize("limits", [(), (0, 1), (-1,), (2, 2), (3, 2)])
@@ -142,7 +170,16 @@ def test_limits_that_are_none_not_positive_or_not_ascending_are_refused(limits: 
 def test_every_int_is_bucketed_and_nothing_else():
     """Sizes and strides, however deep; no bool, float, string or dtype."""
     key = (torch.Size([100, 7]), (7, 1), torch.float16, True, 3.0, "5", (1000,), Mode.FAST)
-    assert bucketed(key, power_of_two) == ((128, 8), (8, 1), torch.float16, True, 3.0, "5", (1024,), Mode.FAST)
+    assert bucketed(key, power_of_two) == (
+        (128, 8),
+        (8, 1),
+        torch.float16,
+        True,
+        3.0,
+        "5",
+        (1024,),
+        Mode.FAST,
+    )
     assert bucketed([torch.empty(3, 5)], power_of_two) == (((4, 8), (8, 1), torch.float32),)
     assert bucketed(100, size_classes(64, 1024)) == "<=1024"
 
@@ -161,11 +198,15 @@ def of(*args: Any, **kwargs: Any) -> Any:
     return args, kwargs
 
 
-def nested(layout: torch.layout, *lengths: int, width: int = 8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def nested(
+    layout: torch.layout, *lengths: int, width: int = 8, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """A batch of matrices of these lengths."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*nested tensors.*")
-        return torch.nested.nested_tensor([torch.ones(length, width, dtype=dtype) for length in lengths], layout=layout)
+        return torch.nested.nested_tensor(
+            [torch.ones(length, width, dtype=dtype) for length in lengths], layout=layout
+        )
 
 
 X = torch.zeros(4, 8)
@@ -200,7 +241,11 @@ np.zeros(2)                             np.zeros(3)
 X, Shaped(4)                            X, Shaped(5)
 X, np.zeros(2)                          X, np.zeros(2, int)
 """
-KINDS = [(n, *re.split("   +", line)) for n, lines in ((1, ONE_KIND), (2, TWO_KINDS)) for line in lines.strip().splitlines()]
+KINDS = [
+    (n, *re.split("   +", line))
+    for n, lines in ((1, ONE_KIND), (2, TWO_KINDS))
+    for line in lines.strip().splitlines()
+]
 
 
 @pytest.mark.parametrize(("n", "one", "other"), KINDS)
@@ -214,7 +259,9 @@ def test_calls_are_of_one_kind_or_of_two(n: int, one: str, other: str):
     for call in calls:
         first = keys.call_signature(*call)
         assert first == keys.call_signature(*call)
-        assert first == keys.lasting_signature(*call) or any(isinstance(each, Shaped | np.ndarray) for each in call[0])
+        assert first == keys.lasting_signature(*call) or any(
+            isinstance(each, Shaped | np.ndarray) for each in call[0]
+        )
 
 
 def test_types_made_in_each_call_are_not_kept_for_ever():
@@ -228,12 +275,17 @@ def test_types_made_in_each_call_are_not_kept_for_ever():
         types.append(weakref.ref(made))
     del made, thing
     gc.collect()
-    assert (sum(each() is not None for each in things), sum(each() is not None for each in types) < 2000) == (0, True)
+    assert (
+        sum(each() is not None for each in things),
+        sum(each() is not None for each in types) < 2000,
+    ) == (0, True)
     assert keys.call_signature((X,), {}) == (X.shape, X.dtype)
 
 
 @pytest.mark.parametrize("layout", [None, *LAYOUTS])
-def test_a_steady_call_reads_nothing_of_an_object(layout: torch.layout | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_steady_call_reads_nothing_of_an_object(
+    layout: torch.layout | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     """A module searches in Python for what it lacks, and isinstance asks for its class.
 
     Steady is the second call of a kind, by position or by name, also with nested tensors whose ragged sizes differ; by one read.
@@ -266,7 +318,11 @@ def test_a_nested_tensor_is_a_key(layout: torch.layout):
     key = to_hashable(nested(layout, 3, 5))
     assert key == to_hashable(nested(layout, 2, 9))
     assert key_text(key) == f"[(2,None,8),'{layout}',torch.float32]"
-    others = [nested(layout, 3, 5, 7), nested(layout, 3, 5, width=4), nested(layout, 3, 5, dtype=torch.float16)]
+    others = [
+        nested(layout, 3, 5, 7),
+        nested(layout, 3, 5, width=4),
+        nested(layout, 3, 5, dtype=torch.float16),
+    ]
     assert len({key, *map(to_hashable, others)}) == 4
     assert bucketed(nested(layout, 3, 5, 7, width=6), power_of_two)[0] == (4, None, 8)
 
@@ -281,4 +337,7 @@ def test_a_nested_result_is_compared_part_by_part(layout: torch.layout):
         difference(result, nested(layout, 3, 4))
         == "returned a tensor [5, 8] torch.float32 in result[1], expected a tensor [4, 8] torch.float32"
     )
-    assert difference(result, torch.ones(2)) == "returned a nested tensor of torch.float32, expected a tensor [2] torch.float32"
+    assert (
+        difference(result, torch.ones(2))
+        == "returned a nested tensor of torch.float32, expected a tensor [2] torch.float32"
+    )

@@ -37,7 +37,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 FOLDERS = {name for layer in LAYERS for name in layer if (PACKAGE / name).is_dir()}
 ONLY_USERS = {
-    "triton": {"configs", "pruning", "measure.clocks", "compiler", "runtime", "cli.doctor", "testing"},
+    "triton": {
+        "configs",
+        "pruning",
+        "measure.clocks",
+        "compiler",
+        "runtime",
+        "cli.doctor",
+        "testing",
+    },
     "torch.distributed": {"distributed", "testing"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -62,7 +70,11 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 def without_type_checking(tree: ast.Module) -> ast.Module:
     """The module as it runs: a type in a signature makes no module a user of its library."""
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"))]
+    tree.body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"))
+    ]
     return tree
 
 
@@ -79,7 +91,11 @@ def layer_of(module: str) -> int:
 def exports(folder: str) -> list[str]:
     """The names in the ``__all__`` of a folder's ``__init__``."""
     body = ast.parse((PACKAGE / folder / "__init__.py").read_text()).body
-    return next(ast.literal_eval(each.value) for each in body if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "__all__")
+    return next(
+        ast.literal_eval(each.value)
+        for each in body
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "__all__"
+    )
 
 
 def misplaced(module: str, source: str) -> list[str]:
@@ -90,7 +106,11 @@ def misplaced(module: str, source: str) -> list[str]:
         if root != "dist_tune" or not rest or not any(rest[0] in places for places in LAYERS):
             continue
         is_own = rest[0] == module.partition(".")[0]
-        is_past = rest[0] in FOLDERS and len(rest) > 1 and rest[1:] not in [[each] for each in exports(rest[0])]
+        is_past = (
+            rest[0] in FOLDERS
+            and len(rest) > 1
+            and rest[1:] not in [[each] for each in exports(rest[0])]
+        )
         if layer_of(rest[0]) > layer_of(module) or (is_past and not is_own):
             wrong.append(name)
     return wrong
@@ -99,7 +119,11 @@ def misplaced(module: str, source: str) -> list[str]:
 def trespasses(module: str, source: str) -> list[str]:
     """Imports of ``module`` that are another place's job."""
     names = list(imported(without_type_checking(ast.parse(source))))
-    foreign = [library for library, users in ONLY_USERS.items() if not any(is_of(module, user) for user in users)]
+    foreign = [
+        library
+        for library, users in ONLY_USERS.items()
+        if not any(is_of(module, user) for user in users)
+    ]
     return [name for name in names if any(is_of(name, library) for library in foreign)]
 
 
@@ -110,25 +134,41 @@ def test_imports_point_upward(path: Path):
     if module in ("", "__init__"):
         assert trespasses("dist_tune", path.read_text()) == []
         return
-    assert any(module.partition(".")[0] in places for places in LAYERS), f"{path.name} has no place in LAYERS: say what it may import"
+    assert any(module.partition(".")[0] in places for places in LAYERS), (
+        f"{path.name} has no place in LAYERS: say what it may import"
+    )
     assert misplaced(module, path.read_text()) == []
     assert trespasses(module, path.read_text()) == []
 
 
 def test_the_layers_are_those_of_contributing():
     """Each module and folder of the package stands in the row of its layer in CONTRIBUTING."""
-    rows = [line.split("|")[2] for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if re.match(r"\| \d+ \|", line)]
+    rows = [
+        line.split("|")[2]
+        for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines()
+        if re.match(r"\| \d+ \|", line)
+    ]
     for row, places in zip(rows, LAYERS, strict=True):
-        assert sorted(re.sub(r"\(files\)|`|\.py|/", "", row).split()) == sorted(name for name in places if name != "__main__")
+        assert sorted(re.sub(r"\(files\)|`|\.py|/", "", row).split()) == sorted(
+            name for name in places if name != "__main__"
+        )
 
 
 def test_the_code_uses_each_word_of_the_glossary():
     """At most 35 words; what the code says no more is not one of them."""
-    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "CONTRIBUTING.md").read_text().partition("## Glossary")[2], re.MULTILINE)
+    rows = re.findall(
+        r"^\| ([^|]+) \|",
+        (ROOT / "CONTRIBUTING.md").read_text().partition("## Glossary")[2],
+        re.MULTILINE,
+    )
     words = [word for row in rows if row != "word" for word in row.split(", ")]
     said = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     assert 20 < len(words) <= 35
-    assert [word for word in words if not re.search(re.sub("[ -]", "[ _-]", rf"(?<![a-z]){word}"), said, re.IGNORECASE)] == []
+    assert [
+        word
+        for word in words
+        if not re.search(re.sub("[ -]", "[ _-]", rf"(?<![a-z]){word}"), said, re.IGNORECASE)
+    ] == []
 
 
 @pytest.mark.parametrize("folder", sorted(FOLDERS))
@@ -136,7 +176,10 @@ def test_a_folder_says_what_it_is_for(folder: str):
     """Its ``__init__`` opens with a description, and exports by name what others may use."""
     tree = ast.parse((PACKAGE / folder / "__init__.py").read_text())
     assert len((ast.get_docstring(tree) or "").splitlines()) >= 3
-    assert any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" for node in tree.body)
+    assert any(
+        isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        for node in tree.body
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,9 +189,17 @@ def test_a_folder_says_what_it_is_for(folder: str):
         ("from dist_tune import tuning", "search.race", "tuning.sites"),
         ("import dist_tune.tuning.tuning", "search.race", "tuning.sites"),
         ("def f():\n from dist_tune.tuning.tuning import Tuning", "search.race", "tuning.sites"),
-        ("from dist_tune.search.race import Race", "tuning.sites", "search.plan"),  # past another folder's door
+        (
+            "from dist_tune.search.race import Race",
+            "tuning.sites",
+            "search.plan",
+        ),  # past another folder's door
         ("from dist_tune.search import race", "tuning.sites", "search.plan"),
-        ("import torch.distributed as dist", "search.race", "distributed.ranks"),  # another place's job
+        (
+            "import torch.distributed as dist",
+            "search.race",
+            "distributed.ranks",
+        ),  # another place's job
         ("from torch import distributed", "search.race", "distributed.ranks"),
         ("def f():\n torch.distributed.barrier()", "search.race", "distributed.ranks"),
         ("import triton", "search.race", "runtime.kernel"),
@@ -161,7 +212,10 @@ def test_an_import_that_is_no_module_s_own_is_seen(source: str, from_where: str,
 
 def test_what_a_folder_exports_and_what_type_checkers_read_may_be_imported():
     assert misplaced("tuning.sites", "from dist_tune.search import Race") == []
-    assert trespasses("search.race", "import torch, tritonish\nif TYPE_CHECKING:\n import triton") == []
+    assert (
+        trespasses("search.race", "import torch, tritonish\nif TYPE_CHECKING:\n import triton")
+        == []
+    )
 
 
 def test_no_module_has_a_public_name():
@@ -174,10 +228,21 @@ def test_names_that_are_imported_on_use_are_those_that_type_checkers_read(folder
     """Each once, of the same module, and never the module itself; a misspelt name is not looked for anywhere else."""
     name = f"dist_tune.{folder}".rstrip(".")
     package = importlib.import_module(name)
-    choice = next(node for node in ast.parse((PACKAGE / folder / "__init__.py").read_text()).body if isinstance(node, ast.If))
-    homes = {name.rpartition(".")[2]: name.rpartition(".")[0] for name in imported(ast.Module(choice.body, []))}
+    choice = next(
+        node
+        for node in ast.parse((PACKAGE / folder / "__init__.py").read_text()).body
+        if isinstance(node, ast.If)
+    )
+    homes = {
+        name.rpartition(".")[2]: name.rpartition(".")[0]
+        for name in imported(ast.Module(choice.body, []))
+    }
     assert {*homes} <= {*package.__all__} <= {*dir(package)}
-    assert [each for each, home in homes.items() if getattr(package, each) is not getattr(importlib.import_module(home), each)] == []
+    assert [
+        each
+        for each, home in homes.items()
+        if getattr(package, each) is not getattr(importlib.import_module(home), each)
+    ] == []
     assert folder or sorted(homes) == sorted(package.__all__)
     with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'Recrod'"):
         _ = package.Recrod
@@ -204,13 +269,19 @@ from dist_tune import *
 assert (dict(vars(Autotuner)), dict(os.environ)) == before
 assert not torch.distributed.is_initialized()
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=110
+    )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_every_error_that_ends_a_call_is_a_name_of_the_package():
     """These two end none."""
-    found = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.DistTuneError)}
+    found = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.DistTuneError)
+    }
     assert found - set(dist_tune.__all__) == {"AloneError", "JobEndedError"}
 
 
@@ -224,8 +295,14 @@ def private_names(trees: Iterable[ast.AST]) -> set[str]:
     """What these modules define with one underscore."""
     nodes = [node for tree in trees for node in ast.walk(tree)]
     defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    defined |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
-    defined |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    defined |= {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    defined |= {
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
     return {name for name in defined if re.match("_[^_]", name)}
 
 
@@ -235,14 +312,21 @@ def private_uses(tree: ast.AST, private: set[str]) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dist_tune"):
             found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id in ROOTS):
+        elif isinstance(node, ast.Attribute) and not (
+            isinstance(node.value, ast.Name) and node.value.id in ROOTS
+        ):
             found.append(node.attr)
         elif isinstance(node, ast.Call) and re.search(
-            r"(attr|item|patch|object)$", str(getattr(node.func, "attr", getattr(node.func, "id", "")))
+            r"(attr|item|patch|object)$",
+            str(getattr(node.func, "attr", getattr(node.func, "id", ""))),
         ):
             owner = node.args[0] if node.args else None
             if not (isinstance(owner, ast.Name) and owner.id in ROOTS):
-                found += [str(each.value).rpartition(".")[2] for each in node.args if isinstance(each, ast.Constant)]
+                found += [
+                    str(each.value).rpartition(".")[2]
+                    for each in node.args
+                    if isinstance(each, ast.Constant)
+                ]
     return [name for name in found if name in ours]
 
 
@@ -250,8 +334,14 @@ def private_uses(tree: ast.AST, private: set[str]) -> list[str]:
 def test_no_test_uses_a_private_name_of_the_package():
     """So that what is behind a behaviour may change without its tests."""
     private = private_names(ast.parse(path.read_text()) for path in MODULES)
-    sources = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
-    named = {path: source for path, source in sources.items() if private & {*re.findall(r"\b_\w+", source)}}
+    sources = {
+        str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "tests").rglob("*.py")
+    }
+    named = {
+        path: source
+        for path, source in sources.items()
+        if private & {*re.findall(r"\b_\w+", source)}
+    }
     uses = {path: private_uses(ast.parse(source), private) for path, source in named.items()}
     assert {path: names for path, names in uses.items() if names} == {}
 

@@ -19,9 +19,15 @@ A = torch.empty(4096, 1024, dtype=torch.bfloat16, device="meta")
 B = torch.empty(2048, 1024, dtype=torch.bfloat16, device="meta")
 
 
-def config(*mnk: int, group: int = 8, stages: int = 4, warps: int = 8, name: str = "BLOCK_SIZE_") -> triton.Config:
+def config(
+    *mnk: int, group: int = 8, stages: int = 4, warps: int = 8, name: str = "BLOCK_SIZE_"
+) -> triton.Config:
     tiles = zip("MNK", mnk or (128, 256, 64), strict=True)
-    return triton.Config({"GROUP_SIZE_M": group} | {name + letter: size for letter, size in tiles}, num_stages=stages, num_warps=warps)
+    return triton.Config(
+        {"GROUP_SIZE_M": group} | {name + letter: size for letter, size in tiles},
+        num_stages=stages,
+        num_warps=warps,
+    )
 
 
 @pytest.fixture
@@ -47,9 +53,19 @@ def test_what_cannot_fit_is_dropped(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.usefixtures("h200")
 def test_a_config_is_read_in_every_form():
     """By itself, in a mapping, as prune_fn sees it, or as a mapping of its own; with either naming of tiles."""
-    for name, stages, fits in (("BLOCK_SIZE_", 5, True), ("BLOCK_SIZE_", 6, False), ("BLOCK_", 5, True), ("BLOCK_", 6, False)):
+    for name, stages, fits in (
+        ("BLOCK_SIZE_", 5, True),
+        ("BLOCK_SIZE_", 6, False),
+        ("BLOCK_", 5, True),
+        ("BLOCK_", 6, False),
+    ):
         one = config(stages=stages, name=name)
-        for given in (one, {"gemm_config": one}, ConfigView({"n": 3, "gemm_config": one}), {**one.kwargs, "num_stages": stages}):
+        for given in (
+            one,
+            {"gemm_config": one},
+            ConfigView({"n": 3, "gemm_config": one}),
+            {**one.kwargs, "num_stages": stages},
+        ):
             assert keeps(given, B) is fits
     outer = {"gemm_config": config(stages=6), "comm_config": config(stages=2)}
     assert not keeps(outer)  # the first one is meant
@@ -68,8 +84,13 @@ def test_what_is_not_understood_is_kept():
 
 
 FP8, INT8 = B.to(torch.float8_e4m3fn), torch.empty(4096, 1024, dtype=torch.int8, device="meta")
-ACROSS, ALONG = (torch.empty(shape, dtype=torch.int8, device="meta") for shape in ((1024, 2048), (2048, 1024)))
-LARGE, TINY = config(128, 256, 128, stages=6), config(16, 16, 32, stages=1000)  # half a KB in 256 threads
+ACROSS, ALONG = (
+    torch.empty(shape, dtype=torch.int8, device="meta") for shape in ((1024, 2048), (2048, 1024))
+)
+LARGE, TINY = (
+    config(128, 256, 128, stages=6),
+    config(16, 16, 32, stages=1000),
+)  # half a KB in 256 threads
 # Elements count with their size, those of B as well where it is among the arguments, by its shape; else it is like A.
 # What goes through registers does not count: 8-bit operands that do not lie along K, and tiles of less than 4 bytes a thread.
 OPERANDS = """
@@ -119,7 +140,11 @@ def on_gpu(*shapes: Any, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tens
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """An H200's 132 multiprocessors."""
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(multi_processor_count=132),
+    )
 
 
 @pytest.mark.usefixtures("gpu")
@@ -135,10 +160,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (1024, 2048, 65536, torch.bfloat16, True),  # 64 tiles: all run at once, in any order
     ],
 )
-def test_one_row_a_group_is_for_what_memory_bounds(m: int, n: int, k: int, dtype: torch.dtype, is_kept: bool):
+def test_one_row_a_group_is_for_what_memory_bounds(
+    m: int, n: int, k: int, dtype: torch.dtype, is_kept: bool
+):
     """However B lies; a product that arithmetic bounds clearly needs no groups of one row, and larger groups are kept."""
     a, b = on_gpu((m, k), (n, k), dtype=dtype)
-    assert [prune_by_group_size_m({"gemm_config": config(group=1)}, a, each) for each in (b, b.t())] == [is_kept] * 2
+    assert [
+        prune_by_group_size_m({"gemm_config": config(group=1)}, a, each) for each in (b, b.t())
+    ] == [is_kept] * 2
     assert prune_by_group_size_m(config(group=8), a, b)
 
 

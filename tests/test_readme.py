@@ -26,7 +26,9 @@ def test_the_readmes_example_runs(tmp_path: Path):
     assert example.removesuffix("dist.destroy_process_group()\n") in page
     done = run(tmp_path, program(page))
     assert done.returncode == 0, done.stderr
-    winners = re.findall(r"rank \d: (BLOCK=\d+.*?), sum 262144", done.stdout)  # two ranks may print on one line
+    winners = re.findall(
+        r"rank \d: (BLOCK=\d+.*?), sum 262144", done.stdout
+    )  # two ranks may print on one line
     assert (len(winners), len(set(winners))) == (2, 1)
     for rank in range(2):
         assert "winner" in (tmp_path / f".autotune_logs/rank-{rank}.log").read_text()
@@ -41,5 +43,7 @@ def test_the_readme_is_short():
 def test_what_the_readme_points_to_exists():
     """Pages, pictures, and files named in commands."""
     prose = re.sub(r"```python.*?```", "", README, flags=re.DOTALL)
-    targets = re.findall(r"\]\(([^):#]+)\)", prose) + re.findall(r"\b((?:kernels|launch)/[\w/]+\.\w+)", README)
+    targets = re.findall(r"\]\(([^):#]+)\)", prose) + re.findall(
+        r"\b((?:kernels|launch)/[\w/]+\.\w+)", README
+    )
     assert [target for target in targets if not (ROOT / target).exists()] == []

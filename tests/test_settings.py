@@ -16,7 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.settings import Settings, SettingsError, read_settings, unread_variables, variables_read
+from dist_tune.settings import (
+    Settings,
+    SettingsError,
+    read_settings,
+    unread_variables,
+    variables_read,
+)
 
 OURS, THEIRS = "DIST_TUNE_", "TRITON_DIST_AUTOTUNE_"
 DEFAULTS = {
@@ -25,15 +31,27 @@ DEFAULTS = {
     "version_check": True, "require_cache": False, "mode": None,
 }  # fmt: skip
 ENVIRONMENTS: list[tuple[str, dict[str, Any]]] = [
-    ("ALWAYS_TUNE=1 DIST_TUNE_ALWAYS_TUNE= DIST_TUNE_DEADLINE_S=", {}),  # without the prefix, or empty
+    (
+        "ALWAYS_TUNE=1 DIST_TUNE_ALWAYS_TUNE= DIST_TUNE_DEADLINE_S=",
+        {},
+    ),  # without the prefix, or empty
     (
         "DIST_TUNE_DEADLINE_S=2.5 DIST_TUNE_LOG_LEVEL=TRACE DIST_TUNE_LOG_DIR=/x/y DIST_TUNE_CACHE_DIR=/x",
         {"deadline_s": 2.5, "log_level": "TRACE", "log_dir": Path("/x/y"), "cache_dir": "/x"},
     ),
     ("DIST_TUNE_VERBOSITY=quiet DIST_TUNE_PROGRESS=0", {"verbosity": "quiet", "progress": False}),
-    ("DIST_TUNE_REQUIRE_CACHE=1 DIST_TUNE_CACHE_SHARED=1", {"require_cache": True, "cache_shared": True}),
-    ("TRITON_DIST_AUTOTUNE_ALWAYS_TUNE=1 TRITON_DIST_AUTOTUNE_VERSION_CHECK=0", {"always_tune": True, "version_check": False}),
-    ("TRITON_DIST_AUTOTUNE_ALWAYS_TUNE=1 DIST_TUNE_ALWAYS_TUNE=0", {}),  # where both are set, ours counts
+    (
+        "DIST_TUNE_REQUIRE_CACHE=1 DIST_TUNE_CACHE_SHARED=1",
+        {"require_cache": True, "cache_shared": True},
+    ),
+    (
+        "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE=1 TRITON_DIST_AUTOTUNE_VERSION_CHECK=0",
+        {"always_tune": True, "version_check": False},
+    ),
+    (
+        "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE=1 DIST_TUNE_ALWAYS_TUNE=0",
+        {},
+    ),  # where both are set, ours counts
     ("TRITON_DIST_AUTOTUNE_ALWAYS_TUNE=1 DIST_TUNE_ALWAYS_TUNE=", {"always_tune": True}),
 ]
 Set = Callable[[str], None]
@@ -66,7 +84,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_each_setting_has_its_variable(setting: Set, environment: str, changed: dict[str, Any]):
     """DIST_TUNE_ and the field in capitals, or a name that programs have from elsewhere; all others keep their defaults."""
     setting(environment)
-    assert Settings().model_dump() == {**DEFAULTS, **changed}  # set after the import, as by a launcher
+    assert Settings().model_dump() == {
+        **DEFAULTS,
+        **changed,
+    }  # set after the import, as by a launcher
 
 
 def test_a_misspelt_variable_is_told(setting: Set, told: list[str]):
@@ -74,7 +95,9 @@ def test_a_misspelt_variable_is_told(setting: Set, told: list[str]):
     setting("DIST_TUNE_CONFIG_DIR=/x DIST_TUNE_CACHE_DRI=/x")
     read_settings()
     assert told == ["dist_tune: DIST_TUNE_CACHE_DRI is not read: did you mean DIST_TUNE_CACHE_DIR?"]
-    assert unread_variables(["DIST_TUNE_QUX"])[0].endswith("QUX is not read: known are " + ", ".join(variables_read()))
+    assert unread_variables(["DIST_TUNE_QUX"])[0].endswith(
+        "QUX is not read: known are " + ", ".join(variables_read())
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +108,9 @@ def test_a_misspelt_variable_is_told(setting: Set, told: list[str]):
         ("TRITON_DIST_AUTOTUNE_ALWAYS_TUNE", "perhaps 2", "1, 0, true, false, yes, no, on or off"),
     ],
 )
-def test_a_bad_value_is_one_line_with_what_is_allowed(setting: Set, name: str, texts: str, allowed: str):
+def test_a_bad_value_is_one_line_with_what_is_allowed(
+    setting: Set, name: str, texts: str, allowed: str
+):
     for text in texts.split():
         setting(f"{name}={text}")
         with pytest.raises(SettingsError) as caught:
@@ -93,7 +118,9 @@ def test_a_bad_value_is_one_line_with_what_is_allowed(setting: Set, name: str, t
         assert str(caught.value) == f"{name}={text!r} cannot be read: need {allowed}"
 
 
-def test_the_log_s_folder_may_be_in_the_home_directory(setting: Set, monkeypatch: pytest.MonkeyPatch):
+def test_the_log_s_folder_may_be_in_the_home_directory(
+    setting: Set, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("HOME", "/h")
     setting("DIST_TUNE_LOG_DIR=~/logs")
     assert Settings().log_dir == Path("/h/logs")
@@ -116,7 +143,9 @@ HOME = "~/.dist_tune/autotune"
         ("package://d/e:f", "/c", ["/c", "package://d/e", "f"]),
     ],
 )  # fmt: skip
-def test_of_several_folders_of_the_cache_the_first_path_is_written(setting: Set, path: str, folder: str, folders: list[str]):
+def test_of_several_folders_of_the_cache_the_first_path_is_written(
+    setting: Set, path: str, folder: str, folders: list[str]
+):
     """And a URL, which stays whole, if it stands first."""
     setting(f"DIST_TUNE_CACHE_PATH={path} DIST_TUNE_CACHE_DIR={folder}")
     assert Settings().cache_folders == folders
@@ -135,15 +164,27 @@ def test_a_tuning_goes_on_with_defaults_and_one_warning(setting: Set, told: list
 
 def test_one_variable_says_how_much_is_shown():
     """And the older one counts where that is unset."""
-    for verbosity, shown in {None: "quiet", "Quiet": "quiet", "verbose": "verbose", "normal": "normal"}.items():
+    for verbosity, shown in {
+        None: "quiet",
+        "Quiet": "quiet",
+        "verbose": "verbose",
+        "normal": "normal",
+    }.items():
         assert Settings(verbosity=verbosity, progress=False).shown == shown
     assert [Settings(progress=each).shown for each in (None, True)] == ["normal", "normal"]
 
 
 def test_the_older_name_of_a_mode_says_the_new_one(setting: Set, told: list[str]):
     """Beside the new one it has no effect."""
-    assert [Settings(mode=each, require_cache=True).effective_mode for each in (None, "Cached", "tune")] == ["require", "cached", "tune"]
-    assert [Settings(mode=each).may_tune for each in (None, "require", "cached", "FIRST")] == [True, True, False, False]
+    assert [
+        Settings(mode=each, require_cache=True).effective_mode for each in (None, "Cached", "tune")
+    ] == ["require", "cached", "tune"]
+    assert [Settings(mode=each).may_tune for each in (None, "require", "cached", "FIRST")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     for mode in ("", "tune"):
         setting(f"DIST_TUNE_MODE={mode} DIST_TUNE_REQUIRE_CACHE=1")
         read_settings()
@@ -163,14 +204,20 @@ DIST_TUNE_REQUIRECACHE=1 DIST_TUNE_MODE=              DIST_TUNE_REQUIRECACHE is 
 """
 
 
-@pytest.mark.parametrize(("environment", "line"), [re.split("   +", line) for line in MISSPELT.strip().splitlines()])
-def test_a_misspelt_variable_that_may_forbid_to_tune_is_an_error(setting: Set, environment: str, line: str):
+@pytest.mark.parametrize(
+    ("environment", "line"), [re.split("   +", line) for line in MISSPELT.strip().splitlines()]
+)
+def test_a_misspelt_variable_that_may_forbid_to_tune_is_an_error(
+    setting: Set, environment: str, line: str
+):
     """One line with the nearest name, where a step is decorated; what merely says how to tune is still a default or a warning."""
     setting(environment)
     for decorate in (contextual_autotune(), autotune([{"i": 1}, {"i": 2}], lambda x: x)):
         with pytest.raises(SettingsError) as caught:
             decorate(lambda x, i=0: x)
-        assert (line in str(caught.value), str(caught.value).isprintable()) == (True, True), str(caught.value)
+        assert (line in str(caught.value), str(caught.value).isprintable()) == (True, True), str(
+            caught.value
+        )
 
 
 @pytest.mark.usefixtures("told")
@@ -183,14 +230,23 @@ def test_a_misspelt_variable_that_may_forbid_to_tune_is_an_error(setting: Set, e
         ("DIST_TUNE_CACHE_SHARED=ture DIST_TUNE_VERSION_CHECK=flase", "tune"),
     ],
 )  # fmt: skip
-def test_what_another_variable_says_or_nobody_forbids_is_no_error(setting: Set, environment: str, mode: str):
+def test_what_another_variable_says_or_nobody_forbids_is_no_error(
+    setting: Set, environment: str, mode: str
+):
     """Where a mode can be read that one counts, and variables of other programs and versions cost a warning at most."""
     setting(environment)
     contextual_autotune()(lambda x: x)
     assert read_settings().effective_mode == mode
 
 
-NAMES = [*variables_read(), f"{THEIRS}ALWAYS_TUNE", "dist_tune_deadline_s", "Dist_Tune_Progress", "DIST_TUNE_", "DIST"]
+NAMES = [
+    *variables_read(),
+    f"{THEIRS}ALWAYS_TUNE",
+    "dist_tune_deadline_s",
+    "Dist_Tune_Progress",
+    "DIST_TUNE_",
+    "DIST",
+]
 TEXTS = (
     st.text(max_size=20)
     | st.binary(max_size=10).map(os.fsdecode)
@@ -213,4 +269,8 @@ def test_any_environment_gives_settings_or_one_line(environment: dict[str, str])
             return
         with pytest.raises(SettingsError) as caught:
             Settings()
-    assert (caught.value.names != (), str(caught.value).isprintable(), len(str(caught.value)) < 2000) == (True, True, True)
+    assert (
+        caught.value.names != (),
+        str(caught.value).isprintable(),
+        len(str(caught.value)) < 2000,
+    ) == (True, True, True)

@@ -31,14 +31,19 @@ def _sum_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 def _summed(rank: int) -> Any:
     y, n_digests, before = torch.zeros(1), triton_key.cache_info().currsize, ExactTime.seconds
-    _sum_kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](torch.ones(64), y, 64, BLOCK=64)
+    _sum_kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](
+        torch.ones(64), y, 64, BLOCK=64
+    )
     programs = round((ExactTime.seconds - before) * 1e3 / ExactTime.program_ms, 6)
     return y.item(), FakeH200.launches, type(_sum_kernel).__name__, n_digests, programs
 
 
 @pytest.mark.parametrize(
     ("mode", "expected"),
-    [("interpret", (64.0, [], "InterpretedFunction", 1, 1.0)), ("fake", (0.0, ["_sum_kernel"], "JITFunction", 1, 0.0))],
+    [
+        ("interpret", (64.0, [], "InterpretedFunction", 1, 1.0)),
+        ("fake", (0.0, ["_sum_kernel"], "JITFunction", 1, 0.0)),
+    ],
 )
 def test_tritons_own_kernels_are_in_the_mode_of_the_ranks(mode: Mode, expected: tuple[Any, ...]):
     """tl.sum and tl.cdiv are kernels, decorated in the fork server before the mode is known.
@@ -46,7 +51,16 @@ def test_tritons_own_kernels_are_in_the_mode_of_the_ranks(mode: Mode, expected: 
     It has made the digest of Triton's files, because 0.3 CPU-seconds of each rank would be most of a small tuning. An interpreted grid
     takes its time also where it is made of the launch's arguments, which are tensors of the interpreter's there.
     """
-    assert values(on_ranks(1, _summed, mode=mode, is_dist=False, clock="exact", env={"TRITON_DEFAULT_FP_FUSION": "1"})) == [expected]
+    assert values(
+        on_ranks(
+            1,
+            _summed,
+            mode=mode,
+            is_dist=False,
+            clock="exact",
+            env={"TRITON_DEFAULT_FP_FUSION": "1"},
+        )
+    ) == [expected]
 
 
 def _ends(rank: int) -> int:
@@ -63,8 +77,16 @@ def _hangs(rank: int) -> None:
 
 def test_the_end_of_each_rank_is_told():
     """One returns, one raises, one ends its process, one does not end."""
-    outcomes = [*on_ranks(3, _ends, is_dist=False), *on_ranks(1, _hangs, is_dist=False, timeout_s=0.5)]
-    assert [(each.value, each.error) for each in outcomes] == [(0, ""), (None, "ValueError"), (None, "Died"), (None, "Hung")]
+    outcomes = [
+        *on_ranks(3, _ends, is_dist=False),
+        *on_ranks(1, _hangs, is_dist=False, timeout_s=0.5),
+    ]
+    assert [(each.value, each.error) for each in outcomes] == [
+        (0, ""),
+        (None, "ValueError"),
+        (None, "Died"),
+        (None, "Hung"),
+    ]
     with pytest.raises(AssertionError, match=r"(?s)rank 1 raised ValueError: mine.*in _ends"):
         values(outcomes[:2])
 
@@ -93,7 +115,9 @@ def test_ranks_that_end_at_once_do_not_fail_those_that_still_connect():
         assert values(on_ranks(3, _short)) == [0, 1, 2]
 
 
-def test_functions_of_any_module_that_the_caller_can_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_functions_of_any_module_that_the_caller_can_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Its folder is on sys.path of the caller, and the fork server has started before."""
     (tmp_path / "steps_of_a_user.py").write_text(
         "import torch.distributed as dist\ndef size(rank, more): return dist.get_world_size() + more\n"

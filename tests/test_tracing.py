@@ -19,7 +19,13 @@ class Made:
     """A function whose configs are told apart by its result, and a closure that calls it."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        @autotune([{"scale": 2.0}, {"scale": 3.0}], lambda x: to_hashable(x), n_warmup=0, n_repeat=1, **options)
+        @autotune(
+            [{"scale": 2.0}, {"scale": 3.0}],
+            lambda x: to_hashable(x),
+            n_warmup=0,
+            n_repeat=1,
+            **options,
+        )
         def scaled(x: torch.Tensor, scale: float = 0.0) -> torch.Tensor:
             return x * scale
 
@@ -31,7 +37,11 @@ class Made:
 
     def assert_untuned(self, name: str = "") -> None:
         """No record was made, in memory or on disk, and one line of the log says so of the function or closure."""
-        assert (self.scaled.records, self.step.records, list(self._folder.rglob("*.json"))) == ([], [], [])
+        assert (self.scaled.records, self.step.records, list(self._folder.rglob("*.json"))) == (
+            [],
+            [],
+            [],
+        )
         line = f"{name} was traced, or called with tensors without data: first config"
         assert not name or (self._folder / "logs" / "rank-0.log").read_text().count(line) == 1
 
@@ -78,7 +88,9 @@ def test_tensors_without_data(name: str, kind: str, made: Made):
 def test_torch_compile_in_one_graph(name: str, backend: str, dynamic: bool, made: Made):
     """Without a graph break: the first config is compiled in, also after the function was tuned."""
     function = getattr(made, name)
-    compiled = torch.compile(lambda x: function(x).sum(), backend=backend, fullgraph=True, dynamic=dynamic)
+    compiled = torch.compile(
+        lambda x: function(x).sum(), backend=backend, fullgraph=True, dynamic=dynamic
+    )
     expected = 8.0 if name == "scaled" else 12.0
     assert [compiled(torch.ones(4)).item() for _ in range(2)] == [expected] * 2
     made.assert_untuned(name)

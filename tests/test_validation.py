@@ -65,13 +65,25 @@ autotune(configs=BLOCKS, key=lambda x: x)         TypeError: key= takes names of
 autotune(configs=BLOCKS, key=["z"])               ValueError: .*'z', which is no argument of the function step; it has \['x', 'block'\]
 autotune(configs=BLOCKS, key=["block"])           ValueError: key names 'block', which is an argument that the configs choose
 """
-NAMES = {"autotune": autotune, "contextual_autotune": contextual_autotune, "BLOCKS": BLOCKS, "step": step, "math": math, "triton": triton}
+NAMES = {
+    "autotune": autotune,
+    "contextual_autotune": contextual_autotune,
+    "BLOCKS": BLOCKS,
+    "step": step,
+    "math": math,
+    "triton": triton,
+}
 ROWS = [re.split("   +", line) for line in REFUSED.strip().splitlines()]
 BOTH = ("contextual_autotune(", "autotune(BLOCKS, None, ")
 
 
 @pytest.mark.parametrize(
-    ("call", "told"), [(call.replace("both(", each), told) for call, told in ROWS for each in BOTH[: 1 + ("both" in call)]]
+    ("call", "told"),
+    [
+        (call.replace("both(", each), told)
+        for call, told in ROWS
+        for each in BOTH[: 1 + ("both" in call)]
+    ],
 )
 def test_an_option_that_does_not_fit_is_named(call: str, told: str):
     """At decoration, with the value, and without the address of an object."""
@@ -97,12 +109,19 @@ def test_names_of_arguments_are_a_key():
     """By position, by name and by default; a tensor is its shape, strides and dtype; dtypes of all tensors count, as in Triton."""
 
     @autotune(configs=BLOCKS, key=["n", "scale", "x"], **QUICK)
-    def f(y: torch.Tensor, n: int, *, x: torch.Tensor | None = None, scale: int = 7, block: int = 0) -> int:
+    def f(
+        y: torch.Tensor, n: int, *, x: torch.Tensor | None = None, scale: int = 7, block: int = 0
+    ) -> int:
         return n
 
     tuned: Any = f
     y = torch.ones(2)
-    calls: list[Any] = [((y, 3), {}), ((y,), {"n": 3}), ((), {"n": 3, "y": torch.ones(5)}), ((y.double(), 3), {})]
+    calls: list[Any] = [
+        ((y, 3), {}),
+        ((y,), {"n": 3}),
+        ((), {"n": 3, "y": torch.ones(5)}),
+        ((y.double(), 3), {}),
+    ]
     for args, kwargs in [*calls, ((y, 3), {"x": y, "scale": 8})]:
         tuned(*args, **kwargs)
     assert [record.key for record in f.records] == [
@@ -147,12 +166,17 @@ DEFERRED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("decorate", [contextual_autotune(), autotune(BLOCKS, None)], ids=["contextual_autotune", "autotune"])
+@pytest.mark.parametrize(
+    "decorate",
+    [contextual_autotune(), autotune(BLOCKS, None)],
+    ids=["contextual_autotune", "autotune"],
+)
 @pytest.mark.parametrize(("function", "kind"), DEFERRED)
 def test_what_has_not_run_when_it_returns_is_refused(decorate: Any, function: Any, kind: str):
     """With its kind, and without the address of an object."""
     with pytest.raises(
-        TypeError, match=f"which have run when they return; got .* makes a {kind}. Put .* decorate that one, .* {kind}$"
+        TypeError,
+        match=f"which have run when they return; got .* makes a {kind}. Put .* decorate that one, .* {kind}$",
     ) as caught:
         decorate(function)
     assert " at 0x" not in str(caught.value)

@@ -84,7 +84,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
         rank=0, asked=None, activity=activity, gather_s=60.0, is_alone=False, look=lambda tell: None, last_signs=last_signs,
         end_from_outside=lambda error: "",
     )  # fmt: skip
-    log: Any = SimpleNamespace(warning=tell, error=tell, late=lambda text: None, path="the log", log_file=None)
+    log: Any = SimpleNamespace(
+        warning=tell, error=tell, late=lambda text: None, path="the log", log_file=None
+    )
     sites: Any = SimpleNamespace(met={})
     settings: Any = SimpleNamespace(deadline_s=DEADLINE_S)
     made.dog = Watchdog(made.ranks, sites, settings, log, None)
@@ -150,7 +152,9 @@ def test_what_does_not_end_is_told_at_its_limit_and_ends_the_process_within_a_de
     assert limit_s <= told_s <= limit_s + LOOK_S
 
 
-def test_a_launch_that_does_not_return_ends_the_process_after_one_and_a_half_deadlines(watched: Watched):
+def test_a_launch_that_does_not_return_ends_the_process_after_one_and_a_half_deadlines(
+    watched: Watched,
+):
     """Whatever the step that it is in may take."""
     resets(watched)
     with watched.dog.launching("kernel", 1):
@@ -171,7 +175,10 @@ def test_time_in_which_the_process_was_stopped_does_not_count_and_is_told(watche
     watched.lost_s = 3.0
     after_s = watched.leaves_after() - 3.0
     assert 1.5 * DEADLINE_S <= after_s <= 1.5 * DEADLINE_S + LOOK_S
-    assert watched.told[0][1] == "rank 0 did not run for 3.0 s: stopped, swapped out, or Python's lock held"
+    assert (
+        watched.told[0][1]
+        == "rank 0 did not run for 3.0 s: stopped, swapped out, or Python's lock held"
+    )
 
 
 def test_the_first_run_may_take_any_time(watched: Watched):

@@ -97,7 +97,8 @@ class Tensor:
 def ones(*size: int) -> Tensor: ...
 """
 SKIPPED = "[mypy]\n" + "".join(
-    f"[mypy-{name}.*]\nfollow_imports = skip\nignore_missing_imports = True\n" for name in ("torch", "triton", "numpy", "pydantic")
+    f"[mypy-{name}.*]\nfollow_imports = skip\nignore_missing_imports = True\n"
+    for name in ("torch", "triton", "numpy", "pydantic")
 )
 
 
@@ -105,7 +106,13 @@ SKIPPED = "[mypy]\n" + "".join(
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the sdist of this tree."""
     folder = tmp_path_factory.mktemp("built")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=ROOT, check=True, capture_output=True, timeout=100)
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", str(folder)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=100,
+    )
     return folder
 
 
@@ -113,17 +120,36 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The python of an environment in which the wheel is installed, beside the packages of this one."""
     folder = tmp_path_factory.mktemp("installed")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=100)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=100
+    )
     (site,) = folder.glob("lib/python*/site-packages")
-    (site / "beside.pth").write_text("\n".join({sysconfig.get_path("purelib"), *(path for path in sys.path if path.endswith("-packages"))}))
+    (site / "beside.pth").write_text(
+        "\n".join(
+            {
+                sysconfig.get_path("purelib"),
+                *(path for path in sys.path if path.endswith("-packages")),
+            }
+        )
+    )
     with zipfile.ZipFile(built / f"dist_tune-{__version__}-py3-none-any.whl") as archive:
         archive.extractall(site)
     return folder / "bin" / "python"
 
 
 def run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")
+    }
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(built: Path):
@@ -132,7 +158,11 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path):
         names = archive.namelist()
     about = f"dist_tune-{__version__}.dist-info/"
     modules = [*(ROOT / "dist_tune").rglob("*.py"), ROOT / "dist_tune/report/page.html"]
-    expected = [*(str(path.relative_to(ROOT)) for path in modules), "dist_tune/py.typed", "dist_tune/launch.sh"]
+    expected = [
+        *(str(path.relative_to(ROOT)) for path in modules),
+        "dist_tune/py.typed",
+        "dist_tune/launch.sh",
+    ]
     assert sorted(name for name in names if not name.startswith(about)) == sorted(expected)
     assert f"{about}licenses/LICENSE" in names
 
@@ -141,9 +171,22 @@ def test_the_sdist_holds_what_a_checkout_holds(built: Path):
     """Docs, tests and all that these read: every file that git keeps but settings of its own and of CI."""
     with tarfile.open(built / f"dist_tune-{__version__}.tar.gz") as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    done = subprocess.run(["git", "ls-files", "--cached"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
-    kept = set(done.stdout.splitlines()) if done.returncode == 0 else {"tests/test_wheel.py", "LICENSE"}  # the tests of an sdist itself
-    assert {name for name in kept if (ROOT / name).exists() and not name.startswith(".")} - names == set()
+    done = subprocess.run(
+        ["git", "ls-files", "--cached"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    kept = (
+        set(done.stdout.splitlines())
+        if done.returncode == 0
+        else {"tests/test_wheel.py", "LICENSE"}
+    )  # the tests of an sdist itself
+    assert {
+        name for name in kept if (ROOT / name).exists() and not name.startswith(".")
+    } - names == set()
     assert any(name.startswith("docs/") for name in names)
 
 
@@ -158,23 +201,37 @@ def test_an_index_shows_no_dead_link(built: Path):
     """Its page is the README, whose links to files lead nowhere outside the repository."""
     with zipfile.ZipFile(built / f"dist_tune-{__version__}-py3-none-any.whl") as archive:
         about = message_from_bytes(archive.read(f"dist_tune-{__version__}.dist-info/METADATA"))
-    assert (about["Version"], about["License-Expression"], about["Author"]) == (__version__, "Apache-2.0", "dist_tune contributors")
+    assert (about["Version"], about["License-Expression"], about["Author"]) == (
+        __version__,
+        "Apache-2.0",
+        "dist_tune contributors",
+    )
     assert about["Keywords"]
     page = about.get_payload()
     assert isinstance(page, str)
     assert page.strip().startswith("#")
     prose = re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE)
     assert "scale_kernel[lambda config: " in page  # code is no link
-    assert [target for target in re.findall(r"\]\(([^)]*)\)", prose) if not target.startswith(("https:", "http:", "#"))] == []
+    assert [
+        target
+        for target in re.findall(r"\]\(([^)]*)\)", prose)
+        if not target.startswith(("https:", "http:", "#"))
+    ] == []
 
 
 @pytest.mark.parametrize(
     ("text", "left"),
     [
-        ("see [the docs](docs/a.md#b) and [x](https://x.org/a.md)", "see the docs and [x](https://x.org/a.md)"),
+        (
+            "see [the docs](docs/a.md#b) and [x](https://x.org/a.md)",
+            "see the docs and [x](https://x.org/a.md)",
+        ),
         ("[here](#measured) ![plot](docs/images/a.png)!", "[here](#measured) !"),
         ("![badge](https://x.org/a.svg)", "![badge](https://x.org/a.svg)"),
-        ('<img alt="a" src="docs/a.png"> <img src="https://x.org/a.png">', ' <img src="https://x.org/a.png">'),
+        (
+            '<img alt="a" src="docs/a.png"> <img src="https://x.org/a.png">',
+            ' <img src="https://x.org/a.png">',
+        ),
         ("a[0](1)", "a0"),
     ],
 )
@@ -191,8 +248,18 @@ def test_a_program_that_uses_the_wheel_is_type_checked(python: Path, tmp_path: P
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.pyi").write_text(TORCH)
     (tmp_path / "mypy.ini").write_text(SKIPPED)
-    options = ["--strict", "--no-error-summary", "--config-file", "mypy.ini", "--python-executable", str(python)]
+    options = [
+        "--strict",
+        "--no-error-summary",
+        "--config-file",
+        "mypy.ini",
+        "--python-executable",
+        str(python),
+    ]
     done = run([sys.executable, "-m", "mypy", *options, "program.py"], tmp_path)
     lines = PROGRAM.splitlines()
-    found = {lines[int(number) - 1] for number in re.findall(r"^program\.py:(\d+): error", done.stdout, re.MULTILINE)}
+    found = {
+        lines[int(number) - 1]
+        for number in re.findall(r"^program\.py:(\d+): error", done.stdout, re.MULTILINE)
+    }
     assert found == {line for line in lines if line.endswith("# wrong")}, done.stdout + done.stderr

@@ -40,7 +40,10 @@ BODY_S = 240
 """Longest time of a body; then its rank ends by SIGALRM, and so do its world's tests."""
 
 ENVIRONMENTS = {
-    "fake": {"TRITON_DEFAULT_FP_FUSION": "1", "DIST_TUNE_DEADLINE_S": "60"},  # a compilation takes a busy machine long
+    "fake": {
+        "TRITON_DEFAULT_FP_FUSION": "1",
+        "DIST_TUNE_DEADLINE_S": "60",
+    },  # a compilation takes a busy machine long
     "gpu": {"DIST_TUNE_DEADLINE_S": "20"},
 }
 WITH_COMPILERS = ("tests.compiler.", "tests.ranks.test_compiled")
@@ -69,7 +72,12 @@ _worlds: dict[World, Future[dict[Turn, list[tuple[Any, str]]]]] = {}
 
 
 def on_each_rank(
-    n: int = 2, *, cases: Sequence[Any] = (), modes: Sequence[Mode] = ("interpret",), is_dist: bool = True, is_alone: bool = False
+    n: int = 2,
+    *,
+    cases: Sequence[Any] = (),
+    modes: Sequence[Mode] = ("interpret",),
+    is_dist: bool = True,
+    is_alone: bool = False,
 ) -> Any:
     """Make a test of a body that is called with the rank, and with a case if there are some. ``further(x)`` is a slow case.
 
@@ -84,18 +92,39 @@ def on_each_rank(
             check(request, turn_of(request.node))
 
         def turn_of(item: Any) -> tuple[World, Turn]:
-            given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {"mode": modes[0], "case": None}
-            return World(body.__module__, n, is_dist, given["mode"], body.__name__ * is_alone), Turn(body.__name__, given["case"])
+            given: dict[str, Any] = (
+                item.callspec.params
+                if hasattr(item, "callspec")
+                else {"mode": modes[0], "case": None}
+            )
+            return World(
+                body.__module__, n, is_dist, given["mode"], body.__name__ * is_alone
+            ), Turn(body.__name__, given["case"])
 
         made: Any = test if cases or len(modes) > 1 else test_of_one
         functools.update_wrapper(made, body)
         del made.__wrapped__  # pytest would ask it for its arguments
-        made.turn_of, made.start, made.body, made.cases = turn_of, start, body, [_plain(case) for case in cases]
+        made.turn_of, made.start, made.body, made.cases = (
+            turn_of,
+            start,
+            body,
+            [_plain(case) for case in cases],
+        )
         if made is test:
-            marks = {mode: [pytest.mark.once] * (mode == "interpret" and len(modes) > 1) for mode in modes}
-            named: list[Any] = [(k, _name(case, k), getattr(case, "marks", ())) for k, case in enumerate(cases)] or [(None, "", ())]
+            marks = {
+                mode: [pytest.mark.once] * (mode == "interpret" and len(modes) > 1)
+                for mode in modes
+            }
+            named: list[Any] = [
+                (k, _name(case, k), getattr(case, "marks", ())) for k, case in enumerate(cases)
+            ] or [(None, "", ())]
             rows = [
-                pytest.param(mode, k, marks=[*marks[mode], *more], id="-".join(filter(None, [mode * (len(modes) > 1), name])))
+                pytest.param(
+                    mode,
+                    k,
+                    marks=[*marks[mode], *more],
+                    id="-".join(filter(None, [mode * (len(modes) > 1), name])),
+                )
                 for mode in modes
                 for k, name, more in named
             ]
@@ -127,15 +156,30 @@ def check(request: pytest.FixtureRequest, key: tuple[World, Turn]) -> None:
 
 def _play_all(session: pytest.Session, world: World) -> dict[Turn, list[tuple[Any, str]]]:
     """The bodies of all selected tests of a world."""
-    tests: list[tuple[Any, pytest.Item]] = [(getattr(item, "function", None), item) for item in session.items]
+    tests: list[tuple[Any, pytest.Item]] = [
+        (getattr(item, "function", None), item) for item in session.items
+    ]
     all_turns = [test.turn_of(item) for test, item in tests if hasattr(test, "turn_of")]
     turns = [each for its_world, each in all_turns if its_world == world]
-    how: dict[str, Any] = {"mode": world.mode, "env": ENVIRONMENTS.get(world.mode), "is_dist": world.is_dist}
+    how: dict[str, Any] = {
+        "mode": world.mode,
+        "env": ENVIRONMENTS.get(world.mode),
+        "is_dist": world.is_dist,
+    }
     outcomes = on_ranks(
-        world.n, _play, world.module, turns, clock="wall" if world.mode == "gpu" else "exact", timeout_s=BODY_S * len(turns), **how
+        world.n,
+        _play,
+        world.module,
+        turns,
+        clock="wall" if world.mode == "gpu" else "exact",
+        timeout_s=BODY_S * len(turns),
+        **how,
     )
     return {
-        turn: [found.value[k] if found.value else (None, f"{found.message}\n{found.notes}") for found in outcomes]
+        turn: [
+            found.value[k] if found.value else (None, f"{found.message}\n{found.notes}")
+            for found in outcomes
+        ]
         for k, turn in enumerate(turns)
     }
 
@@ -176,9 +220,13 @@ def _play(rank: int, module: str, turns: Sequence[Turn]) -> list[tuple[Any, str]
         launch_ms = FakeH200.launch_ms
         torch.manual_seed(0)
         signal.alarm(BODY_S)
-        triton.knobs.compilation.listener = None if module.startswith(WITH_COMPILERS) else lambda **_: None
+        triton.knobs.compilation.listener = (
+            None if module.startswith(WITH_COMPILERS) else lambda **_: None
+        )
         try:
-            found.append((test.body(rank, *(() if turn.case is None else (test.cases[turn.case],))), ""))
+            found.append(
+                (test.body(rank, *(() if turn.case is None else (test.cases[turn.case],))), "")
+            )
         except Exception as error:  # noqa: BLE001  # of this body's test, not of all
             found.append((None, _told(error, inspect.getfile(test.body))))
         gc.enable()
@@ -195,7 +243,11 @@ def _told(error: Exception, path: str) -> str:
     """The traceback, with the values of variables of the test's file, and the log."""
     told = traceback.TracebackException.from_exception(error, capture_locals=True)
     for frame in told.stack:
-        frame.locals = {name: value[:200] for name, value in (frame.locals or {}).items()} if frame.filename == path else None
+        frame.locals = (
+            {name: value[:200] for name, value in (frame.locals or {}).items()}
+            if frame.filename == path
+            else None
+        )
     return "".join(told.format()) + log()
 
 
@@ -204,10 +256,19 @@ def _told(error: Exception, path: str) -> str:
 on_ranks = functools.partial(testing.on_ranks, clock="exact", timeout_s=110.0)
 
 
-def on_fake(n: int, function: Callable[..., Any], *args: Any, is_dist: bool = True, **env: str) -> list[testing.Outcome]:
+def on_fake(
+    n: int, function: Callable[..., Any], *args: Any, is_dist: bool = True, **env: str
+) -> list[testing.Outcome]:
     """Real compilation."""
     # Triton 3.9 warns on the terminal if this is not set.
-    return on_ranks(n, function, *args, mode="fake", is_dist=is_dist, env={"TRITON_DEFAULT_FP_FUSION": "1", **env})
+    return on_ranks(
+        n,
+        function,
+        *args,
+        mode="fake",
+        is_dist=is_dist,
+        env={"TRITON_DEFAULT_FP_FUSION": "1", **env},
+    )
 
 
 ROOT = Path(__file__).parents[1]
@@ -215,7 +276,9 @@ DEADLINE_S = 3.0
 """Deadline of a tuning on ``on_ranks``; long enough for a compile on a busy machine."""
 
 
-def same_error(outcomes: list[Outcome], error: str, *words: str, within_s: float = 3 * DEADLINE_S) -> None:
+def same_error(
+    outcomes: list[Outcome], error: str, *words: str, within_s: float = 3 * DEADLINE_S
+) -> None:
     """Assert that all raised this error, in time, and that its message has the words."""
     for outcome in outcomes:
         assert outcome.error == error, f"{outcome.error}: {outcome.message}\n{outcome.notes}"
@@ -229,7 +292,9 @@ def caught(call: Callable[[], object]) -> Any:
     try:
         call()
     except (DistTuneError, SettingsError) as error:
-        return SimpleNamespace(kind=type(error).__name__, message=str(error), cause=str(error.__cause__), **vars(error))
+        return SimpleNamespace(
+            kind=type(error).__name__, message=str(error), cause=str(error.__cause__), **vars(error)
+        )
     return SimpleNamespace(kind="", message="")
 
 
@@ -245,16 +310,26 @@ def shown(work: Callable[[], object], *, all_lines: bool = False) -> list[str]:
     os.environ["DIST_TUNE_VERBOSITY"] = "normal"
     with contextlib.redirect_stderr(io.StringIO()) as terminal:
         work()
-    lines = [line.removeprefix("dist_tune: ") for line in terminal.getvalue().splitlines() if line.startswith("dist_tune: ")]
+    lines = [
+        line.removeprefix("dist_tune: ")
+        for line in terminal.getvalue().splitlines()
+        if line.startswith("dist_tune: ")
+    ]
     first, *others = gathered(lines) if dist.is_initialized() else [lines]
     assert others == [[]] * len(others)
-    return [line for line in first if all_lines or not (line.startswith("tuning ") or ", tuned " in line)]
+    return [
+        line
+        for line in first
+        if all_lines or not (line.startswith("tuning ") or ", tuned " in line)
+    ]
 
 
 def over_tcp(rank: int, lead: Callable[[int], int] = lambda port: port) -> None:
     """Join a process group anew, over a TCP store that rank 0 hosts; others find it at the port to which ``lead`` leads."""
     n = dist.get_world_size()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+    store = (
+        dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+    )
     port: list[Any] = [lead(store.port) if store is not None else 0]
     dist.broadcast_object_list(port)
     dist.destroy_process_group()
@@ -294,7 +369,9 @@ def has_ended(pid: int) -> bool:
 
 def left_with(outcome: Outcome, code: int) -> None:
     """Assert that the rank ended its own process with this exit code."""
-    assert outcome.error == "Died", f"{outcome.error} {outcome.value}: {outcome.message}\n{outcome.notes}"
+    assert outcome.error == "Died", (
+        f"{outcome.error} {outcome.value}: {outcome.message}\n{outcome.notes}"
+    )
     assert f"exit code {code}" in outcome.message, outcome.message
 
 

@@ -39,6 +39,9 @@ def test_each_part_is_told_of_in_the_head_and_run_by_default():
 
 def test_what_it_starts_is_there():
     """Also the distributed steps, each run for both cases."""
-    assert all((ROOT / each).is_file() for each in re.findall(r"\b((?:benchmarks|examples|launch)/[\w/.]+\.(?:py|sh))", TEXT))
+    assert all(
+        (ROOT / each).is_file()
+        for each in re.findall(r"\b((?:benchmarks|examples|launch)/[\w/.]+\.(?:py|sh))", TEXT)
+    )
     (steps,) = re.findall(r"^steps=\((.*)\)$", TEXT, re.M)
     assert all((ROOT / f"kernels/{step}.py").is_file() for step in steps.split())

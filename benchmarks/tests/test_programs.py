@@ -30,7 +30,11 @@ if torch.distributed.get_rank() == 0:
 
 
 def run(cwd: Path, *command: str, n_ranks: int = 0, **variables: str) -> Done:
-    environment = of_checkout(cwd, DIST_TUNE_LOG_DIR=str(cwd / "logs"), **{"TRITON_INTERPRET": str(int(n_ranks > 0)), **variables})
+    environment = of_checkout(
+        cwd,
+        DIST_TUNE_LOG_DIR=str(cwd / "logs"),
+        **{"TRITON_INTERPRET": str(int(n_ranks > 0)), **variables},
+    )
     return run_python(*command, cwd=cwd, env=environment, n_ranks=n_ranks)
 
 
@@ -40,15 +44,29 @@ def test_what_some_processes_tune_others_find(tmp_path: Path, tuner: str) -> Non
     """New processes take the config from the cache, first and later, which costs something; also where rank 1's folder is empty."""
     told: dict[str, Any] = {}
     for phase in ("tune", "hit", "one_missing"):
-        done = run(tmp_path, "-c", PHASE, phase, tuner, json.dumps({name: found[0] for name, found in told.items()}), n_ranks=2)
+        done = run(
+            tmp_path,
+            "-c",
+            PHASE,
+            phase,
+            tuner,
+            json.dumps({name: found[0] for name, found in told.items()}),
+            n_ranks=2,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         told[phase] = json.loads(done.stdout.rpartition("found ")[2])
     assert len({each["winner"] for each in told["tune"]}) == 1
     for hit in told["hit"]:
         assert hit["least_ms"].keys() == hit["more_ms"].keys() == {"first", "anew", "further"}
         assert all(0 < ms < 1e3 for ms in hit["least_ms"].values())
-    assert [(lost["lacking"], lost["records_before"], lost["records_after"]) for lost in told["one_missing"]] == [([1], [1, 0], [1, 1])] * 2
-    files = [[path.read_bytes() for path in (tmp_path / f"cache-rank-{rank}").rglob("*.json")] for rank in range(2)]
+    assert [
+        (lost["lacking"], lost["records_before"], lost["records_after"])
+        for lost in told["one_missing"]
+    ] == [([1], [1, 0], [1, 1])] * 2
+    files = [
+        [path.read_bytes() for path in (tmp_path / f"cache-rank-{rank}").rglob("*.json")]
+        for rank in range(2)
+    ]
     assert len(files[0]) == 1
     assert files[0] == files[1]
 
@@ -57,8 +75,17 @@ def test_one_command_runs_all_phases_in_new_processes_and_sums_up(tmp_path: Path
     """launch.sh is called for each phase, with one cache for all; the table has medians of the hits, and how far the step is off."""
     more = [{"first": ms, "anew": 2.0, "further": 1.0} for ms in (4.25, 9.5, 3.0)]
     ms = {"tuned": 2.02, "untuned": 2.0}
-    hits = [{"untuned_ms": 2.5, "later_us": 1.5, "more_ms": each, "least_ms": each, "step_ms": ms} for each in more]
-    told = {"tuner": "function", "shape": [8, 8, 8], "tune": {"step_ms": 2.0}, "hits": hits, "one-missing": {"lacking": [1], "ms": 7.0}}
+    hits = [
+        {"untuned_ms": 2.5, "later_us": 1.5, "more_ms": each, "least_ms": each, "step_ms": ms}
+        for each in more
+    ]
+    told = {
+        "tuner": "function",
+        "shape": [8, 8, 8],
+        "tune": {"step_ms": 2.0},
+        "hits": hits,
+        "one-missing": {"lacking": [1], "ms": 7.0},
+    }
     (tmp_path / "cache.bench.json").write_text(json.dumps(told))
     (tmp_path / "driver.py").write_text(
         "import sys\n"
@@ -71,11 +98,20 @@ def test_one_command_runs_all_phases_in_new_processes_and_sums_up(tmp_path: Path
         "bench_cache.main()\n"
     )
     done = run(tmp_path, "driver.py")
-    started = re.findall(rf"launch.sh --phase (\S+) --tuner function --shape 8,8,8 {tmp_path}/cache True\n", done.stdout)
+    started = re.findall(
+        rf"launch.sh --phase (\S+) --tuner function --shape 8,8,8 {tmp_path}/cache True\n",
+        done.stdout,
+    )
     assert started == ["tune", "hit", "hit", "hit", "one-missing"], done.stdout + done.stderr
-    assert re.search(r"first call of a process through the tuner, ms more\W+4.25\W+3.00\W+9.50\W+5\b", done.stdout)
+    assert re.search(
+        r"first call of a process through the tuner, ms more\W+4.25\W+3.00\W+9.50\W+5\b",
+        done.stdout,
+    )
     assert re.search(r"% more than when tuned\W+1.00\W+1.00\W+1.00\W+1\b", done.stdout)
-    assert (done.returncode, "start --phase hit with launch/launch.sh benchmarks/bench_cache.py" in done.stderr) == (2, True)
+    assert (
+        done.returncode,
+        "start --phase hit with launch/launch.sh benchmarks/bench_cache.py" in done.stderr,
+    ) == (2, True)
 
 
 @pytest.mark.slow
@@ -91,24 +127,56 @@ def test_later_calls_are_timed_without_ranks(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_fresh_processes_hit_alone_and_on_two_ranks(tmp_path: Path) -> None:
     """A row for each step with its sites and times; a process that finds nothing in the cache would have failed it."""
-    done = run(tmp_path, "-m", "benchmarks.bench_first_hit", "--steps", "one", "one-2-ranks", "--processes", "1", "--folder", str(tmp_path))
+    done = run(
+        tmp_path,
+        "-m",
+        "benchmarks.bench_first_hit",
+        "--steps",
+        "one",
+        "one-2-ranks",
+        "--processes",
+        "1",
+        "--folder",
+        str(tmp_path),
+    )
     assert done.returncode == 0, done.stderr
-    rows = re.findall(r"(1 kernel\S*(?: 2 ranks)?) +. 1 +. [\d.]+ \([\d.]+\) +. [\d.]+ \([\d.]+\)", done.stdout)
+    rows = re.findall(
+        r"(1 kernel\S*(?: 2 ranks)?) +. 1 +. [\d.]+ \([\d.]+\) +. [\d.]+ \([\d.]+\)", done.stdout
+    )
     assert rows == ["1 kernel", "1 kernel, 2 ranks"]
 
 
 @pytest.mark.slow
 def test_tuners_are_timed_and_their_winners_judged(tmp_path: Path) -> None:
     """Each has one winner of ours on both ranks, and a regret that is zero for the best."""
-    names = {"vanilla": "vanilla triton.autotune", "exhaustive": "dist_tune exhaustive", "racing": "dist_tune"}
-    command = [f"{ROOT}/benchmarks/bench_tuning.py", "--shape", "2,16,8", "--json", "bench.json", "--tuners", ",".join(names)]
+    names = {
+        "vanilla": "vanilla triton.autotune",
+        "exhaustive": "dist_tune exhaustive",
+        "racing": "dist_tune",
+    }
+    command = [
+        f"{ROOT}/benchmarks/bench_tuning.py",
+        "--shape",
+        "2,16,8",
+        "--json",
+        "bench.json",
+        "--tuners",
+        ",".join(names),
+    ]
     counts = ("--cold-repeats", "1", "--disk-repeats", "0", "--repeats", "1", "--rounds", "2")
     done = run(tmp_path, *command, *counts, n_ranks=2)
     assert done.returncode == 0, done.stderr
     (told,) = json.loads((tmp_path / "bench.json").read_text())
     runs = told["runs"]
-    assert [(run["tuner"].split(",")[0], run["cache"]) for run in runs] == [(n, c) for n in names.values() for c in ("cold", "memory")]
-    assert all(len(run["winners"]) == 2 and run["seconds"] > 0 and run["regret"] >= 0 for run in runs)
+    assert [(run["tuner"].split(",")[0], run["cache"]) for run in runs] == [
+        (n, c) for n in names.values() for c in ("cold", "memory")
+    ]
+    assert all(
+        len(run["winners"]) == 2 and run["seconds"] > 0 and run["regret"] >= 0 for run in runs
+    )
     ours = [run for run in runs if "vanilla" not in run["tuner"]]
-    assert all(len(set(run["winners"])) == 1 and sum(run["spent"].values()) <= run["seconds"] * 1.1 for run in ours)
+    assert all(
+        len(set(run["winners"])) == 1 and sum(run["spent"].values()) <= run["seconds"] * 1.1
+        for run in ours
+    )
     assert len(told["exhaustive"]["candidates"]) == 8

@@ -54,13 +54,20 @@ def test_the_closure_decides_what_the_kernel_does_not_see():
     hooked = Kernel(kernel.ms, [0.0 if i == order[1] else 0.1 for i in range(6)])
     for seed in range(5):
         assert play(World({"s": hooked}, other_ms=0.5), seed=seed).winners["s"] == order[1]
-        assert play(World({"s": hooked}, other_ms=0.5), Plan(objective="kernel"), seed=seed).winners["s"] == order[0]
+        assert (
+            play(World({"s": hooked}, other_ms=0.5), Plan(objective="kernel"), seed=seed).winners[
+                "s"
+            ]
+            == order[0]
+        )
 
 
 def test_a_site_below_the_noise_is_settled_by_its_kernel():
     """A kernel of 0.2 ms in a closure of 50 ms whose time varies by 1 %: the best kernel wins, in eight of ten runs at least."""
     kernel = spaced(8, by=0.04)
-    winners = Counter(play(World({"s": kernel}, other_ms=50.0), seed=seed).winners["s"] for seed in range(N_RUNS))
+    winners = Counter(
+        play(World({"s": kernel}, other_ms=50.0), seed=seed).winners["s"] for seed in range(N_RUNS)
+    )
     assert winners[kernel.best()] >= 8
 
 
@@ -76,7 +83,10 @@ def test_twenty_sites_need_no_more_replays_than_one_and_its_finals():
 def test_recorded_sites_are_tuned_well_online(name: str, search: Any):
     """A job that spends a twentieth of its time has its winner within 800 calls, at most 1 % slower than the best in 4 of 5 runs."""
     plan = Plan(search=search, n_warmup=0)
-    runs = [play(World({name: kernel_of(TABLES[name])}), plan, seed=seed, max_slowdown=0.05) for seed in range(5)]
+    runs = [
+        play(World({name: kernel_of(TABLES[name])}), plan, seed=seed, max_slowdown=0.05)
+        for seed in range(5)
+    ]
     assert max(run.slowdown for run in runs) <= 0.05
     assert max(run.n_calls for run in runs) <= 800
     assert sum(run.regret <= 0.01 for run in runs) >= 4
@@ -85,7 +95,9 @@ def test_recorded_sites_are_tuned_well_online(name: str, search: Any):
 def test_three_sites_of_64_candidates_are_tuned_within_400_calls_online():
     """Where the step holds 1 ms beside them; where it holds nothing else, trials are so much of it that they take more calls."""
     plan = Plan(search="racing", n_warmup=0)
-    beside, bare = (play(many(3, 64, other_ms=other_ms), plan, max_slowdown=0.05) for other_ms in (1.0, 0.0))
+    beside, bare = (
+        play(many(3, 64, other_ms=other_ms), plan, max_slowdown=0.05) for other_ms in (1.0, 0.0)
+    )
     assert max(beside.regret, bare.regret) <= 0.01
     assert max(beside.slowdown, bare.slowdown) <= 0.05
     assert beside.n_calls <= 400 < bare.n_calls
@@ -139,7 +151,9 @@ def test_small_kernels_are_told_apart_by_repeats():
 def test_repeats_last_as_long_as_they_may(host_ms: float):
     """Three eighths of a second beyond a plain race, however many kernels cannot be told apart; the finals may have some rounds more."""
     world = replace(small(), host_ms=host_ms)
-    plain, repeated = (play(world, options=RacingOptions(spare_s=spare_s)).n_replays for spare_s in (0.0, 0.375))
+    plain, repeated = (
+        play(world, options=RacingOptions(spare_s=spare_s)).n_replays for spare_s in (0.0, 0.375)
+    )
     assert 0.3 < (repeated - plain) * host_ms / 1e3 < 0.6
 
 
@@ -148,15 +162,22 @@ def test_repeats_are_for_short_steps():
     plain = play(small(), options=RacingOptions(spare_s=0.0)).n_replays
     assert play(replace(small(), host_ms=800.0)).n_replays <= plain
     table = load_tables()["tuning-4xH200-8192x7168x8192"]
-    plain, repeated = (play(World({"s": kernel_of(table)}), options=RacingOptions(spare_s=spare_s)).n_replays for spare_s in (0.0, 0.375))
+    plain, repeated = (
+        play(World({"s": kernel_of(table)}), options=RacingOptions(spare_s=spare_s)).n_replays
+        for spare_s in (0.0, 0.375)
+    )
     assert plain == repeated
 
 
 def test_a_large_space_of_short_kernels_costs_little_more():
     """216 candidates that the clock cannot tell apart do not all run on."""
     kernel = Kernel([[(5.0 + 0.02 * i) / 1e3] * 2 for i in range(216)])
-    world = World({"s": kernel}, 2, other_ms=0.01, noise=0.0, clock_ms=0.0002, events_ms=0.0023, host_ms=4.0)
-    plain, repeated = (play(world, options=RacingOptions(spare_s=spare_s)).n_replays for spare_s in (0.0, 0.375))
+    world = World(
+        {"s": kernel}, 2, other_ms=0.01, noise=0.0, clock_ms=0.0002, events_ms=0.0023, host_ms=4.0
+    )
+    plain, repeated = (
+        play(world, options=RacingOptions(spare_s=spare_s)).n_replays for spare_s in (0.0, 0.375)
+    )
     assert repeated < plain + 200
 
 
@@ -164,10 +185,27 @@ def test_events_read_back_as_their_table(tmp_path: Path):
     """The same table from ``rank-<i>.jsonl``; of a site that was tuned again the last one."""
     path = tmp_path / "run" / "rank-0.jsonl"
     path.parent.mkdir()
-    found = record(candidates=[candidate(0, failure="rank 1: no"), candidate(1, rank_latencies_ms={0: 0.2, 1: 0.1}, closure_ms=0.3)])
-    events = [Won(at=0.0, rank=0, site=1, winner=1, reason="", record=each.model_dump(mode="json")) for each in (record(), found)]
-    path.write_text("".join(f"{each.model_dump_json()}\n" for each in [Told(at=0.0, rank=0, level="WARNING", text="x"), *events]))
+    found = record(
+        candidates=[
+            candidate(0, failure="rank 1: no"),
+            candidate(1, rank_latencies_ms={0: 0.2, 1: 0.1}, closure_ms=0.3),
+        ]
+    )
+    events = [
+        Won(at=0.0, rank=0, site=1, winner=1, reason="", record=each.model_dump(mode="json"))
+        for each in (record(), found)
+    ]
+    path.write_text(
+        "".join(
+            f"{each.model_dump_json()}\n"
+            for each in [Told(at=0.0, rank=0, level="WARNING", text="x"), *events]
+        )
+    )
     (table,) = read_events(path)
     assert (table.run, table.site) == ("run", "model.gemm[4096,2752,torch.bfloat16]")
-    assert [(row.failure, row.ranks_ms, row.closure_ms) for row in table.rows][1] == (None, [0.2, 0.1], 0.3)
+    assert [(row.failure, row.ranks_ms, row.closure_ms) for row in table.rows][1] == (
+        None,
+        [0.2, 0.1],
+        0.3,
+    )
     assert table.rows[0].failure == "rank 1: no"

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from dist_tune import found_on_use
 from dist_tune.cache import account
-from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, Journal, QuarantinedConfig, quarantine, read_quarantine
+from dist_tune.cache.journal import (
+    JOURNALS,
+    LINES_SUFFIX,
+    QUARANTINE,
+    Journal,
+    QuarantinedConfig,
+    quarantine,
+    read_quarantine,
+)
 from dist_tune.cache.lookup import CacheLookup, LookupResult, differences, explain, nearest_key
 from dist_tune.cache.records import (
     HARDWARE,

@@ -40,10 +40,18 @@ _ERROR = re.compile(r"\b([A-Za-z_]\w*(?:Error|Exception|OutOfResources))\b")
 def fates(record: TuningRecord) -> str:
     """What became of the candidates: "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"."""
     counts = Counter(_fate(each) for each in record.candidates)
-    failures = Counter(_cause(each.failure) for each in record.candidates if each.failure is not None)
-    causes = ", ".join(f"{n} {cause}" if len(failures) > 1 else cause for cause, n in failures.most_common())
-    words = {"failed": f"cannot run here ({causes})"} | ({"timed": "in the finals"} if counts["raced out"] else {})
-    told = ", ".join(f"{counts[fate]} {words.get(fate, fate)}" for fate in (*_TRIED, *_UNTRIED) if counts[fate])
+    failures = Counter(
+        _cause(each.failure) for each in record.candidates if each.failure is not None
+    )
+    causes = ", ".join(
+        f"{n} {cause}" if len(failures) > 1 else cause for cause, n in failures.most_common()
+    )
+    words = {"failed": f"cannot run here ({causes})"} | (
+        {"timed": "in the finals"} if counts["raced out"] else {}
+    )
+    told = ", ".join(
+        f"{counts[fate]} {words.get(fate, fate)}" for fate in (*_TRIED, *_UNTRIED) if counts[fate]
+    )
     return f"{sum(counts[fate] for fate in _TRIED)} tried: {told}"
 
 
@@ -54,7 +62,9 @@ def _fate(each: CandidateRecord) -> str:
         return "the same kernel as another"
     if each.left == NOT_TRIED:
         return "untried"
-    if each.left is not None and each.left.startswith("not raced"):  # compiled, and then left out by the budget or by earlier times
+    if each.left is not None and each.left.startswith(
+        "not raced"
+    ):  # compiled, and then left out by the budget or by earlier times
         return "not raced"
     if each.latency_ms is None:
         return "not timed"
@@ -64,7 +74,10 @@ def _fate(each: CandidateRecord) -> str:
 def _cause(failure: str) -> str:
     """A failure in two or three words, by which failures are counted."""
     error = _ERROR.search(failure)
-    return next((name for name, words in _CAUSES.items() if re.search(words, failure)), error[1] if error else "other reasons")
+    return next(
+        (name for name, words in _CAUSES.items() if re.search(words, failure)),
+        error[1] if error else "other reasons",
+    )
 
 
 def gain(record: TuningRecord) -> float | None:
@@ -79,7 +92,9 @@ def faster(ratio: float, other: str = "", by_what: str = "") -> str:
         return f"as fast as {other or 'before'}"
     share = max(ratio, 1 / ratio) - 1  # of the shorter time: twice as long is 100 % slower
     amount = f"{ratio:.3g}x" if ratio >= _TIMES else f"{100 * share:.0f} %"
-    return f"{amount} {'faster' if ratio > 1 else 'slower'}{by_what}" + f" than {other}" * bool(other)
+    return f"{amount} {'faster' if ratio > 1 else 'slower'}{by_what}" + f" than {other}" * bool(
+        other
+    )
 
 
 def before_and_after(record: TuningRecord) -> str:
@@ -88,13 +103,18 @@ def before_and_after(record: TuningRecord) -> str:
     if best.latency_ms is None:
         return "not timed"
     has_first = first is not best and first.latency_ms is not None
-    return f"{milliseconds(first.latency_ms or 0.0)} -> " * has_first + f"{milliseconds(best.latency_ms)} ms"
+    return (
+        f"{milliseconds(first.latency_ms or 0.0)} -> " * has_first
+        + f"{milliseconds(best.latency_ms)} ms"
+    )
 
 
 def chosen_fields(record: TuningRecord) -> str:
     """The winner's config by the fields in which the candidates differ: all of it where there is one candidate, or fields are not known."""
     names = differing(record.candidates)
-    return " ".join(f"{name}={record.best.fields.get(name)}" for name in names) or short_config(record.best)
+    return " ".join(f"{name}={record.best.fields.get(name)}" for name in names) or short_config(
+        record.best
+    )
 
 
 def why_chosen(record: TuningRecord) -> str:
@@ -102,8 +122,14 @@ def why_chosen(record: TuningRecord) -> str:
     first, ratio = record.candidates[0], gain(record)
     is_slower = ratio is not None and ratio < _AS_FAST and record.reason.startswith("fastest step")
     reason = f"{record.reason}, though its kernel is slower" if is_slower else record.reason
-    no_first = "the first config cannot run here" if first.failure is not None else "the first config" * (record.winner == 0)
-    return ", ".join(filter(None, [reason, lead_told(record), no_first * (len(record.candidates) > 1)]))
+    no_first = (
+        "the first config cannot run here"
+        if first.failure is not None
+        else "the first config" * (record.winner == 0)
+    )
+    return ", ".join(
+        filter(None, [reason, lead_told(record), no_first * (len(record.candidates) > 1)])
+    )
 
 
 def gain_told(record: TuningRecord) -> str:
@@ -125,8 +151,14 @@ def lead(record: TuningRecord) -> tuple[float, float] | None:
     Both are shares of the winner's time. Noise: the ``spread_ms`` of both, added.
     """
     best = record.best
-    others = [each for each in record.candidates if each is not best and each.failure is None and each.equal_to is None]
-    times = [(each.latency_ms, each.spread_ms or 0.0) for each in others if each.latency_ms is not None]
+    others = [
+        each
+        for each in record.candidates
+        if each is not best and each.failure is None and each.equal_to is None
+    ]
+    times = [
+        (each.latency_ms, each.spread_ms or 0.0) for each in others if each.latency_ms is not None
+    ]
     if not (times and best.latency_ms):
         return None
     next_ms, spread_ms = min(times)
@@ -152,12 +184,17 @@ def confidence(record: TuningRecord) -> str:
     ahead, noise = found
     if abs(ahead) <= noise:
         return f"{lead_told(record)}, within the noise ({100 * noise:.1f} %)"
-    return f"{lead_told(record)}, {abs(ahead) / noise:.1f} x the noise" if noise else lead_told(record)
+    return (
+        f"{lead_told(record)}, {abs(ahead) / noise:.1f} x the noise" if noise else lead_told(record)
+    )
 
 
 def weighing(record: TuningRecord) -> str:
     """Weight of differences of the step's time beside those of the kernel, in words; empty where it was 1, or there was one finalist."""
-    n_finalists = sum(each.left is None and each.failure is None and each.closure_ms is not None for each in record.candidates)
+    n_finalists = sum(
+        each.left is None and each.failure is None and each.closure_ms is not None
+        for each in record.candidates
+    )
     if n_finalists < 2 or record.closure_weight >= 1.0:
         return ""
     return f"the step's time weighs {100 * record.closure_weight:.0f} % beside the kernel's, because the step varies by itself"
@@ -176,7 +213,11 @@ def why_not(each: CandidateRecord, record: TuningRecord) -> str:
         return "not measured on all ranks"
     told = f"not chosen: {each.latency_ms / best.latency_ms - 1:+.1%} by its kernel"
     both = each.closure_ms is not None and best.closure_ms is not None
-    return told + (f", {(each.closure_ms or 0.0) - (best.closure_ms or 0.0):+.4f} ms by the step" if both else "")
+    return told + (
+        f", {(each.closure_ms or 0.0) - (best.closure_ms or 0.0):+.4f} ms by the step"
+        if both
+        else ""
+    )
 
 
 def slowest_rank(records: Sequence[TuningRecord]) -> str:
@@ -199,7 +240,9 @@ def slowest_of(ranks_ms: Mapping[int, float]) -> str:
 def facts(record: TuningRecord) -> dict[str, str]:
     """All that there is to say of a site, heading -> text, for page, text and ``dist-tune show``; without what there is not."""
     times_ms = {"kernel": record.best.latency_ms, "step": record.best.closure_ms}
-    measured = [f"{name} {milliseconds(ms)} ms" for name, ms in times_ms.items() if ms is not None] or ["not timed"]
+    measured = [
+        f"{name} {milliseconds(ms)} ms" for name, ms in times_ms.items() if ms is not None
+    ] or ["not timed"]
     told = {
         "winner": short_config(record.best),
         "measured": ", ".join(filter(None, [*measured, gain_told(record)])),
@@ -208,7 +251,8 @@ def facts(record: TuningRecord) -> dict[str, str]:
         "candidates": fates(record),
         "slowest rank": slowest_rank([record]).removeprefix("rank "),
         "all with": shared_fields(record),
-        "not followed": record.not_followed and f"{', '.join(record.not_followed)}: if these change, the record still counts",
+        "not followed": record.not_followed
+        and f"{', '.join(record.not_followed)}: if these change, the record still counts",
     }
     return {heading: text for heading, text in told.items() if text}
 
@@ -221,7 +265,9 @@ def step_times(records: Sequence[TuningRecord]) -> tuple[float | None, float | N
     known_ms = [ms for each in records if (ms := _timed_step_ms(each.best)) is not None]
     if not records or len(known_ms) < len(records):
         return None, None
-    best_ms = max(min(known_ms), *(each.best.latency_ms or 0.0 for each in records))  # in the race others ran beside it
+    best_ms = max(
+        min(known_ms), *(each.best.latency_ms or 0.0 for each in records)
+    )  # in the race others ran beside it
     losses_ms = [ms for each in records if (ms := _loss_ms(each)) is not None]
     return (None if len(losses_ms) < len(records) else best_ms + sum(losses_ms)), best_ms
 
@@ -243,7 +289,11 @@ def _loss_ms(record: TuningRecord) -> float | None:
 
 
 def _timed_step_ms(each: CandidateRecord) -> float | None:
-    return None if each.closure_ms is None or each.latency_ms is None else max(each.closure_ms, each.latency_ms)
+    return (
+        None
+        if each.closure_ms is None or each.latency_ms is None
+        else max(each.closure_ms, each.latency_ms)
+    )
 
 
 def short_config(each: CandidateRecord) -> str:
@@ -255,15 +305,21 @@ def differing(candidates: Sequence[CandidateRecord]) -> list[str]:
     """Names of the fields in which candidates differ, hooks left out; empty where the fields of one are not known."""
     if not all(each.fields for each in candidates):
         return []
-    names = dict.fromkeys(name for each in candidates for name in each.fields if not name.endswith("pre_hook"))
+    names = dict.fromkeys(
+        name for each in candidates for name in each.fields if not name.endswith("pre_hook")
+    )
     return [name for name in names if len({str(each.fields.get(name)) for each in candidates}) > 1]
 
 
 def shared_fields(record: TuningRecord) -> str:
     """The fields of the winner that are the same for all candidates: "BLOCK_M=128 num_warps=8"; hooks left out."""
     names = differing(record.candidates)
-    shared = {name: value for name, value in record.best.fields.items() if names and name not in names}
-    return " ".join(f"{name}={value}" for name, value in shared.items() if not name.endswith("pre_hook"))
+    shared = {
+        name: value for name, value in record.best.fields.items() if names and name not in names
+    }
+    return " ".join(
+        f"{name}={value}" for name, value in shared.items() if not name.endswith("pre_hook")
+    )
 
 
 def candidate_rows(record: TuningRecord, *, has_ranks: bool = False) -> list[dict[str, Any]]:
@@ -272,7 +328,11 @@ def candidate_rows(record: TuningRecord, *, has_ranks: bool = False) -> list[dic
     ``has_ranks``: with the time on each rank.
     """
     names, best_ms = differing(record.candidates), record.best.latency_ms
-    ranks = sorted({rank for each in record.candidates for rank in each.rank_latencies_ms}) if has_ranks else []
+    ranks = (
+        sorted({rank for each in record.candidates for rank in each.rank_latencies_ms})
+        if has_ranks
+        else []
+    )
     return [
         {
             "#": each.index,
@@ -281,12 +341,25 @@ def candidate_rows(record: TuningRecord, *, has_ranks: bool = False) -> list[dic
             "+/- ms": each.known_spread_ms,
             "step ms": each.closure_ms,
             "timed": each.n_replays or None,
-            **({f"rank {rank}": each.rank_latencies_ms.get(rank) for rank in ranks} if len(ranks) > 1 else {}),
+            **(
+                {f"rank {rank}": each.rank_latencies_ms.get(rank) for rank in ranks}
+                if len(ranks) > 1
+                else {}
+            ),
             "registers": each.n_regs,
             "spills": each.n_spills,
-            "shared KiB": f"{each.shared_bytes / 1024:.4g}" if each.shared_bytes is not None else None,
-            **({name: str(each.fields.get(name, "")) for name in names} if 0 < len(names) <= 12 else {"config": short_config(each)}),
+            "shared KiB": f"{each.shared_bytes / 1024:.4g}"
+            if each.shared_bytes is not None
+            else None,
+            **(
+                {name: str(each.fields.get(name, "")) for name in names}
+                if 0 < len(names) <= 12
+                else {"config": short_config(each)}
+            ),
             "why": f"{'dropped: ' if each.failure is not None else ''}{why_not(each, record)}",
         }
-        for each in sorted(record.candidates, key=lambda one: (one.failure is not None, one.latency_ms or float("inf"), one.index))
+        for each in sorted(
+            record.candidates,
+            key=lambda one: (one.failure is not None, one.latency_ms or float("inf"), one.index),
+        )
     ]

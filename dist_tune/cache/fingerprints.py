@@ -29,7 +29,10 @@ import torch
 
 from dist_tune.errors import parsed
 
-_MAX_STEPS, _STEPS_OF_CODE = 20_000, 10  # values read in one fingerprint; a function or class counts as ten
+_MAX_STEPS, _STEPS_OF_CODE = (
+    20_000,
+    10,
+)  # values read in one fingerprint; a function or class counts as ten
 _MAX_ELEMENTS, _MAX_DEPTH = 4_096, 32  # of one container; of containers in containers
 _SURELY_LOADED_S = 600.0  # age of a file at the start of the process from which on it was not changed since: clocks differ by less
 _STARTED = time.time()
@@ -39,7 +42,11 @@ _SETS = (set, frozenset)
 _CONTAINERS = (tuple, list, dict, *_SETS)
 _NO_CODE = (*_SCALARS, *_CONTAINERS, torch.dtype, torch.device)
 # What these hold, of which their ``__dict__`` has nothing.
-_PARTS = {MethodType: "__func__ __self__", BuiltinFunctionType: "__module__ __qualname__", functools.partial: "func args keywords"}
+_PARTS = {
+    MethodType: "__func__ __self__",
+    BuiltinFunctionType: "__module__ __qualname__",
+    functools.partial: "func args keywords",
+}
 _PARTS |= {property: "fget fset fdel", staticmethod: "__func__", classmethod: "__func__"}
 # Where functools, Triton, numba and torch.library keep what they wrap; and the options of Triton's kernels.
 _WRAPPED = ("__wrapped__", "fn", "func", "py_func", "_init_fn")
@@ -48,7 +55,9 @@ _OPTIONS = (
     "pre_hook", "post_hook", "values", "configs",
 )  # fmt: skip
 # A record has the versions of the first four; the others check values or show progress.
-_LIBRARIES = frozenset({"builtins", "torch", "triton", "numpy", "dist_tune", "loguru", "rich", "tqdm", "pydantic"})
+_LIBRARIES = frozenset(
+    {"builtins", "torch", "triton", "numpy", "dist_tune", "loguru", "rich", "tqdm", "pydantic"}
+)
 _STDLIB = os.__file__.removesuffix("os.py")
 
 
@@ -81,7 +90,11 @@ def read_code(function: object) -> Code:
     captured = {"code": code[:12]}
     for name, meaning in [*walker.values, *walker.state()]:
         captured[name if name not in captured else f"{name}@{len(captured)}"] = _short(meaning)
-    return Code(hashlib.sha256("\n".join(map(ascii, texts)).encode()).hexdigest()[:16], sorted(walker.not_followed), captured)
+    return Code(
+        hashlib.sha256("\n".join(map(ascii, texts)).encode()).hexdigest()[:16],
+        sorted(walker.not_followed),
+        captured,
+    )
 
 
 def _short(meaning: Any) -> str:
@@ -156,15 +169,26 @@ class _Walker:
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         captured = {name: cell.cell_contents for name, cell in cells if cell != _EMPTY}
         if _is_foreign(function):  # by its name, and what it wraps
-            return _package_of(function), code.co_qualname, [self._reference(each) for each in captured.values() if _is_code(each)]
+            return (
+                _package_of(function),
+                code.co_qualname,
+                [self._reference(each) for each in captured.values() if _is_code(each)],
+            )
         body = _body_of(code, code.co_filename, self._sources.get(id(function)))
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         modules = [each for each in captured.values() if issubclass(type(each), ModuleType)]
-        scopes = [function.__globals__, *map(_attributes_of, [*modules, *self._imported(function, body)])]
+        scopes = [
+            function.__globals__,
+            *map(_attributes_of, [*modules, *self._imported(function, body)]),
+        ]
         return (
             body.text,
             [self._held("default", each) for each in defaults],
-            [(name, self._held(name, each)) for name, each in captured.items() if name not in body.written or _is_code(each)],
+            [
+                (name, self._held(name, each))
+                for name, each in captured.items()
+                if name not in body.written or _is_code(each)
+            ],
             self._globals(body, scopes, is_own=any(function is each for each in self._own)),
         )
 
@@ -174,9 +198,15 @@ class _Walker:
         for module, names in body.imports:
             with suppress(ImportError, ValueError):  # beyond the package
                 module = resolve_name(module, dict.get(function.__globals__, "__package__") or "")
-            loaded = [sys.modules[each] for each in (module, *(f"{module}.{name}" for name in names)) if each in sys.modules]
+            loaded = [
+                sys.modules[each]
+                for each in (module, *(f"{module}.{name}" for name in names))
+                if each in sys.modules
+            ]
             found += [each for each in loaded if not _is_foreign(each)]
-            is_installed = "site-packages" in function.__code__.co_filename  # what a library imports is its own matter
+            is_installed = (
+                "site-packages" in function.__code__.co_filename
+            )  # what a library imports is its own matter
             if not loaded and not is_installed and not _is_library(module.partition(".")[0]):
                 self.not_followed |= {f"{module}.{name}" for name in names} or {module}
         return found
@@ -188,7 +218,9 @@ class _Walker:
             for name in sorted(body.names if scope is scopes[0] else body.attributes):
                 value = dict.get(scope, name, _EMPTY)
                 if issubclass(type(value), ModuleType):
-                    if not _is_foreign(value) and all(_attributes_of(value) is not other for other in scopes):
+                    if not _is_foreign(value) and all(
+                        _attributes_of(value) is not other for other in scopes
+                    ):
                         scopes.append(_attributes_of(value))
                 elif value is not _EMPTY:
                     if (meaning := self._named(name, value)) is not None:
@@ -200,8 +232,12 @@ class _Walker:
     def _class(self, cls: type) -> Any:
         if _is_foreign(cls):
             return _package_of(cls), _name_of(cls)
-        members = [(name, self._named(name, value)) for name, value in dict(_class_dict(cls)).items()]
-        return [self._reference(base) for base in _mro_of(cls)[1:]], [(name, meaning) for name, meaning in members if meaning is not None]
+        members = [
+            (name, self._named(name, value)) for name, value in dict(_class_dict(cls)).items()
+        ]
+        return [self._reference(base) for base in _mro_of(cls)[1:]], [
+            (name, meaning) for name, meaning in members if meaning is not None
+        ]
 
     def _object(self, thing: object) -> Any:
         """An object by its class and the code that it holds; a library's wrapper by what it wraps, and a kernel with its options."""
@@ -218,7 +254,9 @@ class _Walker:
         self._own += [held[name] for name in _WRAPPED if name in held] * is_own
         if type(source := held.get("_src", held.get("src"))) is str:
             self._sources |= {id(held[name]): source for name in names}
-        return self._reference(type(thing)), [(name, self._held(name, held[name])) for name in names]
+        return self._reference(type(thing)), [
+            (name, self._held(name, held[name])) for name in names
+        ]
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -234,16 +272,34 @@ class _Walker:
                 elements = _first_elements(base, value)
                 if base is dict:  # in one order in all processes, as a set
                     elements.sort(key=lambda pair: ascii(self._value(pair[0], depth)))
-                texts = [_qualname_of(each) if base in _SETS and _is_code(each) else self._value(each, depth) for each in elements]
-                return base.__name__, base.__len__(value), sorted(texts, key=ascii) if base in _SETS else texts
+                texts = [
+                    _qualname_of(each)
+                    if base in _SETS and _is_code(each)
+                    else self._value(each, depth)
+                    for each in elements
+                ]
+                return (
+                    base.__name__,
+                    base.__len__(value),
+                    sorted(texts, key=ascii) if base in _SETS else texts,
+                )
             if base is not None:
                 is_long = base is int and int.bit_length(value) > 99  # its decimal digits take long
-                return base.__name__, int.__format__(value, "x") if is_long else base.__repr__(value)
+                return base.__name__, int.__format__(value, "x") if is_long else base.__repr__(
+                    value
+                )
             if _is_value(kind):
                 return _name_of(kind), self._value(_attributes_of(value) or str(value), depth)
             is_of_numpy = _package_of(kind) == "numpy" and hasattr(kind, "dtype")
-            if is_of_numpy or issubclass(kind, torch.Tensor):  # a scalar of numpy's is read, a tensor is not: it may be on a device
-                return "tensor", tuple(map(int, value.shape)), str(value.dtype), ascii(value) if is_of_numpy and not value.shape else ""
+            if is_of_numpy or issubclass(
+                kind, torch.Tensor
+            ):  # a scalar of numpy's is read, a tensor is not: it may be on a device
+                return (
+                    "tensor",
+                    tuple(map(int, value.shape)),
+                    str(value.dtype),
+                    ascii(value) if is_of_numpy and not value.shape else "",
+                )
             if _is_code(value):
                 return self._reference(value)
             self._note_state(_attributes_of(value))
@@ -253,7 +309,11 @@ class _Walker:
 
     def _note_state(self, held: dict[str, Any]) -> None:
         """Plain attributes of an object, and of objects in it; lists and dicts are no mark of it."""
-        plain = [(str(name), each) for name, each in islice(held.items(), 64) if not issubclass(type(each), (list, dict, set))]
+        plain = [
+            (str(name), each)
+            for name, each in islice(held.items(), 64)
+            if not issubclass(type(each), (list, dict, set))
+        ]
         self._state += [(name, each) for name, each in plain if not _is_code(each)]
 
 
@@ -274,7 +334,9 @@ class _Body(NamedTuple):
     """Module, maybe with dots before it, and names of each import."""
 
 
-@functools.lru_cache(maxsize=8_192)  # code cannot change, and the kernels of a library share most of what they call
+@functools.lru_cache(
+    maxsize=8_192
+)  # code cannot change, and the kernels of a library share most of what they call
 def _body_of(code: CodeType, path: str, source: str | None) -> _Body:
     """The code of a function, from ``source`` or the file that it was loaded from, or from its bytecode."""
     with suppress(OSError, ValueError, SyntaxError, RecursionError, IndexError, TokenError):
@@ -301,7 +363,9 @@ def _is_as_loaded(code: CodeType, path: str) -> bool:
     except OSError:  # as in a notebook
         return True
     # By the time of its last change of any kind: a copy may keep the date of the original.
-    return max(status.st_mtime, status.st_ctime) < _STARTED - _SURELY_LOADED_S or code in _codes_in(path, status.st_ctime_ns)
+    return max(status.st_mtime, status.st_ctime) < _STARTED - _SURELY_LOADED_S or code in _codes_in(
+        path, status.st_ctime_ns
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -325,7 +389,9 @@ def _body_of_tree(tree: ast.AST, own: set[str]) -> _Body:
         texts.append(f"({kind.__name__}")
         for field in kind._fields:
             value = getattr(node, field, None)
-            if value is None or value == [] or field == "ctx":  # a later Python has more fields that are empty
+            if (
+                value is None or value == [] or field == "ctx"
+            ):  # a later Python has more fields that are empty
                 continue
             texts.append(f"{field}:")
             for each in value if type(value) is list else [value]:
@@ -336,20 +402,46 @@ def _body_of_tree(tree: ast.AST, own: set[str]) -> _Body:
         texts.append(")")
 
     spell(tree)
-    imports = [("." * node.level + (node.module or ""), tuple(each.name for each in node.names)) for node in nodes[ast.ImportFrom]]
-    attributes = {node.attr for node in nodes[ast.Attribute]}.union(*(members for _, members in imports))
+    imports = [
+        ("." * node.level + (node.module or ""), tuple(each.name for each in node.names))
+        for node in nodes[ast.ImportFrom]
+    ]
+    attributes = {node.attr for node in nodes[ast.Attribute]}.union(
+        *(members for _, members in imports)
+    )
     imports += [(each.name, ()) for node in nodes[ast.Import] for each in node.names]
     imports += [("import_module(...)", ())] * ("import_module" in attributes)
     written = {name for node in nodes[ast.Global] + nodes[ast.Nonlocal] for name in node.names}
-    return _Body(" ".join(texts), frozenset(names - own - written), frozenset(attributes), frozenset(written), tuple(imports))
+    return _Body(
+        " ".join(texts),
+        frozenset(names - own - written),
+        frozenset(attributes),
+        frozenset(written),
+        tuple(imports),
+    )
 
 
 def _spelled(code: CodeType) -> Any:
     """Bytecode without places. The elements of a set have another order in each process."""
     constants = [_spelled(each) if type(each) is CodeType else each for each in code.co_consts]
-    constants = [sorted(map(ascii, each)) if type(each) is frozenset else each for each in constants]
-    arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & 0xFF
-    return code.co_code, code.co_exceptiontable, arguments, code.co_varnames, code.co_names, code.co_freevars, constants
+    constants = [
+        sorted(map(ascii, each)) if type(each) is frozenset else each for each in constants
+    ]
+    arguments = (
+        code.co_argcount,
+        code.co_posonlyargcount,
+        code.co_kwonlyargcount,
+        code.co_flags & 0xFF,
+    )
+    return (
+        code.co_code,
+        code.co_exceptiontable,
+        arguments,
+        code.co_varnames,
+        code.co_names,
+        code.co_freevars,
+        constants,
+    )
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
@@ -363,13 +455,19 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 # -- objects, read without asking them ---------------------------------------------------------------------------------
 
 # __mro__ and the like.
-_class_dict, _mro_of, _name_of, _module_of = (vars(type)[name].__get__ for name in ("__dict__", "__mro__", "__qualname__", "__module__"))
+_class_dict, _mro_of, _name_of, _module_of = (
+    vars(type)[name].__get__ for name in ("__dict__", "__mro__", "__qualname__", "__module__")
+)
 
 
 def _attributes_of(thing: object) -> dict[str, Any]:
     """The ``__dict__`` of an object or module; empty for a class."""
     with suppress(Exception):  # no __dict__, or a property of the user's
-        held = object.__getattribute__(thing, "__dict__") if not issubclass(type(thing), type) else None
+        held = (
+            object.__getattribute__(thing, "__dict__")
+            if not issubclass(type(thing), type)
+            else None
+        )
         return held if type(held) is dict else {}
     return {}
 
@@ -377,8 +475,18 @@ def _attributes_of(thing: object) -> dict[str, Any]:
 def _package_of(value: Any) -> str:
     """The package of a function, class or module; of an object, that of its class."""
     kind = type(value)
-    names = value.__globals__ if kind is FunctionType else _attributes_of(value) if issubclass(kind, ModuleType) else None
-    module = dict.get(names, "__name__") if names is not None else _module_of(value if issubclass(kind, type) else kind)
+    names = (
+        value.__globals__
+        if kind is FunctionType
+        else _attributes_of(value)
+        if issubclass(kind, ModuleType)
+        else None
+    )
+    module = (
+        dict.get(names, "__name__")
+        if names is not None
+        else _module_of(value if issubclass(kind, type) else kind)
+    )
     return module.partition(".")[0] if type(module) is str else ""
 
 
@@ -389,23 +497,37 @@ def _is_foreign(value: object) -> bool:
 @functools.cache
 def _is_library(package: str) -> bool:
     """A package that a fingerprint leaves out: its version or Python's is in the record, or it computes nothing."""
-    file = _attributes_of(sys.modules.get(package, sys)).get("__file__") or _STDLIB  # a file of the user's may have such a name
-    return package in _LIBRARIES or (package in sys.stdlib_module_names and str(file).startswith(_STDLIB))
+    file = (
+        _attributes_of(sys.modules.get(package, sys)).get("__file__") or _STDLIB
+    )  # a file of the user's may have such a name
+    return package in _LIBRARIES or (
+        package in sys.stdlib_module_names and str(file).startswith(_STDLIB)
+    )
 
 
 def _qualname_of(code: Any) -> str:
-    return str(code.__qualname__) if type(code) is FunctionType else _name_of(code if issubclass(type(code), type) else type(code))
+    return (
+        str(code.__qualname__)
+        if type(code) is FunctionType
+        else _name_of(code if issubclass(type(code), type) else type(code))
+    )
 
 
 def _parts_of(value: object) -> dict[str, Any]:
     """Parts of a method, builtin, partial, property, staticmethod or classmethod; empty for other objects."""
     kinds = [each for each in _PARTS if issubclass(type(value), each)]
-    return {part: vars(each)[part].__get__(value) for each in kinds for part in _PARTS[each].split()}
+    return {
+        part: vars(each)[part].__get__(value) for each in kinds for part in _PARTS[each].split()
+    }
 
 
 def _is_value(kind: type) -> bool:
     """Members of an enum, a dtype of a library, Triton's ``constexpr`` and ``Config``: their attributes count."""
-    names = ("dtype", "constexpr", "Config") if _package_of(kind) in ("torch", "triton", "numpy") else ("Enum",)
+    names = (
+        ("dtype", "constexpr", "Config")
+        if _package_of(kind) in ("torch", "triton", "numpy")
+        else ("Enum",)
+    )
     return any(_name_of(each) in names for each in _mro_of(kind))
 
 
@@ -416,7 +538,11 @@ def _is_code(value: object) -> bool:
         return True
     if issubclass(kind, _NO_CODE) or _is_value(kind):
         return False
-    return callable(value) or issubclass(kind, (*_PARTS,)) or any(name in _WRAPPED for name in _attributes_of(value))
+    return (
+        callable(value)
+        or issubclass(kind, (*_PARTS,))
+        or any(name in _WRAPPED for name in _attributes_of(value))
+    )
 
 
 def _base_of(kind: type) -> Any:
@@ -429,10 +555,18 @@ def _is_constant(value: object, depth: int = 0) -> bool:
     base = _base_of(type(value))
     if base not in _CONTAINERS:
         return issubclass(type(value), _NO_CODE) or _is_code(value) or _is_value(type(value))
-    return depth < 4 and base.__len__(value) > 0 and all(_is_constant(each, depth + 1) for each in _first_elements(base, value))
+    return (
+        depth < 4
+        and base.__len__(value) > 0
+        and all(_is_constant(each, depth + 1) for each in _first_elements(base, value))
+    )
 
 
 def _first_elements(base: Any, value: Any) -> list[Any]:
     """The first elements of a container; none of a large set, because its order differs between processes."""
     is_vast = base in _SETS and base.__len__(value) > _MAX_ELEMENTS
-    return [] if is_vast else list(islice((dict.items if base is dict else base.__iter__)(value), _MAX_ELEMENTS))
+    return (
+        []
+        if is_vast
+        else list(islice((dict.items if base is dict else base.__iter__)(value), _MAX_ELEMENTS))
+    )

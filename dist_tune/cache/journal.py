@@ -60,7 +60,9 @@ class Journal(LineFile):
     def close(self, *, delete: bool = False) -> None:
         """Leave the file to other processes, or ``delete`` it."""
         if self._file is not None:
-            if signal.getsignal(signal.SIGTERM) is self._handler:  # else the program's new one would be lost
+            if (
+                signal.getsignal(signal.SIGTERM) is self._handler
+            ):  # else the program's new one would be lost
                 faulthandler.unregister(signal.SIGTERM)
             with suppress(OSError):
                 if delete:
@@ -76,14 +78,19 @@ class Journal(LineFile):
                         each.unlink()
             try:  # A record lock and no flock: a forked loader or compiler process that outlives this one does not keep it.
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError) as error:  # and no others, as where a file system has no locks
+            except (
+                BlockingIOError,
+                PermissionError,
+            ) as error:  # and no others, as where a file system has no locks
                 raise BlockingIOError(error.errno, "another process is tuning the same") from error
             self._read(file)
         except BaseException:  # an interrupt, too, must not leave the file locked
             file.close()
             raise
         self._handler = signal.getsignal(signal.SIGTERM)
-        with suppress(OSError, RuntimeError):  # a system that refuses: a death from outside counts as one from inside
+        with suppress(
+            OSError, RuntimeError
+        ):  # a system that refuses: a death from outside counts as one from inside
             # Of one thread: those of others run meanwhile, and reading them has ended processes with a signal of its own.
             faulthandler.register(signal.SIGTERM, file=file.fileno(), all_threads=False, chain=True)
         return file
@@ -96,12 +103,17 @@ class Journal(LineFile):
             is_in_stacks = line.startswith(_STACKS) or (is_in_stacks and not line.startswith(b"{"))
             try:
                 if is_in_stacks:
-                    self.events += [events.UnderWay(at=0.0, rank=0, candidates=[])] * line.startswith(_STACKS)
+                    self.events += [
+                        events.UnderWay(at=0.0, rank=0, candidates=[])
+                    ] * line.startswith(_STACKS)
                 elif line.strip():
                     self.events.append(EVENT.validate_json(line))
             except (ValueError, RecursionError):
                 told = "line is damaged or of another version: what was measured from there on is measured again"
-                warn_once(f"journal {self.path}: its {len(self.events) + 1}. {told}", f"journal {self.path}")
+                warn_once(
+                    f"journal {self.path}: its {len(self.events) + 1}. {told}",
+                    f"journal {self.path}",
+                )
                 break
             n_read += len(line)
         file.truncate(n_read)
@@ -125,8 +137,12 @@ class QuarantinedConfig(BaseModel):
 def warn_not_kept(path: Path, error: Exception) -> None:
     """Warn that a file in a subfolder of the cache folder cannot be written, once for that folder."""
     folder, reason = path.parent.parent, getattr(error, "strerror", None) or error
-    told = f"dist_tune: tunings are not kept and will be repeated: {path} cannot be written: {reason}"
-    warn_once(f"{told}. DIST_TUNE_CACHE_DIR names another folder", topic=f"tunings not kept in {folder}")
+    told = (
+        f"dist_tune: tunings are not kept and will be repeated: {path} cannot be written: {reason}"
+    )
+    warn_once(
+        f"{told}. DIST_TUNE_CACHE_DIR names another folder", topic=f"tunings not kept in {folder}"
+    )
 
 
 def read_quarantine(path: Path) -> list[QuarantinedConfig]:
@@ -142,6 +158,8 @@ def read_quarantine(path: Path) -> list[QuarantinedConfig]:
 
 def quarantine(path: Path, config: QuarantinedConfig, rights: Rights = PRIVATE) -> None:
     """Add a config to a file; without effect but a warning if it cannot be written."""
-    file = LineFile(path, f"the quarantine of {config.kernel} {config.config} is not kept", rights=rights)
+    file = LineFile(
+        path, f"the quarantine of {config.kernel} {config.config} is not kept", rights=rights
+    )
     file.write(config.model_dump_json().encode() + b"\n")
     file.close()

@@ -26,7 +26,9 @@ _ID_CHARS = 6
 
 _MAX_VALUE = 120
 """Characters of a value that an explanation quotes."""
-_NUMBER = re.compile(r"(?<![\w.:'\"])(?:[0-9]{1,300}(\.[0-9]{0,300})?|(\.[0-9]{1,300}))([eE][+-]?[0-9]{1,3})?(?![\w.:'\"])")
+_NUMBER = re.compile(
+    r"(?<![\w.:'\"])(?:[0-9]{1,300}(\.[0-9]{0,300})?|(\.[0-9]{1,300}))([eE][+-]?[0-9]{1,3})?(?![\w.:'\"])"
+)
 """No digits within a word or quotes, as of "bfloat16" or "cuda:0". Bounded, so that a long text takes no long time."""
 
 
@@ -55,7 +57,9 @@ class Miss(NamedTuple):
 class CacheLookup:
     """The cache in one tuning on this rank. If it is not used, nothing is found and nothing stored."""
 
-    def __init__(self, settings: Settings, log: Story, *, is_used: bool, world_size: int, ranks_per_host: int) -> None:
+    def __init__(
+        self, settings: Settings, log: Story, *, is_used: bool, world_size: int, ranks_per_host: int
+    ) -> None:
         self._settings = settings
         self.mode, self.may_tune = settings.effective_mode, settings.may_tune
         self._tunes_anew = settings.always_tune and settings.may_tune
@@ -80,12 +84,16 @@ class CacheLookup:
         """A miss is an error."""
         return self.mode == "require"
 
-    def look_up(self, label: str, named: tuple[str, str], source: Callable[[], str], texts: list[str]) -> TuningRecord | None:
+    def look_up(
+        self, label: str, named: tuple[str, str], source: Callable[[], str], texts: list[str]
+    ) -> TuningRecord | None:
         """This rank's record of a site with the candidates ``texts``, or None. ``named``: kernel and key; ``source``: of its code."""
         if not self._is_used or self.mode == "first":
             return None
         name, key_text = named
-        key = CacheKey(name=name, source=source(), key=key_text, candidates=digest(texts), **self._environment)
+        key = CacheKey(
+            name=name, source=source(), key=key_text, candidates=digest(texts), **self._environment
+        )
         self._keys[label] = key
         return self.look_again(label)
 
@@ -96,10 +104,19 @@ class CacheLookup:
             return None
         record = self.cache.find(key, any_software=not self._settings.version_check)
         if record is not None and (others := differences(key, record.cache_key)):
-            versions = ", ".join(f"{name} {theirs}, here {mine}" for name, (mine, theirs) in others.items() if name in SOFTWARE)
-            self._log.warning(f"site={label} uses a config that was tuned with {versions} (DIST_TUNE_VERSION_CHECK=0)", shown=True)
+            versions = ", ".join(
+                f"{name} {theirs}, here {mine}"
+                for name, (mine, theirs) in others.items()
+                if name in SOFTWARE
+            )
+            self._log.warning(
+                f"site={label} uses a config that was tuned with {versions} (DIST_TUNE_VERSION_CHECK=0)",
+                shown=True,
+            )
         found = "found" if record is not None else "not found"
-        self._log.debug(f"site={label} {found} in {self.cache.path_of(key)} ms={(time.perf_counter() - began) * 1e3:.2f}")
+        self._log.debug(
+            f"site={label} {found} in {self.cache.path_of(key)} ms={(time.perf_counter() - began) * 1e3:.2f}"
+        )
         return record
 
     def source(self, label: str) -> str:
@@ -115,7 +132,9 @@ class CacheLookup:
         if record is not None:
             return LookupResult(self.key_digest(label), record.best.config, is_open=runs)
         miss = self.reason_of_miss(label).reason if self.is_required else ""
-        return LookupResult(self.key_digest(label), miss=miss, is_open=label in self._keys and not self._tunes_anew)
+        return LookupResult(
+            self.key_digest(label), miss=miss, is_open=label in self._keys and not self._tunes_anew
+        )
 
     def reason_of_miss(self, label: str) -> Miss:
         """The reason why a site without a record has none."""
@@ -125,7 +144,10 @@ class CacheLookup:
         records = self.cache.of_name(key.name)
         record = nearest(key, records)
         differing = {} if record is None else differences(key, record.cache_key)
-        return Miss(explain(key, records), is_stale=bool(differing) and not {"key"} <= differing.keys() <= {"key", "candidates"})
+        return Miss(
+            explain(key, records),
+            is_stale=bool(differing) and not {"key"} <= differing.keys() <= {"key", "candidates"},
+        )
 
     def prior_times(self, label: str, texts: list[str]) -> PriorTimes:
         """Times from a record of the same site and environment with another candidate list.
@@ -143,8 +165,15 @@ class CacheLookup:
         won = nearest_usable(key, self.cache.winners(key.name), texts) if key is not None else None
         if key is None or won is None:
             return None
-        unlike = {name: theirs for name, (_, theirs) in differences(key, won.cache_key).items() if name != "candidates"}
-        differing = ", ".join(f"{name} {theirs}" for name, theirs in unlike.items()) or "another list of candidates"
+        unlike = {
+            name: theirs
+            for name, (_, theirs) in differences(key, won.cache_key).items()
+            if name != "candidates"
+        }
+        differing = (
+            ", ".join(f"{name} {theirs}" for name, theirs in unlike.items())
+            or "another list of candidates"
+        )
         told = f"site={label} has no record: the nearest is of {differing}, and its config is used: {won.config}"
         self._log.info(told, shown=self.mode == NEAREST)
         return texts.index(won.config)
@@ -154,14 +183,24 @@ class CacheLookup:
 
         As with a winner that was chosen among several without being measured: that choice would be found for good.
         """
-        had_choice = sum(each.failure is None and each.equal_to is None for each in record.candidates) > 1
-        is_kept = self._is_used and record.source and (record.best.latency_ms is not None or not had_choice)
+        had_choice = (
+            sum(each.failure is None and each.equal_to is None for each in record.candidates) > 1
+        )
+        is_kept = (
+            self._is_used
+            and record.source
+            and (record.best.latency_ms is not None or not had_choice)
+        )
         return self.cache.path_of(record.cache_key).stem[:_ID_CHARS] if is_kept else ""
 
     def keep(self, record: TuningRecord) -> bool:
         """Store a record, if it is to be kept. False if it is not stored."""
         path = self.cache.store(record) if self.record_id(record) else None
-        self._log.debug(f"site={record.kernel}{record.key} kept in {path}" if path else f"site={record.kernel}{record.key} not kept")
+        self._log.debug(
+            f"site={record.kernel}{record.key} kept in {path}"
+            if path
+            else f"site={record.kernel}{record.key} not kept"
+        )
         return path is not None
 
 
@@ -172,8 +211,16 @@ def _times_of(record: TuningRecord, texts: list[str]) -> PriorTimes:
         each = by_text.get(text)
         if each is not None and each.latency_ms and each.closure_ms is not None:
             spread_ms, ranks_ms = each.spread_ms or 0.0, each.rank_latencies_ms
-            times[i] = Times(each.latency_ms, each.closure_ms, spread_ms, n_replays=each.n_replays, rank_latencies_ms=ranks_ms)
-    return PriorTimes(times, texts.index(record.best.config) if record.best.config in texts else None)
+            times[i] = Times(
+                each.latency_ms,
+                each.closure_ms,
+                spread_ms,
+                n_replays=each.n_replays,
+                rank_latencies_ms=ranks_ms,
+            )
+    return PriorTimes(
+        times, texts.index(record.best.config) if record.best.config in texts else None
+    )
 
 
 # -- keys that differ ------------------------------------------------------------------------------------------------------
@@ -181,13 +228,21 @@ def _times_of(record: TuningRecord, texts: list[str]) -> PriorTimes:
 
 def differences(wanted: CacheKey, recorded: CacheKey) -> dict[str, tuple[object, object]]:
     """Field -> (wanted, recorded), for each field that differs."""
-    return {field: (value, other) for (field, value), (_, other) in zip(wanted, recorded, strict=True) if value != other}
+    return {
+        field: (value, other)
+        for (field, value), (_, other) in zip(wanted, recorded, strict=True)
+        if value != other
+    }
 
 
 def nearest(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRecord | None:
     """The record of this kernel or function that differs in the fewest fields, of equals the newest; None if it has none."""
     own = [record for record in records if record.kernel == wanted.name]
-    return max(own, key=lambda record: (-len(differences(wanted, record.cache_key)), record.tuned_at), default=None)
+    return max(
+        own,
+        key=lambda record: (-len(differences(wanted, record.cache_key)), record.tuned_at),
+        default=None,
+    )
 
 
 def explain(wanted: CacheKey, records: Sequence[TuningRecord]) -> str:
@@ -202,7 +257,10 @@ def explain(wanted: CacheKey, records: Sequence[TuningRecord]) -> str:
         return f"There is a record of {name} that fits (tuned {when})."
     known = {"source": f"the code of {name}, or of something it calls, has changed"}
     known["candidates"] = "the list of configs to choose from is another"
-    told = {field: f"{_short(str(here))} here, {_short(str(theirs))} in the record" for field, (here, theirs) in differing.items()}
+    told = {
+        field: f"{_short(str(here))} here, {_short(str(theirs))} in the record"
+        for field, (here, theirs) in differing.items()
+    }
     reasons = "; ".join(f"{field}: {known.get(field, words)}" for field, words in told.items())
     remedy = " DIST_TUNE_VERSION_CHECK=0 accepts it." if differing.keys() <= set(SOFTWARE) else ""
     return f"The nearest record of {name} (tuned {when}) differs in {reasons}.{remedy}"
@@ -213,7 +271,9 @@ def nearest_usable(wanted: CacheKey, records: Sequence[Won], texts: Sequence[str
 
     Nearest is first the same GPU, then the nearest numbers of the tuning key, then the fewest other differences, then the newest.
     """
-    fitting = [each for each in records if each.cache_key.source == wanted.source and each.config in texts]
+    fitting = [
+        each for each in records if each.cache_key.source == wanted.source and each.config in texts
+    ]
     unlike = {id(each): differences(wanted, each.cache_key).keys() for each in fitting}
     for is_other in (False, True):
         group = [each for each in fitting if ("device" in unlike[id(each)]) is is_other]
@@ -230,7 +290,12 @@ def nearest_key(wanted: str, known: Sequence[str]) -> str:
     1 and 1.0, and keys of different length.
     """
     shape, sizes = _numbers(wanted)
-    fitting = [(_distance(sizes, numbers), key != wanted, key) for key in known for form, numbers in [_numbers(key)] if form == shape]
+    fitting = [
+        (_distance(sizes, numbers), key != wanted, key)
+        for key in known
+        for form, numbers in [_numbers(key)]
+        if form == shape
+    ]
     return min(fitting, default=(0.0, True, ""))[-1]
 
 

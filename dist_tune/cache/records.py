@@ -201,7 +201,13 @@ class TuningRecord(BaseModel):
     def cache_key(self) -> CacheKey:
         """The key under which it is stored."""
         described = digest([each.config for each in self.candidates])
-        return CacheKey(name=self.kernel, source=self.source, key=self.key, candidates=described, **self.environment.keyed)
+        return CacheKey(
+            name=self.kernel,
+            source=self.source,
+            key=self.key,
+            candidates=described,
+            **self.environment.keyed,
+        )
 
     @property
     def n_samples(self) -> int:

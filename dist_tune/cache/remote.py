@@ -61,21 +61,31 @@ class RemoteFolder:
         try:
             from fsspec.core import get_filesystem_class, url_to_fs
 
-            from dist_tune.distributed import within  # here, because that imports torch, and records are read without it
+            from dist_tune.distributed import (
+                within,
+            )  # here, because that imports torch, and records are read without it
 
             def answer() -> Any:
                 if self._opened is None:
-                    self._opened = url_to_fs(self.url, skip_instance_cache=True)  # not the program's own, which remembers listings
+                    self._opened = url_to_fs(
+                        self.url, skip_instance_cache=True
+                    )  # not the program's own, which remembers listings
                 files, root = self._opened
                 return question(files, f"{root}/{place}")
 
-            get_filesystem_class(self.url.partition("://")[0])  # imports it, which may take longer than any answer
+            get_filesystem_class(
+                self.url.partition("://")[0]
+            )  # imports it, which may take longer than any answer
             began = time.monotonic()
             return within(max(0.0, self._left_s), answer)
         except Exception as error:  # noqa: BLE001  # of whatever package: the record is tuned
             self._is_over |= {what: True, "written": True}
             is_late = isinstance(error, TimeoutError) and not str(error)
-            reason = f"it has not answered within {self._limit_s:g} s" if is_late else f"{type(error).__name__}: {error}".partition("\n")[0]
+            reason = (
+                f"it has not answered within {self._limit_s:g} s"
+                if is_late
+                else f"{type(error).__name__}: {error}".partition("\n")[0]
+            )
             told = f"dist_tune: records in {self.url} are not {what} any more by this process, which goes on with this machine's folders"
             remedy = _REMEDY if isinstance(error, ImportError) else ""
             warn_once(f"{told}: {reason[:300]}{remedy}", topic=f"{self.url} is not {what}")

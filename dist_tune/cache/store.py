@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, warn_not_kept
-from dist_tune.cache.records import HARDWARE, SOFTWARE, BrokenRecordError, CacheKey, TuningRecord, digest, record_bytes, record_in
+from dist_tune.cache.records import (
+    HARDWARE,
+    SOFTWARE,
+    BrokenRecordError,
+    CacheKey,
+    TuningRecord,
+    digest,
+    record_bytes,
+    record_in,
+)
 from dist_tune.cache.remote import LIMIT_S, RemoteFolder, remote_folder
 from dist_tune.files import PRIVATE, SHARED, make_folder, read_regular, warn_once, write_whole
 from dist_tune.settings import Settings
@@ -65,7 +74,11 @@ class Cache:
         """Behind URLs: asked where no folder has a record. What is found there is copied into the folder that is written."""
         self.is_remote = False
         """What is stored goes to the first of them as well."""
-        self.folders = [path for each in ([folders] if isinstance(folders, Path) else folders) for path in _paths_of(str(each))]
+        self.folders = [
+            path
+            for each in ([folders] if isinstance(folders, Path) else folders)
+            for path in _paths_of(str(each))
+        ]
         self.folder = self.folders[0]
         """The one that is written; the others are only read."""
         self.rights = SHARED if is_shared else PRIVATE
@@ -101,8 +114,16 @@ class Cache:
 
         With ``any_software``, failing that, the newest one that differs in versions of torch, triton or CUDA alone.
         """
-        found = (record for folder in self.folders if (record := self._read(folder / _place_of(key))) is not None)
-        return next(found, None) or self._fetched(key) or (next(iter(self._alike(key, SOFTWARE)), None) if any_software else None)
+        found = (
+            record
+            for folder in self.folders
+            if (record := self._read(folder / _place_of(key))) is not None
+        )
+        return (
+            next(found, None)
+            or self._fetched(key)
+            or (next(iter(self._alike(key, SOFTWARE)), None) if any_software else None)
+        )
 
     def siblings(self, key: CacheKey) -> list[TuningRecord]:
         """Records of keys that differ from this one in the candidates alone, newest first."""
@@ -110,7 +131,11 @@ class Cache:
 
     def of_name(self, name: str) -> list[TuningRecord]:
         """All records of this kernel or function, newest first."""
-        return _newest_first(entry.record for entry in self._entries(_folder_name(name)) if entry.record.kernel == name)
+        return _newest_first(
+            entry.record
+            for entry in self._entries(_folder_name(name))
+            if entry.record.kernel == name
+        )
 
     def winners(self, name: str) -> list[Won]:
         """What all records of this kernel or function say; each file is read once as long as it stays what it is."""
@@ -119,17 +144,36 @@ class Cache:
                 stamp = (status := path.stat()).st_mtime_ns, status.st_size
                 if _won.get(path, ((), None))[0] != stamp:
                     record = self._read(path)
-                    _won[path] = stamp, None if record is None else Won(record.cache_key, record.best.config, record.tuned_at)
-        return [won for path in paths if path in _won and (won := _won[path][1]) is not None and won.cache_key.name == name]
+                    _won[path] = (
+                        stamp,
+                        None
+                        if record is None
+                        else Won(record.cache_key, record.best.config, record.tuned_at),
+                    )
+        return [
+            won
+            for path in paths
+            if path in _won and (won := _won[path][1]) is not None and won.cache_key.name == name
+        ]
 
     def entries(self) -> list[Entry]:
         """All records, sorted by name and key."""
-        return sorted(self._entries(), key=lambda entry: (entry.record.kernel, entry.record.key, entry.path))
+        return sorted(
+            self._entries(), key=lambda entry: (entry.record.kernel, entry.record.key, entry.path)
+        )
 
     def own_files(self) -> list[Path]:
         """Files that this package has put into the folder that is written; the user's files beside them are not among these."""
-        found = [each for each in self.folder.glob("*/*") if _OWN_FILE.fullmatch("/".join(each.parts[-2:]))]
-        return sorted(each for each in found if not each.parent.is_symlink() and (each.is_symlink() or not each.is_dir()))
+        found = [
+            each
+            for each in self.folder.glob("*/*")
+            if _OWN_FILE.fullmatch("/".join(each.parts[-2:]))
+        ]
+        return sorted(
+            each
+            for each in found
+            if not each.parent.is_symlink() and (each.is_symlink() or not each.is_dir())
+        )
 
     def store(self, record: TuningRecord, *, is_copy: bool = False) -> Path | None:
         """Put a record in the place of the one on disk, and unless it ``is_copy`` behind the URL; the path of its file.
@@ -160,7 +204,10 @@ class Cache:
             ValueError: it does not lie in that folder.
             OSError: it is a folder, or the system refuses.
         """
-        if Path(os.path.realpath(self.folder)) not in (Path(os.path.realpath(path.parent)) / path.name).parents:
+        if (
+            Path(os.path.realpath(self.folder))
+            not in (Path(os.path.realpath(path.parent)) / path.name).parents
+        ):
             raise ValueError(f"{path} is not in the cache folder {self.folder}")
         path.unlink(missing_ok=True)
 
@@ -197,7 +244,11 @@ class Cache:
         others = dict.fromkeys(fields, "")
         alike = key.model_copy(update=others)
         records = [entry.record for entry in self._entries(folder, end)]
-        return _newest_first(each for each in records if each.cache_key != key and each.cache_key.model_copy(update=others) == alike)
+        return _newest_first(
+            each
+            for each in records
+            if each.cache_key != key and each.cache_key.model_copy(update=others) == alike
+        )
 
     def _files(self, name: str = "*", end: str = "") -> list[Path]:
         """Files of records in subfolders of this name that end so; of several with one name that of the first folder."""
@@ -210,14 +261,20 @@ class Cache:
         return [*paths.values()]
 
     def _entries(self, name: str = "*", end: str = "") -> list[Entry]:
-        return [Entry(path, record) for path in self._files(name, end) if (record := self._read(path)) is not None]
+        return [
+            Entry(path, record)
+            for path in self._files(name, end)
+            if (record := self._read(path)) is not None
+        ]
 
 
 def _checked(content: bytes, place: str) -> TuningRecord:
     """The record in the content of the file at this place. BrokenRecordError if it has none, or that of another key."""
     record = record_in(content)
     if place != _place_of(record.cache_key):
-        raise BrokenRecordError(f"it is the record of another key, {record.kernel[:80]!r} for {record.key[:80]!r}")
+        raise BrokenRecordError(
+            f"it is the record of another key, {record.kernel[:80]!r} for {record.key[:80]!r}"
+        )
     return record
 
 
@@ -233,7 +290,9 @@ def _tell_unused(file: str, error: Exception) -> str:
 def _place_of(key: CacheKey) -> str:
     """Subfolder and file of a key, which are asked for as often as a record is read."""
     what = [key.name, key.source, key.key, *(str(getattr(key, field)) for field in HARDWARE)]
-    return f"{_folder_name(key.name)}/{digest([key.model_dump_json()])[:12]}-{digest(what)[:12]}.json"
+    return (
+        f"{_folder_name(key.name)}/{digest([key.model_dump_json()])[:12]}-{digest(what)[:12]}.json"
+    )
 
 
 def _folder_name(name: str) -> str:
@@ -256,8 +315,14 @@ def _paths_of(name: str) -> list[Path]:
     places = (spec and spec.submodule_search_locations) or ()
     found = [path for each in places if (path := Path(each, folder_in_it).absolute()).is_dir()]
     if not found:
-        lacking = f"no package {package} is installed here. Install it" if package else "it names no package. Name one"
-        lacking = f"package {package} has no folder {folder_in_it}. Name another" if places else lacking
+        lacking = (
+            f"no package {package} is installed here. Install it"
+            if package
+            else "it names no package. Name one"
+        )
+        lacking = (
+            f"package {package} has no folder {folder_in_it}. Name another" if places else lacking
+        )
         warn_once(f"{name} in DIST_TUNE_CACHE_PATH is left out: {lacking}, or take it out")
     return found
 

@@ -30,11 +30,26 @@ def examine() -> Answer:
     """Run all checks. Takes seconds; on a GPU it compiles a kernel. Leaves no file behind. Exit code 1 if nothing can be tuned here."""
     # Check, and the advice if it raises.
     checks: dict[str, tuple[Callable[[], Found], str]] = {
-        "settings": (_settings, "correct or unset it: a tuning takes the default, or of DIST_TUNE_MODE does not begin"),
-        "Triton": (_triton, "remove what replaces Autotuner.run, or install a Triton that dist_tune knows"),
-        "GPU": (_gpu, "Triton needs a C compiler, Python.h and a driver as new as torch's runtime; nvidia-smi and dmesg may say more"),
-        "interpreter": (_interpreter, "TRITON_INTERPRET=1 needs numpy, and before Triton 3.7 numpy<2.4"),
-        "cache folder": (_cache_folder, "every job tunes again: set DIST_TUNE_CACHE_DIR to a folder that can be written"),
+        "settings": (
+            _settings,
+            "correct or unset it: a tuning takes the default, or of DIST_TUNE_MODE does not begin",
+        ),
+        "Triton": (
+            _triton,
+            "remove what replaces Autotuner.run, or install a Triton that dist_tune knows",
+        ),
+        "GPU": (
+            _gpu,
+            "Triton needs a C compiler, Python.h and a driver as new as torch's runtime; nvidia-smi and dmesg may say more",
+        ),
+        "interpreter": (
+            _interpreter,
+            "TRITON_INTERPRET=1 needs numpy, and before Triton 3.7 numpy<2.4",
+        ),
+        "cache folder": (
+            _cache_folder,
+            "every job tunes again: set DIST_TUNE_CACHE_DIR to a folder that can be written",
+        ),
     }
     findings = []
     for name, (check, advice) in checks.items():
@@ -54,8 +69,16 @@ def examine() -> Answer:
     known = collect_env.get_env_info()._asdict()
     own = {"dist_tune": __version__, "triton": triton.__version__, "runtime": accelerator.runtime()}
     versions = own | {name: known[name] for name in _VERSIONS}
-    lines = [*facts(versions), *table(findings, [_COLOURS.get(each["state"]) for each in findings], has_header=False), verdict]
-    return Answer({"can_tune": can_tune, "verdict": verdict, "versions": versions, "findings": findings}, lines, 0 if can_tune else 1)
+    lines = [
+        *facts(versions),
+        *table(findings, [_COLOURS.get(each["state"]) for each in findings], has_header=False),
+        verdict,
+    ]
+    return Answer(
+        {"can_tune": can_tune, "verdict": verdict, "versions": versions, "findings": findings},
+        lines,
+        0 if can_tune else 1,
+    )
 
 
 def _settings() -> Found:
@@ -75,8 +98,12 @@ def _triton() -> Found:
 
 
 def _sum_steps(total, n):  # type: ignore[no-untyped-def]  # Triton compiles annotations, too
-    accumulator = tl.full([16], 0, tl.int32)  # not tl.zeros: that is a kernel itself, interpreted or not since Triton was imported
-    for _ in range(n):  # a bound known at run time: numpy 2.4 breaks just these in the interpreter of Triton 3.6
+    accumulator = tl.full(
+        [16], 0, tl.int32
+    )  # not tl.zeros: that is a kernel itself, interpreted or not since Triton was imported
+    for _ in range(
+        n
+    ):  # a bound known at run time: numpy 2.4 breaks just these in the interpreter of Triton 3.6
         accumulator += 1
     tl.store(total + tl.arange(0, 16), accumulator)
 
@@ -90,10 +117,22 @@ def _run(kernel: Any, device: str) -> None:
 
 def _gpu() -> Found:
     if not accelerator.api.is_available():
-        hiding = {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "HIP_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}[accelerator.kind()]
-        return "off", f"none: no driver, or hidden by {hiding}" if accelerator.runtime() else "this torch has no CUDA, HIP or XPU"
+        hiding = {
+            "cuda": "CUDA_VISIBLE_DEVICES",
+            "hip": "HIP_VISIBLE_DEVICES",
+            "xpu": "ZE_AFFINITY_MASK",
+        }[accelerator.kind()]
+        return (
+            "off",
+            f"none: no driver, or hidden by {hiding}"
+            if accelerator.runtime()
+            else "this torch has no CUDA, HIP or XPU",
+        )
     if triton.knobs.runtime.interpret:
-        return "off", "TRITON_INTERPRET=1: kernels are interpreted, not compiled. Unset it to tune for this GPU"
+        return (
+            "off",
+            "TRITON_INTERPRET=1: kernels are interpreted, not compiled. Unset it to tune for this GPU",
+        )
     _run(triton.runtime.jit.JITFunction(_sum_steps), accelerator.device_type())
     ran = f"a kernel was compiled and ran on {accelerator.name()}"
     if accelerator.kind() == "cuda":
@@ -103,7 +142,9 @@ def _gpu() -> Found:
 
 
 def _interpreter() -> Found:
-    from triton.runtime.interpreter import InterpretedFunction  # here: it needs numpy, whose absence is a finding
+    from triton.runtime.interpreter import (
+        InterpretedFunction,
+    )  # here: it needs numpy, whose absence is a finding
 
     _run(InterpretedFunction(_sum_steps), "cpu")
     return "ok", "a kernel ran; TRITON_INTERPRET=1 chooses it"

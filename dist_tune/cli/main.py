@@ -23,7 +23,9 @@ from typer.main import get_command
 from dist_tune import __version__
 from dist_tune.cli.render import Answer, RefusedError, complain, write_file
 
-_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # of click, or of typer's own copy of it
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[
+    1
+]  # of click, or of typer's own copy of it
 _EXAMPLES = (
     "Examples:",
     "dist-tune cache ls --since 2h   what was tuned lately, and what won",
@@ -38,24 +40,49 @@ _CONVERSIONS = (
     "dist-tune convert fused_moe_kernel --to vllm --set E=8 --set N=512 -o out",
 )
 _FACTS = "E, N, device_name, dtype, block_shape, per_channel_quant, down, triton_version, kernel, name, size"  # of convert.py
-_A_KEY = "A record's id or any beginning that no other id has, or a kernel's name for all its records"
+_A_KEY = (
+    "A record's id or any beginning that no other id has, or a kernel's name for all its records"
+)
 _SOURCES = "The folder of a tuning's logs (DIST_TUNE_LOG_DIR if left out), or records: files, exports, cache folders, ids."
 _TARGET = "A file: an earlier export there is replaced, anything else is left alone. With / at its end a folder: records are added to it."
-_ALL_WORDS = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False, "help_option_names": []}
+_ALL_WORDS = {
+    "ignore_unknown_options": True,
+    "allow_extra_args": True,
+    "allow_interspersed_args": False,
+    "help_option_names": [],
+}
 _AGO = re.compile(r"(\d{1,9}) ?(s|m|min|h|d|w)")
 _UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 AnEngine = Literal["vllm", "sglang", "fla", "aiter"]
 Order = Literal["kernel", "age", "ms", "seconds"]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
+]
 Key = Annotated[str, typer.Argument(metavar="KEY", help=f"{_A_KEY}.")]
-AnyKey = Annotated[str | None, typer.Argument(metavar="KEY", help=f"{_A_KEY}; all records if left out.")]
+AnyKey = Annotated[
+    str | None, typer.Argument(metavar="KEY", help=f"{_A_KEY}; all records if left out.")
+]
 # readable=False of paths: one that may not be read is a line of the command's, no error of usage.
-Device = Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Made on devices with this in their name.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="TEXT", show_default=False, help="Made on devices with this in their name."
+    ),
+]
 
 _HELP = {"help_option_names": ["-h", "--help"]}
-app = typer.Typer(epilog="\n\n".join(_EXAMPLES), context_settings=_HELP, no_args_is_help=True, rich_markup_mode=None)
-on_cache = typer.Typer(help="Records of finished tunings in DIST_TUNE_CACHE_DIR.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    epilog="\n\n".join(_EXAMPLES),
+    context_settings=_HELP,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+on_cache = typer.Typer(
+    help="Records of finished tunings in DIST_TUNE_CACHE_DIR.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,10 +95,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.showwarning = lambda message, *_args, **_options: complain(str(message))
         try:
             answer = _ask(words, failed)
-            for problem in dict.fromkeys(answer.problems):  # both sides of a comparison may be one folder
+            for problem in dict.fromkeys(
+                answer.problems
+            ):  # both sides of a comparison may be one folder
                 complain(problem)
             if "--json" in words or answer.lines:
-                typer.echo(json.dumps(answer.values, indent=1) if "--json" in words else "\n".join(answer.lines))
+                typer.echo(
+                    json.dumps(answer.values, indent=1)
+                    if "--json" in words
+                    else "\n".join(answer.lines)
+                )
                 sys.stdout.flush()
         except OSError as error:  # the disk is full, or the reader has gone, as of ``| head``
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -84,8 +117,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _ask(words: list[str], failed: int) -> Answer:
     """The answer of a command, also where it cannot do what was asked."""
     try:
-        answer: Answer | int | None = get_command(app).main(words, prog_name="dist-tune", standalone_mode=False)
-        return answer if isinstance(answer, Answer) else Answer({}, exit_code=answer or 0)  # a help is written already
+        answer: Answer | int | None = get_command(app).main(
+            words, prog_name="dist-tune", standalone_mode=False
+        )
+        return (
+            answer if isinstance(answer, Answer) else Answer({}, exit_code=answer or 0)
+        )  # a help is written already
     except _USAGE_ERROR as error:
         error.show()  # type: ignore[attr-defined]
         return Answer({"error": str(error)}, exit_code=2)
@@ -112,7 +149,12 @@ def _tell_version(is_asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
 ) -> None:
     """Look after dist_tune."""
 
@@ -126,7 +168,9 @@ def since(text: str | datetime) -> datetime:
             return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r} is neither a time like 30min, 2h, 3d nor a date like 2026-03-01 or 2026-03-01T12:00") from None
+        raise typer.BadParameter(
+            f"{text!r} is neither a time like 30min, 2h, 3d nor a date like 2026-03-01 or 2026-03-01T12:00"
+        ) from None
 
 
 @on_cache.command()
@@ -140,9 +184,16 @@ def show(key: Key, as_json: AsJson = False) -> Answer:
 
 @app.command()
 def report(
-    sources: Annotated[list[str] | None, typer.Argument(metavar="DIR|RECORD", help=_SOURCES)] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", readable=False, help="The page; report.html if left out.")] = None,
-    as_text: Annotated[bool, typer.Option("--text", help="Lines on stdout; the page only with -o.")] = False,
+    sources: Annotated[
+        list[str] | None, typer.Argument(metavar="DIR|RECORD", help=_SOURCES)
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", readable=False, help="The page; report.html if left out."),
+    ] = None,
+    as_text: Annotated[
+        bool, typer.Option("--text", help="Lines on stdout; the page only with -o.")
+    ] = False,
     as_json: AsJson = False,
 ) -> Answer:
     """A page about tunings. Exit code 3 if the events of a rank are damaged: the page is made of the rest."""
@@ -155,15 +206,25 @@ def report(
     output = output or (None if as_text else Path("report.html"))
     if output is not None:
         write_file(output, render(story).encode())
-        lines.append(f"{output}: {amount(len(story.sites), 'site')}, {output.stat().st_size / 1024:.0f} KiB")
+        lines.append(
+            f"{output}: {amount(len(story.sites), 'site')}, {output.stat().st_size / 1024:.0f} KiB"
+        )
     values = {"page": str(output) if output else None, **summary(story)}
-    problems = [*story.damage.values(), *([] if as_text or as_json else story.notes)]  # the text has the notes
+    problems = [
+        *story.damage.values(),
+        *([] if as_text or as_json else story.notes),
+    ]  # the text has the notes
     return Answer(values, lines, LEFT_OUT * bool(story.damage), problems)
 
 
 @app.command()
 def diff(
-    before: Annotated[str, typer.Argument(metavar="A", help="A record's file or id, an export, a cache folder or a log folder.")],
+    before: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="A record's file or id, an export, a cache folder or a log folder."
+        ),
+    ],
     after: Annotated[str, typer.Argument(metavar="B", help="The same, of later.")],
     as_json: AsJson = False,
 ) -> Answer:
@@ -182,7 +243,9 @@ def diff(
     lines = comparison_lines(found)
     if found["pairs"]:
         return Answer(found, lines, 1 if found["n_slower"] else LEFT_OUT * bool(damage), damage)
-    counts = f"{before} has {amount(len(first), 'record')}, {after} has {amount(len(second), 'record')}"
+    counts = (
+        f"{before} has {amount(len(first), 'record')}, {after} has {amount(len(second), 'record')}"
+    )
     reason = f"nothing to compare: {counts}, with no kernel and key in common"
     return Answer({**found, "error": reason}, lines, 2, [*damage, reason])
 
@@ -190,14 +253,33 @@ def diff(
 @app.command(epilog="\n\n".join(_CONVERSIONS))
 def convert(
     sources: Annotated[
-        list[str], typer.Argument(metavar="SOURCE", help="Config files, folders of such; records: files, exports, ids, kernels.")
+        list[str],
+        typer.Argument(
+            metavar="SOURCE",
+            help="Config files, folders of such; records: files, exports, ids, kernels.",
+        ),
     ],
-    engine: Annotated[AnEngine | None, typer.Option("--to", help="The engine that shall read it; without one, configs are shown.")] = None,
-    folder: Annotated[Path | None, typer.Option("--output", "-o", help="The folder to write to; if left out, nothing is written.")] = None,
-    given: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=f"What a source lacks: {_FACTS}; a class's size, any=4096.")
+    engine: Annotated[
+        AnEngine | None,
+        typer.Option("--to", help="The engine that shall read it; without one, configs are shown."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there, and keep them as *.bak.")] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The folder to write to; if left out, nothing is written."
+        ),
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help=f"What a source lacks: {_FACTS}; a class's size, any=4096.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files that are there, and keep them as *.bak.")
+    ] = False,
     as_json: AsJson = False,
 ) -> Answer:
     """Config files of vLLM, SGLang, FLA and aiter, made of each other or of records."""
@@ -221,7 +303,10 @@ def launch(words: typer.Context) -> int:
     # Sourced, so that $0 in its messages is the command as it was typed, and `python` a variable that no child inherits.
     source = 'python=$1 script=$2; shift 2; source "$script"'
     try:
-        os.execvp("bash", ["bash", "-c", source, "dist-tune launch", sys.executable, str(script), *words.args])
+        os.execvp(
+            "bash",
+            ["bash", "-c", source, "dist-tune launch", sys.executable, str(script), *words.args],
+        )
     except FileNotFoundError:
         raise RefusedError("bash is not installed, which launch.sh needs") from None
 
@@ -236,11 +321,31 @@ def path(as_json: AsJson = False) -> Answer:
 
 @on_cache.command()
 def ls(
-    kernel: Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="Of kernels with this in their name.")] = "",
+    kernel: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT", show_default=False, help="Of kernels with this in their name."
+        ),
+    ] = "",
     device: Device = "",
-    newer: Annotated[datetime | None, typer.Option("--since", parser=since, metavar="WHEN", help="Since 30min, 2h, 3d, or a date.")] = None,
-    sort: Annotated[Order, typer.Option(help="By name, by age with the newest last, by the winner's time, or by the tuning's.")] = "kernel",
-    quarantine: Annotated[bool, typer.Option("--quarantine", help="The configs that ended their process twice, and run no more.")] = False,
+    newer: Annotated[
+        datetime | None,
+        typer.Option(
+            "--since", parser=since, metavar="WHEN", help="Since 30min, 2h, 3d, or a date."
+        ),
+    ] = None,
+    sort: Annotated[
+        Order,
+        typer.Option(
+            help="By name, by age with the newest last, by the winner's time, or by the tuning's."
+        ),
+    ] = "kernel",
+    quarantine: Annotated[
+        bool,
+        typer.Option(
+            "--quarantine", help="The configs that ended their process twice, and run no more."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> Answer:
     """All records: what won, where and when. Exit code 1 if files are damaged."""
@@ -260,7 +365,9 @@ def explain(key: AnyKey = None, as_json: AsJson = False) -> Answer:
 @on_cache.command()
 def export(
     file: Annotated[str, typer.Argument(metavar="FILE|FOLDER/", help=_TARGET)],
-    name: Annotated[str | None, typer.Option(metavar="KEY", help="These records only; see show.")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="KEY", help="These records only; see show.")
+    ] = None,
     device: Device = "",
     as_json: AsJson = False,
 ) -> Answer:
@@ -275,7 +382,12 @@ def export(
 
 @on_cache.command()
 def merge(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", readable=False, help="An export, a record's file, a folder of such.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE", readable=False, help="An export, a record's file, a folder of such."
+        ),
+    ],
     as_json: AsJson = False,
 ) -> Answer:
     """Take in records from files and folders. Of two with one key the better measured stays. Exit code 1 if any is refused."""
@@ -287,7 +399,12 @@ def merge(
 @on_cache.command()
 def clear(
     key: AnyKey = None,
-    quarantine: Annotated[bool, typer.Option("--quarantine", help="Let configs in quarantine run again: all, or a kernel's.")] = False,
+    quarantine: Annotated[
+        bool,
+        typer.Option(
+            "--quarantine", help="Let configs in quarantine run again: all, or a kernel's."
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> Answer:

@@ -76,20 +76,41 @@ def choose(cache: Cache, key: str | None) -> dict[str, Entry]:
         RefusedError: no record has this name, or several ids begin with it.
     """
     entries = cache.entries()
-    n_chars = next(n for n in range(8, 100) if len({entry.path.stem[:n] for entry in entries}) == len(entries))
+    n_chars = next(
+        n for n in range(8, 100) if len({entry.path.stem[:n] for entry in entries}) == len(entries)
+    )
     found = {entry.path.stem[:n_chars]: entry for entry in entries}
     if key is None:
         return found
     stem = key.removesuffix(".json")
     named = {number: each for number, each in found.items() if _is_named(each.record.kernel, key)}
-    begun = {number: each for number, each in found.items() if stem and each.path.stem.startswith(stem)}
+    begun = {
+        number: each for number, each in found.items() if stem and each.path.stem.startswith(stem)
+    }
     if not named and len(begun) > 1:
         raise RefusedError(f"{len(begun)} ids begin with {stem}: {', '.join([*begun][:20])}")
     if not named and not begun:
-        damaged = [f"{path} is damaged: {why}" for path, why in cache.unused.items() if stem and path.stem.startswith(stem)]
-        near = get_close_matches(key, {name for each in entries for name in (each.record.kernel, each.record.kernel.rpartition(".")[2])})
-        hint = f"did you mean {' or '.join(near)}?" if near else "dist-tune cache ls lists what there is"
-        raise RefusedError(damaged[0] if damaged else f"nothing is called {plain(key)!r} in {cache.folder}: {hint}")
+        damaged = [
+            f"{path} is damaged: {why}"
+            for path, why in cache.unused.items()
+            if stem and path.stem.startswith(stem)
+        ]
+        near = get_close_matches(
+            key,
+            {
+                name
+                for each in entries
+                for name in (each.record.kernel, each.record.kernel.rpartition(".")[2])
+            },
+        )
+        hint = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else "dist-tune cache ls lists what there is"
+        )
+        raise RefusedError(
+            damaged[0] if damaged else f"nothing is called {plain(key)!r} in {cache.folder}: {hint}"
+        )
     return named or begun
 
 
@@ -113,8 +134,15 @@ def records_in(path: Path) -> Iterator[tuple[str, TuningRecord | BrokenRecordErr
         except OSError as error:
             yield str(file), BrokenRecordError(error.strerror)
             continue
-        lines = content[2:].removesuffix(b"\n]\n").split(b"\n") if content.startswith(b"[\n") else [content]
-        yield from ((f"{file}, record {number}", _found(line.removesuffix(b","))) for number, line in enumerate(lines, 1))
+        lines = (
+            content[2:].removesuffix(b"\n]\n").split(b"\n")
+            if content.startswith(b"[\n")
+            else [content]
+        )
+        yield from (
+            (f"{file}, record {number}", _found(line.removesuffix(b",")))
+            for number, line in enumerate(lines, 1)
+        )
 
 
 def _found(content: bytes) -> TuningRecord | BrokenRecordError:
@@ -135,7 +163,9 @@ _ORDERS: dict[str, Callable[[TuningRecord], Any]] = {
 }
 
 
-def ls(kernel: str = "", device: str = "", since: datetime | None = None, sort: str = "kernel") -> Answer:
+def ls(
+    kernel: str = "", device: str = "", since: datetime | None = None, sort: str = "kernel"
+) -> Answer:
     """The records of kernels and devices with these texts in their names, and damaged files."""
     cache = opened()
     found = choose(cache, None)
@@ -152,10 +182,21 @@ def ls(kernel: str = "", device: str = "", since: datetime | None = None, sort: 
     for number, each in chosen.items():
         counts = {"n_candidates": len(each.record.candidates), "n_dropped": _n_dropped(each.record)}
         told = each.record.model_dump(mode="json", exclude={"candidates", "meeting_seconds"})
-        rows.append({**_names(number, each), **told, **counts, "winner": each.record.best.model_dump(mode="json")})
-    damaged = [{"path": str(path), "reason": reason} for path, reason in sorted(cache.unused.items())]
+        rows.append(
+            {
+                **_names(number, each),
+                **told,
+                **counts,
+                "winner": each.record.best.model_dump(mode="json"),
+            }
+        )
+    damaged = [
+        {"path": str(path), "reason": reason} for path, reason in sorted(cache.unused.items())
+    ]
     values = {"path": str(cache.folder.absolute()), "records": rows, "damaged": damaged}
-    return Answer(values, [*_list(chosen), total], 1 if damaged else 0)  # each damaged file has its warning
+    return Answer(
+        values, [*_list(chosen), total], 1 if damaged else 0
+    )  # each damaged file has its warning
 
 
 def _list(chosen: Mapping[str, Entry]) -> list[str]:
@@ -188,15 +229,30 @@ def _n_dropped(record: TuningRecord) -> int:
 def show(key: str) -> Answer:
     """All of one record; of several, a list from which to choose one."""
     chosen = choose(opened(), key)
-    values = {"records": [{**_names(number, each), "record": each.record.model_dump(mode="json")} for number, each in chosen.items()]}
+    values = {
+        "records": [
+            {**_names(number, each), "record": each.record.model_dump(mode="json")}
+            for number, each in chosen.items()
+        ]
+    }
     if len(chosen) > 1:
-        return Answer(values, [*_list(chosen), f"{amount(len(chosen), 'record')} of {plain(key)}: name one by its id"])
+        return Answer(
+            values,
+            [
+                *_list(chosen),
+                f"{amount(len(chosen), 'record')} of {plain(key)}: name one by its id",
+            ],
+        )
     ((number, (path, record)),) = chosen.items()
     where, tuned_at = record.environment, record.tuned_at.astimezone(UTC)
     spent = ", ".join(
-        f"{phase_told(name)} {seconds:.1f}" for name, seconds in record.spent.model_dump(exclude={"total"}).items() if seconds >= 0.05
+        f"{phase_told(name)} {seconds:.1f}"
+        for name, seconds in record.spent.model_dump(exclude={"total"}).items()
+        if seconds >= 0.05
     )
-    runtime = where.cuda if " " in (where.cuda or "") else f"CUDA {where.cuda or 'none'}"  # of other GPUs it has its name
+    runtime = (
+        where.cuda if " " in (where.cuda or "") else f"CUDA {where.cuda or 'none'}"
+    )  # of other GPUs it has its name
     versions = f"Python {where.python}, torch {where.torch}, triton {where.triton}, {runtime}"
     pairs = account.facts(record) | {
         "tuned": f"{tuned_at:%Y-%m-%d %H:%M:%S} UTC, {_age(tuned_at.timestamp())} ago",
@@ -205,14 +261,34 @@ def show(key: str) -> Answer:
         "file": str(path.absolute()),
     }
     rows = account.candidate_rows(record)
-    colours = ["green" if row["#"] == record.winner else "red" if record.candidates[row["#"]].failure else None for row in rows]
-    return Answer(values, [f"{plain(record.kernel)} {plain(record.key)}  {number}", *facts(pairs), *table(rows, colours)])
+    colours = [
+        "green"
+        if row["#"] == record.winner
+        else "red"
+        if record.candidates[row["#"]].failure
+        else None
+        for row in rows
+    ]
+    return Answer(
+        values,
+        [
+            f"{plain(record.kernel)} {plain(record.key)}  {number}",
+            *facts(pairs),
+            *table(rows, colours),
+        ],
+    )
 
 
 def _made_on(where: Environment) -> str:
     """Ranks and devices: "4 ranks on 4 x NVIDIA H200"."""
-    per_host = f", {where.ranks_per_host} per host," if where.ranks_per_host != where.world_size else ""
-    devices = f"{where.device_count} x {where.device}" if where.device_count else f"{where.device} without a GPU"
+    per_host = (
+        f", {where.ranks_per_host} per host," if where.ranks_per_host != where.world_size else ""
+    )
+    devices = (
+        f"{where.device_count} x {where.device}"
+        if where.device_count
+        else f"{where.device} without a GPU"
+    )
     return f"{amount(where.world_size, 'rank')}{per_host} on {devices}"
 
 
@@ -229,13 +305,38 @@ def explain(key: str | None) -> Answer:
         wanted = record.cache_key.model_copy(update=here.keyed)
         found = differences(wanted, record.cache_key)
         is_accepted = found.keys() <= set(SOFTWARE) and not settings.version_check
-        why = "DIST_TUNE_ALWAYS_TUNE is set: no record is used" if settings.always_tune else explain_miss(wanted, [record])
-        values = {"would_hit": not settings.always_tune and (not found or is_accepted), "reason": why}
-        values["differing"] = {name: {"record": theirs, "here": ours} for name, (ours, theirs) in found.items()}
-        rows.append({**_names(number, each), "kernel": record.kernel, "key": record.key, "not_followed": record.not_followed, **values})
+        why = (
+            "DIST_TUNE_ALWAYS_TUNE is set: no record is used"
+            if settings.always_tune
+            else explain_miss(wanted, [record])
+        )
+        values = {
+            "would_hit": not settings.always_tune and (not found or is_accepted),
+            "reason": why,
+        }
+        values["differing"] = {
+            name: {"record": theirs, "here": ours} for name, (ours, theirs) in found.items()
+        }
+        rows.append(
+            {
+                **_names(number, each),
+                "kernel": record.kernel,
+                "key": record.key,
+                "not_followed": record.not_followed,
+                **values,
+            }
+        )
     columns = ("id", "kernel", "key", "not_followed", "reason")
-    shown = [{"": "hit" if row["would_hit"] else "miss", **{name: row[name] or None for name in columns}} for row in rows]
-    lines = [*table(shown), _ASK_THE_PROGRAM if rows else f"No records in {cache.folder}: no tuning has anything to start from."]
+    shown = [
+        {"": "hit" if row["would_hit"] else "miss", **{name: row[name] or None for name in columns}}
+        for row in rows
+    ]
+    lines = [
+        *table(shown),
+        _ASK_THE_PROGRAM
+        if rows
+        else f"No records in {cache.folder}: no tuning has anything to start from.",
+    ]
     return Answer({"records": rows}, lines, 1 if cache.unused and key is None else 0)
 
 
@@ -251,17 +352,29 @@ def path() -> Answer:
 def export(target: str, name: str | None = None, device: str = "") -> Answer:
     """Write records into one file, whole or not at all, in place of an earlier export; with "/" at its end into a folder, beside others."""
     cache, file = opened(), Path(target)
-    records = [each.record for each in choose(cache, name).values() if _is_made_on(each.record, device)]
+    records = [
+        each.record for each in choose(cache, name).values() if _is_made_on(each.record, device)
+    ]
     if not records:
-        raise RefusedError(f"nothing to export: there are no records {f'of {plain(device)!r} ' if device else ''}in {cache.folder}")
+        raise RefusedError(
+            f"nothing to export: there are no records {f'of {plain(device)!r} ' if device else ''}in {cache.folder}"
+        )
     code = 1 if cache.unused and name is None else 0
     if target.endswith("/"):
         cache = Cache(file)
-        for each in records:  # not by ``store``: what is handed on has the rights that the umask leaves
+        for (
+            each
+        ) in records:  # not by ``store``: what is handed on has the rights that the umask leaves
             path = cache.path_of(each.cache_key)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, record_bytes(each) + b"\n", keeps_old=cache.find(each.cache_key) is None)
-        return Answer({"path": str(file.absolute()), "n_records": len(records)}, [f"{amount(len(records), 'record')} in {file}/"], code)
+            write_file(
+                path, record_bytes(each) + b"\n", keeps_old=cache.find(each.cache_key) is None
+            )
+        return Answer(
+            {"path": str(file.absolute()), "n_records": len(records)},
+            [f"{amount(len(records), 'record')} in {file}/"],
+            code,
+        )
     if file.is_file() and not isinstance(next(records_in(file))[1], TuningRecord):
         raise RefusedError(f"{file} exists and is no export: it is left alone")
     write_file(file, packed(records))
@@ -278,7 +391,13 @@ def merge(paths: Sequence[Path]) -> Answer:
     """Take in all records of files, and of all ``*.json`` in folders, with the outcome of each; of two with one key the better stays."""
     cache, rows = opened(), []
     for source, found in (each for path in paths for each in records_in(path)):
-        row = {"outcome": "refused", "source": source, "kernel": "", "key": "", "reason": str(found)}
+        row = {
+            "outcome": "refused",
+            "source": source,
+            "kernel": "",
+            "key": "",
+            "reason": str(found),
+        }
         if isinstance(found, TuningRecord):
             outcome, reason = _take_in(cache, found)
             row |= {"outcome": outcome, "kernel": found.kernel, "key": found.key, "reason": reason}
@@ -286,7 +405,10 @@ def merge(paths: Sequence[Path]) -> Answer:
     rows.sort(key=lambda row: [*_COLOURS].index(row["outcome"]))
     counts = {name: sum(row["outcome"] == name for row in rows) for name in _COLOURS}
     total = ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "no .json file is there"
-    lines = [*table(rows, [_COLOURS[row["outcome"]] for row in rows]), f"{total}; the cache is {cache.folder}"]
+    lines = [
+        *table(rows, [_COLOURS[row["outcome"]] for row in rows]),
+        f"{total}; the cache is {cache.folder}",
+    ]
     return Answer({**counts, "records": rows}, lines, 1 if counts["refused"] or not rows else 0)
 
 
@@ -318,12 +440,16 @@ def clear(key: str | None, *, is_sure: bool = False) -> Answer:
     if not doomed:
         return Answer({"deleted": []}, [f"nothing to delete in {cache.folder}"])
     if not is_sure and not sys.stdin.isatty():
-        raise RefusedError(f"Delete {what} in {cache.folder}? There is no terminal to ask: say --yes")
+        raise RefusedError(
+            f"Delete {what} in {cache.folder}? There is no terminal to ask: say --yes"
+        )
     if not is_sure:
         typer.confirm(f"Delete {what} in {cache.folder}?", abort=True, err=True)
     problems = _delete(cache, doomed)
     deleted = [str(each.absolute()) for each in doomed if not os.path.lexists(each)]
-    return Answer({"deleted": deleted}, [f"deleted {what}"] * bool(deleted), 1 if problems else 0, problems)
+    return Answer(
+        {"deleted": deleted}, [f"deleted {what}"] * bool(deleted), 1 if problems else 0, problems
+    )
 
 
 def _delete(cache: Cache, paths: Iterable[Path]) -> list[str]:
@@ -343,7 +469,11 @@ def ls_quarantine() -> Answer:
     """All configs that ended their process twice, and that do not run any more."""
     cache = opened()
     rows = [{"id": path.stem, **each.model_dump()} for path, each in _in_quarantine(cache)]
-    total = f"{amount(len(rows), 'config')} in quarantine: the process ended twice while it ran" if rows else "no config is in quarantine"
+    total = (
+        f"{amount(len(rows), 'config')} in quarantine: the process ended twice while it ran"
+        if rows
+        else "no config is in quarantine"
+    )
     values = {"path": str(cache.folder.absolute()), "quarantine": rows}
     told = [{**row, "since": f"{_age(row['since'])} ago"} for row in rows]
     return Answer(values, [*table(told), total])
@@ -352,12 +482,20 @@ def ls_quarantine() -> Answer:
 def clear_quarantine(key: str | None) -> Answer:
     """Let configs run again: all, or those of a kernel's name with or without its module."""
     cache = opened()
-    found = [(path, each) for path, each in _in_quarantine(cache) if key is None or _is_named(each.kernel, key)]
+    found = [
+        (path, each)
+        for path, each in _in_quarantine(cache)
+        if key is None or _is_named(each.kernel, key)
+    ]
     if not found and key is not None:
-        raise RefusedError(f"no config of {plain(key)} is in quarantine: dist-tune cache ls --quarantine lists all")
+        raise RefusedError(
+            f"no config of {plain(key)} is in quarantine: dist-tune cache ls --quarantine lists all"
+        )
     problems = _delete(cache, {path for path, _ in found})
     values = {"cleared": [each.model_dump() for _, each in found]}
-    return Answer(values, [f"{amount(len(found), 'config')} may run again"], 1 if problems else 0, problems)
+    return Answer(
+        values, [f"{amount(len(found), 'config')} may run again"], 1 if problems else 0, problems
+    )
 
 
 def _in_quarantine(cache: Cache) -> list[tuple[Path, QuarantinedConfig]]:

@@ -36,18 +36,31 @@ def complain(text: str) -> None:
     typer.echo(f"{typer.style('dist-tune:', fg='red', bold=True)} {plain(text, 2000)}", err=True)
 
 
-def table(rows: Sequence[Mapping[str, object]], colours: Sequence[str | None] = (), *, has_header: bool = True) -> list[str]:
+def table(
+    rows: Sequence[Mapping[str, object]],
+    colours: Sequence[str | None] = (),
+    *,
+    has_header: bool = True,
+) -> list[str]:
     """Rows, each heading -> cell, as aligned lines in these colours, and an empty line behind them."""
     from dist_tune.output import table as aligned
 
-    lines, styles = aligned(rows, has_header=has_header), [*[None] * has_header, *(colours or [None] * len(rows))]
-    coloured = [typer.style(line, fg=colour) if colour else line for line, colour in zip(lines, styles, strict=False)]
+    lines, styles = (
+        aligned(rows, has_header=has_header),
+        [*[None] * has_header, *(colours or [None] * len(rows))],
+    )
+    coloured = [
+        typer.style(line, fg=colour) if colour else line
+        for line, colour in zip(lines, styles, strict=False)
+    ]
     return [*coloured, ""] if rows else []
 
 
 def facts(pairs: Mapping[str, object]) -> list[str]:
     """Names and values, one pair to a line; empty values are left out."""
-    return table([{"name": name, "value": value} for name, value in pairs.items() if value], has_header=False)
+    return table(
+        [{"name": name, "value": value} for name, value in pairs.items() if value], has_header=False
+    )
 
 
 def write_file(path: Path, content: bytes, *, keeps_old: bool = False) -> Path | None:

@@ -36,21 +36,33 @@ def records_of(source: str) -> tuple[list[TuningRecord], list[str]]:
         story = story_of_folder(path)
         found = [site.record for _, _, site in story.sites if site.record is not None]
         if not found:
-            raise RefusedError("; ".join([f"the tunings in {source} have no record that can be read", *story.notes[-1:]]))
+            raise RefusedError(
+                "; ".join(
+                    [f"the tunings in {source} have no record that can be read", *story.notes[-1:]]
+                )
+            )
         return found, list(story.damage.values())
     if not path.exists():
         if "/" in source or path.suffix == ".json":
             raise RefusedError(f"{source}: no such file or folder")
         return [each.record for each in choose(opened(), source).values()], []
     read = list(records_in(path))
-    broken = [f"{where} cannot be read: {each}" for where, each in read if isinstance(each, BrokenRecordError)]
+    broken = [
+        f"{where} cannot be read: {each}"
+        for where, each in read
+        if isinstance(each, BrokenRecordError)
+    ]
     found = [each for _, each in read if isinstance(each, TuningRecord)]
     if not found or (broken and not path.is_dir()):
-        raise RefusedError((broken or [f"there are no events in {source}, and no records that can be read"])[0])
+        raise RefusedError(
+            (broken or [f"there are no events in {source}, and no records that can be read"])[0]
+        )
     for each in broken:  # another file of a folder is nothing to fail of
         warnings.warn(each, stacklevel=2)
     return found, []
 
 
 def _has_events(source: str) -> bool:
-    return os.path.isdir(source) and any(name.startswith("rank-") and name.endswith(".jsonl") for name in os.listdir(source))
+    return os.path.isdir(source) and any(
+        name.startswith("rank-") and name.endswith(".jsonl") for name in os.listdir(source)
+    )

@@ -55,7 +55,9 @@ class Asked(BaseException):
 class _AskOnly:
     """Triton's ``AsyncCompileMode`` as a kernel's launch uses it. The same in Triton 3.6 to 3.9."""
 
-    def submit(self, key: str, compile_: Callable[[], Any], finalize: Callable[[Any], None], *cleanup: Any) -> NoReturn:
+    def submit(
+        self, key: str, compile_: Callable[[], Any], finalize: Callable[[Any], None], *cleanup: Any
+    ) -> NoReturn:
         """Called by Triton in place of compiling."""
         raise Asked(hashlib.sha256(key.encode()).hexdigest(), compile_, finalize)
 
@@ -77,15 +79,23 @@ class Candidate:
     @property
     def is_ready(self) -> bool:
         """Compiled, and not loaded yet."""
-        return self._loaded is None and self.compilation.done.is_set() and not isinstance(self.compilation.result, Failure)
+        return (
+            self._loaded is None
+            and self.compilation.done.is_set()
+            and not isinstance(self.compilation.result, Failure)
+        )
 
     def load(self) -> Resources | Failure | None:
         """Load onto the device without a launch. Call it when the compilation is done; it does not wait."""
         compiled = self.compilation.result
-        if compiled is None or isinstance(compiled, Failure):  # None under the interpreter, and with a hook of the user's
+        if compiled is None or isinstance(
+            compiled, Failure
+        ):  # None under the interpreter, and with a hook of the user's
             return compiled
         if self._loaded is None:
-            self._loaded = attempt(lambda: self._load(compiled), FailureKind.LOAD, _int(compiled.metadata, "shared"))
+            self._loaded = attempt(
+                lambda: self._load(compiled), FailureKind.LOAD, _int(compiled.metadata, "shared")
+            )
         return self._loaded
 
     def kernel(self) -> str:
@@ -99,15 +109,23 @@ class Candidate:
             return ""
         if compiled not in _digests:
             # The key and the number of stages are read on the way to the binary, and by nothing afterwards.
-            facts = {name: value for name, value in metadata._asdict().items() if name not in ("hash", "num_stages")}
-            source = [getattr(compiled.src, name, None) for name in ("constants", "signature", "attrs")]
+            facts = {
+                name: value
+                for name, value in metadata._asdict().items()
+                if name not in ("hash", "num_stages")
+            }
+            source = [
+                getattr(compiled.src, name, None) for name in ("constants", "signature", "attrs")
+            ]
             _digests[compiled] = hashlib.sha256(binary + repr((facts, source)).encode()).hexdigest()
         return _digests[compiled]
 
     def _ask(self, launch: Compilable, config: triton.Config) -> Compilation:
         def ask() -> Any:
             found = launch.compile(config)
-            return found.result() if isinstance(found, _async_compile.FutureKernel) else found  # a future of the user's own
+            return (
+                found.result() if isinstance(found, _async_compile.FutureKernel) else found
+            )  # a future of the user's own
 
         token = _async_compile.active_mode.set(_AskOnly())
         try:
@@ -117,19 +135,25 @@ class Candidate:
             return Compilation(key, compile_)
         finally:
             _async_compile.active_mode.reset(token)
-        return Compilation(getattr(found, "hash", ""), None, found)  # failed, or compiled in this process before
+        return Compilation(
+            getattr(found, "hash", ""), None, found
+        )  # failed, or compiled in this process before
 
     def _load(self, compiled: Any) -> Resources:
         if self._finalize is not None:  # puts it into the in-memory cache of its kernel
             triton_s = inspect.getclosurevars(self._finalize).nonlocals
             launched = triton_s.get("kernel_cache", {}).get(triton_s.get("key"))
-            if isinstance(launched, type(compiled)):  # meanwhile. A graph may hold it, and Triton 3.9 unloads what it frees
+            if isinstance(
+                launched, type(compiled)
+            ):  # meanwhile. A graph may hold it, and Triton 3.9 unloads what it frees
                 compiled = launched
             else:
                 self._finalize(compiled)
             self._finalize = None
         compiled._init_handles()
-        return Resources(_int(compiled.metadata, "shared"), _int(compiled, "n_regs"), _int(compiled, "n_spills"))
+        return Resources(
+            _int(compiled.metadata, "shared"), _int(compiled, "n_regs"), _int(compiled, "n_spills")
+        )
 
 
 def _int(holder: Any, name: str) -> int:

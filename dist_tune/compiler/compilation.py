@@ -66,7 +66,11 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(lines)[:300]}"
 
 
-def attempt(step: Callable[[], Any], kind: FailureKind = FailureKind.COMPILE, shared_bytes: int | None = None) -> Any:
+def attempt(
+    step: Callable[[], Any],
+    kind: FailureKind = FailureKind.COMPILE,
+    shared_bytes: int | None = None,
+) -> Any:
     """The value of ``step``, or a ``Failure`` with the exception that it raised and the compiler's output."""
     printed = _thread.printed = list[str]()
     try:
@@ -118,7 +122,9 @@ class Toolchain:
         with self._lock:
             while self._idle:
                 each = self._idle.pop()
-                if each.is_alive and each.environment == os.environ:  # Triton reads its settings from there
+                if (
+                    each.is_alive and each.environment == os.environ
+                ):  # Triton reads its settings from there
                     return each
                 each.end()
             with suppress(OSError):
@@ -166,7 +172,9 @@ class Toolchain:
             while self._idle:
                 self._idle.pop().end()
 
-    def ttir(self, source: tuple[Any, ...], options: Any, make: Callable[[Any], Any], *, is_urgent: bool) -> str:
+    def ttir(
+        self, source: tuple[Any, ...], options: Any, make: Callable[[Any], Any], *, is_urgent: bool
+    ) -> str:
         """TTIR as text. ``make`` is called with options that observe what it reads, and not if TTIR was made for equal ones.
 
         ``is_urgent``: a launch waits for it, and it waits for no other thread.
@@ -234,7 +242,13 @@ class Compilation:
         """Not started and not done."""
         return self.started_at is None and not self.done.is_set()
 
-    def run(self, tools: Toolchain, note: Callable[[Any], None] = lambda result: None, *, is_urgent: bool = False) -> bool:
+    def run(
+        self,
+        tools: Toolchain,
+        note: Callable[[Any], None] = lambda result: None,
+        *,
+        is_urgent: bool = False,
+    ) -> bool:
         """Compile, or find the result in Triton's disk cache; False if another thread, or process of this host, does. For any thread.
 
         ``note`` is called with the result before others see it. ``is_urgent``: a launch waits for it.
@@ -293,14 +307,29 @@ class Compilation:
     def add_stages(self, backend: Any, stages: dict[str, Any], options: Any, language: Any) -> None:
         """Put ours in the place of Triton's stages, unless the result of each may be changed on the way."""
         knobs = triton.knobs.compilation
-        is_hooked = bool(triton.knobs.runtime.add_stages_inspection_hook or knobs.override or knobs.use_ir_loc)
-        is_triton_s = tuple(stages) == STAGES and language == triton.backends.compiler.Language.TRITON
-        self._takes_text = self._tools.uses_processes and is_triton_s and not is_hooked and options.ir_override is None
+        is_hooked = bool(
+            triton.knobs.runtime.add_stages_inspection_hook or knobs.override or knobs.use_ir_loc
+        )
+        is_triton_s = (
+            tuple(stages) == STAGES and language == triton.backends.compiler.Language.TRITON
+        )
+        self._takes_text = (
+            self._tools.uses_processes
+            and is_triton_s
+            and not is_hooked
+            and options.ir_override is None
+        )
         for name, stage in list(stages.items()):
             own = functools.partial(timed, self.seconds, name, stage)
-            stages[name] = functools.partial(self._stage, name, backend.target, options) if self._takes_text else own
+            stages[name] = (
+                functools.partial(self._stage, name, backend.target, options)
+                if self._takes_text
+                else own
+            )
 
-    def make_ir(self, own: Callable[..., Any], source: Any, target: Any, options: Any, *rest: Any) -> Any:
+    def make_ir(
+        self, own: Callable[..., Any], source: Any, target: Any, options: Any, *rest: Any
+    ) -> Any:
         """TTIR of the front end as text, which is all that our stages need."""
         if target.backend == "cuda":
             build_ahead(source)
@@ -309,10 +338,14 @@ class Compilation:
         self._worker = self._tools.take()  # it starts beside the front end
         # Triton's identity of a source, and what the backend's own functions are chosen by.
         identity = (source.hash(), str(target), options.arch)
-        make = functools.partial(timed, self.seconds, FRONT_END, lambda observed: own(source, target, observed, *rest))
+        make = functools.partial(
+            timed, self.seconds, FRONT_END, lambda observed: own(source, target, observed, *rest)
+        )
         return self._tools.ttir(identity, options, make, is_urgent=self._is_urgent)
 
-    def _stage(self, name: str, target: Any, options: Any, source: Any, metadata: dict[str, Any]) -> str | bytes:
+    def _stage(
+        self, name: str, target: Any, options: Any, source: Any, metadata: dict[str, Any]
+    ) -> str | bytes:
         """The text of one stage; all are made where the first one is asked for."""
         if self._made is None:
             request = source, target, options, self._tools.shared_limit_bytes, temporary_folder()
@@ -321,7 +354,9 @@ class Compilation:
                     try:
                         self._made = self._worker.ask(request, self._on_wait)
                     except IdleError:
-                        if self.is_given_up:  # the tuning may have ended, and the next process would outlive it
+                        if (
+                            self.is_given_up
+                        ):  # the tuning may have ended, and the next process would outlive it
                             raise
                         self._worker = self._tools.take()
             self._made = self._made or compile_kernel(self._on_wait, *request)
@@ -342,7 +377,13 @@ def build_ahead(source: Any) -> None:
     wait for that. Kernels of one signature share it. Triton keeps it in its disk cache, where the load then finds it.
     """
     try:
-        from triton.backends.nvidia.driver import compile_module_from_src, include_dirs, libraries, library_dirs, make_launcher
+        from triton.backends.nvidia.driver import (
+            compile_module_from_src,
+            include_dirs,
+            libraries,
+            library_dirs,
+            make_launcher,
+        )
     except ImportError:  # a Triton that needs none
         return
     signature = tuple(map(str, source.signature.values()))
@@ -351,10 +392,19 @@ def build_ahead(source: Any) -> None:
     _launchers.add(signature)
 
     def build() -> None:
-        constants = {(source.fn.arg_names.index(at),) if isinstance(at, str) else at: value for at, value in source.constants.items()}
-        with suppress(Exception):  # what fails here fails again where the kernel is loaded, and becomes a vote there
+        constants = {
+            (source.fn.arg_names.index(at),) if isinstance(at, str) else at: value
+            for at, value in source.constants.items()
+        }
+        with suppress(
+            Exception
+        ):  # what fails here fails again where the kernel is loaded, and becomes a vote there
             text = make_launcher(constants, source.signature, None)
-            folders = {"library_dirs": library_dirs(), "include_dirs": include_dirs, "libraries": libraries}
+            folders = {
+                "library_dirs": library_dirs(),
+                "include_dirs": include_dirs,
+                "libraries": libraries,
+            }
             compile_module_from_src(src=text, name="__triton_launcher", **folders)
 
     threading.Thread(target=build, name="dist_tune launcher", daemon=True).start()
@@ -374,7 +424,9 @@ def _add_stages(own: Any) -> Any:
     def add_stages(self: Any, stages: dict[str, Any], options: Any, language: Any = None) -> None:
         own(self, stages, options, language)
         mine: Compilation | None = getattr(_thread, "compilation", None)
-        if mine is not None and not isinstance(options, Observed):  # else our own stages ask for Triton's
+        if mine is not None and not isinstance(
+            options, Observed
+        ):  # else our own stages ask for Triton's
             mine.add_stages(self, stages, options, language)
 
     return add_stages
@@ -388,9 +440,13 @@ def patched() -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(sys.setswitchinterval, interval_s)
         stack.enter_context(replaced(ASTSource, "make_ir", _make_ir))
-        stack.enter_context(replaced(JITFunction, "parse", lambda own: lambda kernel: parsed(lambda: own(kernel))))
+        stack.enter_context(
+            replaced(JITFunction, "parse", lambda own: lambda kernel: parsed(lambda: own(kernel)))
+        )
         stack.enter_context(replaced(code_generator, "print", lambda own: _heard))
         for backend in triton.backends.backends.values():
-            stack.enter_context(replaced(sys.modules[backend.compiler.__module__], "print", lambda own: _heard))
+            stack.enter_context(
+                replaced(sys.modules[backend.compiler.__module__], "print", lambda own: _heard)
+            )
             stack.enter_context(replaced(backend.compiler, "add_stages", _add_stages))
         yield

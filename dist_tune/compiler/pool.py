@@ -45,7 +45,15 @@ def compile_cost(config: triton.Config) -> float:
 
 def quickest(configs: Sequence[triton.Config]) -> list[int]:
     """Candidates from the quickest to compile to the slowest, by estimate; the same on all ranks."""
-    return sorted(range(len(configs)), key=lambda i: (compile_cost(configs[i]), prod(_blocks(configs[i])), configs[i].num_stages, i))
+    return sorted(
+        range(len(configs)),
+        key=lambda i: (
+            compile_cost(configs[i]),
+            prod(_blocks(configs[i])),
+            configs[i].num_stages,
+            i,
+        ),
+    )
 
 
 def turns(configs: Sequence[triton.Config], position: int, n_ranks: int) -> list[Turn]:
@@ -55,7 +63,9 @@ def turns(configs: Sequence[triton.Config], position: int, n_ranks: int) -> list
     and stages alone are in one part, because Triton's front end makes the same TTIR of them; if there are few such parts, those that
     differ in stages alone, which may come to the same kernel.
     """
-    costs = [(-compile_cost(config), prod(_blocks(config)) * config.num_stages) for config in configs]
+    costs = [
+        (-compile_cost(config), prod(_blocks(config)) * config.num_stages) for config in configs
+    ]
     groups = [repr({**config.all_kwargs(), "num_stages": None}) for config in configs]
     together = [str(config.kwargs) for config in configs]
     if len(set(together)) < 2 * n_ranks:
@@ -67,7 +77,10 @@ def turns(configs: Sequence[triton.Config], position: int, n_ranks: int) -> list
 
 
 def _blocks(config: triton.Config) -> list[int]:
-    return sorted((value for value in config.kwargs.values() if type(value) is int and value > 1), reverse=True)
+    return sorted(
+        (value for value in config.kwargs.values() if type(value) is int and value > 1),
+        reverse=True,
+    )
 
 
 @contextmanager
@@ -83,7 +96,9 @@ prepared = SharedContext(_prepared)
 class Compiler:
     """The compilations of one tuning, by label of the site, and the threads that run them."""
 
-    def __init__(self, n_threads: int, stuck_after_s: float, position: int = 0, n_ranks: int = 1) -> None:
+    def __init__(
+        self, n_threads: int, stuck_after_s: float, position: int = 0, n_ranks: int = 1
+    ) -> None:
         self.n_threads = n_threads
         self.n_ranks = n_ranks
         """Ranks of this host, which share the work."""
@@ -107,11 +122,21 @@ class Compiler:
         self._is_open = self._is_held = False
 
     def begin(
-        self, label: str, launch: Compilable, configs: Mapping[int, triton.Config], first: Collection[int], awaited: int | None = None
+        self,
+        label: str,
+        launch: Compilable,
+        configs: Mapping[int, triton.Config],
+        first: Collection[int],
+        awaited: int | None = None,
     ) -> None:
         """Add a site, and queue the candidates of ``first``; the ``awaited`` one, which a launch needs, starts before all others."""
         self._open()
-        found, order = dict[int, Candidate](), dict(zip(configs, turns([*configs.values()], self._position, self.n_ranks), strict=True))
+        found, order = (
+            dict[int, Candidate](),
+            dict(
+                zip(configs, turns([*configs.values()], self._position, self.n_ranks), strict=True)
+            ),
+        )
         for i in sorted(configs, key=lambda i: i != awaited):
             found[i] = Candidate(launch, configs[i])
             compilation = found[i].compilation
@@ -119,8 +144,12 @@ class Compiler:
                 compilation.label, compilation.candidate, compilation.turn = label, i, order[i]
                 found[i].compilation = self._by_key.setdefault(compilation.key, compilation)
                 if self._tools.shared_limit_bytes is None:
-                    with suppress(RuntimeError, KeyError, AttributeError):  # a backend without that number
-                        self._tools.shared_limit_bytes = max_shared_mem(triton.runtime.driver.active.get_current_device())
+                    with suppress(
+                        RuntimeError, KeyError, AttributeError
+                    ):  # a backend without that number
+                        self._tools.shared_limit_bytes = max_shared_mem(
+                            triton.runtime.driver.active.get_current_device()
+                        )
             if i == awaited:
                 self._start_now(found[i].compilation)
         self._sites[label] = {i: found[i] for i in configs}
@@ -149,10 +178,14 @@ class Compiler:
             self._open()  # also for a later wave of a guided search
         wanted = [self._sites[label][i].compilation for i in sorted(candidates)]
         with self._lock:
-            self._queue.extend(each for each in wanted if each.is_queued and each not in self._queue)
+            self._queue.extend(
+                each for each in wanted if each.is_queued and each not in self._queue
+            )
         self._start_threads()
 
-    def known_as(self, labels: Sequence[str], candidate: int, launch: Compilable, config: triton.Config) -> str | None:
+    def known_as(
+        self, labels: Sequence[str], candidate: int, launch: Compilable, config: triton.Config
+    ) -> str | None:
         """Which of these sites the launch's kernel is compiled for, if any; its candidate, if loaded, is put into that kernel's memory."""
         made = Candidate(launch, config)
         known = {self._sites[label][candidate].compilation.key: label for label in reversed(labels)}
@@ -173,7 +206,9 @@ class Compiler:
 
     def wait(self, label: str, candidates: Collection[int]) -> Iterator[int]:
         """Wait until these are compiled; yields the number that are not, several times a second."""
-        return self._wait([self._sites[label][i].compilation for i in candidates], self._stuck_after_s)
+        return self._wait(
+            [self._sites[label][i].compilation for i in candidates], self._stuck_after_s
+        )
 
     def pending(self, label: str) -> set[int]:
         """Candidates that are not compiled yet."""
@@ -185,11 +220,18 @@ class Compiler:
 
     def kernels(self, label: str) -> list[str]:
         """What each candidate came to: equal digests are of equal kernels, empty ones of what failed or is not compiled yet."""
-        return [each.kernel() if each.compilation.done.is_set() else "" for each in self._sites[label].values()]
+        return [
+            each.kernel() if each.compilation.done.is_set() else ""
+            for each in self._sites[label].values()
+        ]
 
     def failures(self, label: str) -> dict[int, Failure]:
         """Candidates that failed to compile so far."""
-        return {i: result for i, each in self._sites[label].items() if isinstance(result := each.compilation.result, Failure)}
+        return {
+            i: result
+            for i, each in self._sites[label].items()
+            if isinstance(result := each.compilation.result, Failure)
+        }
 
     def take_work(self) -> Counter[str]:
         """Kernels by their fate, and CPU-seconds by stage, since the last time."""
@@ -250,7 +292,9 @@ class Compiler:
             now = time.monotonic()
             for each in pending:
                 if now - (each.started_at or each.held_since or now) > stuck_after_s:
-                    each.give_up(f"TimeoutError: has been compiling for {stuck_after_s:g} s; DIST_TUNE_DEADLINE_S sets the limit")
+                    each.give_up(
+                        f"TimeoutError: has been compiling for {stuck_after_s:g} s; DIST_TUNE_DEADLINE_S sets the limit"
+                    )
             self._start_threads()
             yield len(pending)
             pending[0].done.wait(0.05)
@@ -261,22 +305,31 @@ class Compiler:
         """Give a compilation that a launch waits for a thread beyond ``n_threads``, because other ranks may wait for that launch."""
         self._tools.go_on()
         with self._lock:
-            if compilation.is_queued and all(running is not compilation for _, running in self._threads.values()):
+            if compilation.is_queued and all(
+                running is not compilation for _, running in self._threads.values()
+            ):
                 self._start_thread(compilation)
 
     def _start_threads(self) -> None:
         """Start threads for the queue, also in place of stuck ones."""
         with self._lock:
-            for _ in range(0 if self._is_held else min(self.n_threads - self._n_running(), len(self._queue))):
+            for _ in range(
+                0 if self._is_held else min(self.n_threads - self._n_running(), len(self._queue))
+            ):
                 self._start_thread(None)
 
     def _n_running(self) -> int:
-        return sum(each is None or not (each.is_given_up or each.is_waiting) for _, each in self._threads.values())
+        return sum(
+            each is None or not (each.is_given_up or each.is_waiting)
+            for _, each in self._threads.values()
+        )
 
     def _start_thread(self, compilation: Compilation | None) -> None:
         number = min({*range(len(self._threads) + 1)}.difference(self._threads))
         # A daemon, because a compilation that never ends must not keep the process from ending.
-        thread = run_beside(partial(self._run, number, compilation), "compiler")  # it touches _threads under the lock that the caller holds
+        thread = run_beside(
+            partial(self._run, number, compilation), "compiler"
+        )  # it touches _threads under the lock that the caller holds
         self._threads[number] = thread, compilation
 
     def _run(self, number: int, urgent: Compilation | None) -> None:
@@ -284,7 +337,11 @@ class Compiler:
         thread = threading.current_thread()
         try:
             # Another process may compile it; it is read from disk afterwards.
-            while urgent is not None and not self._compile(urgent, number, is_urgent=True) and urgent.is_queued:
+            while (
+                urgent is not None
+                and not self._compile(urgent, number, is_urgent=True)
+                and urgent.is_queued
+            ):
                 time.sleep(_LOOK_S)
             while True:
                 with self._lock:
@@ -307,14 +364,25 @@ class Compiler:
     def _turn(self, each: Compilation) -> tuple[int, int, float, int, str, int]:
         """Sort key: what another process compiles last; this rank's part; the longest first, by what the site's latest one took."""
         part, cost, tiles = each.turn
-        return each.n_held, part, -self._pace_s.get(each.label, 1.0) * sqrt(-cost), tiles, each.label, each.candidate
+        return (
+            each.n_held,
+            part,
+            -self._pace_s.get(each.label, 1.0) * sqrt(-cost),
+            tiles,
+            each.label,
+            each.candidate,
+        )
 
     def _compile(self, compilation: Compilation, number: int, *, is_urgent: bool = False) -> bool:
         """Run a compilation on the thread of this number; false if another thread or process does."""
         began = time.monotonic()
 
         def note(result: Any) -> None:
-            seconds, stages, cost = time.monotonic() - began, compilation.seconds, compilation.turn.cost
+            seconds, stages, cost = (
+                time.monotonic() - began,
+                compilation.seconds,
+                compilation.turn.cost,
+            )
             is_equal = "ttgir" in stages and "llir" not in stages
             fate = "equal" if is_equal else "compiled" if stages else "on_disk"
             with self._lock:

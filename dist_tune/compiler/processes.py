@@ -49,7 +49,10 @@ def _sweep() -> None:
     root = tempfile.gettempdir()
     for name in os.listdir(root):
         if name.startswith(_PREFIX):
-            with suppress(OSError), _held(os.path.join(root, name)):  # not while its process lives, or another one sweeps
+            with (
+                suppress(OSError),
+                _held(os.path.join(root, name)),
+            ):  # not while its process lives, or another one sweeps
                 shutil.rmtree(os.path.join(root, name), ignore_errors=True)
 
 
@@ -151,7 +154,9 @@ class Worker:
             code = self._process.returncode
             kinds = {-signal.SIGKILL: MemoryError, os.EX_TEMPFAIL: IdleError}
             kind = kinds.get(code, CompilerCrashError) if self._is_greeted else CannotStartError
-            reply = kind(f"the compiler's process ended with exit code {code} (negative: by that signal)")
+            reply = kind(
+                f"the compiler's process ended with exit code {code} (negative: by that signal)"
+            )
         text = self._written()
         if isinstance(reply, Exception):
             reply.add_note(text)
@@ -189,7 +194,9 @@ class Worker:
         if found != triton.__file__:
             Worker.can_start = False
             self.end()
-            raise CannotStartError(f"the compiler's process finds Triton at {found}, and this one has it from {triton.__file__}")
+            raise CannotStartError(
+                f"the compiler's process finds Triton at {found}, and this one has it from {triton.__file__}"
+            )
         self._is_greeted = True
 
 
@@ -202,14 +209,35 @@ def is_possible() -> bool:
     except (ImportError, RuntimeError):  # a Triton without that backend; a machine without a driver
         return False
     # What ``triton.knobs`` is set to is written to the environment, if it can be.
-    values = [value for settings in (knobs.compilation, knobs.nvidia, knobs.language) for value in vars(settings).values()]
-    is_known = getattr(knobs, "propagate_env", True) and all(value is None or knobs.toenv(value) is not None for value in values)
+    values = [
+        value
+        for settings in (knobs.compilation, knobs.nvidia, knobs.language)
+        for value in vars(settings).values()
+    ]
+    is_known = getattr(knobs, "propagate_env", True) and all(
+        value is None or knobs.toenv(value) is not None for value in values
+    )
     hooks = ("dump_ir", "listener", "dump_ir_extract_di_local_variables", "instrumentation_mode")
-    is_hooked = getattr(CUDABackend, "instrumentation", None) or any(getattr(knobs.compilation, name, None) for name in hooks)
-    own = [Path(sys.modules[each].__file__ or "").parent for each in ("dist_tune", CUDABackend.__module__)]
+    is_hooked = getattr(CUDABackend, "instrumentation", None) or any(
+        getattr(knobs.compilation, name, None) for name in hooks
+    )
+    own = [
+        Path(sys.modules[each].__file__ or "").parent
+        for each in ("dist_tune", CUDABackend.__module__)
+    ]
     names = ["add_stages", *(f"make_{stage}" for stage in worker.STAGES)]
     passes = [
         getattr(getattr(CUDABackend, name), "__code__", None) for name in names
     ]  # None of a callable object that a user has put there
-    are_own = all(code is not None and any(Path(code.co_filename).is_relative_to(each) for each in own) for code in passes)
-    return is_cuda and is_known and are_own and not is_hooked and Worker.can_start and bool(sys.executable)
+    are_own = all(
+        code is not None and any(Path(code.co_filename).is_relative_to(each) for each in own)
+        for code in passes
+    )
+    return (
+        is_cuda
+        and is_known
+        and are_own
+        and not is_hooked
+        and Worker.can_start
+        and bool(sys.executable)
+    )

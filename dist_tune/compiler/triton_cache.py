@@ -36,7 +36,10 @@ def claim(key: str) -> Iterator[IO[bytes] | None]:
     ``key``: in Triton's disk cache, in hex. Each process has the right where the folder cannot be written or has no locks.
     """
     # A cache manager of the user's may be slow, remote, or raise anything; with a hook in the compiler the key is not complete.
-    is_plain = triton.knobs.cache.manager_class in (None, FileCacheManager) and triton.knobs.runtime.add_stages_inspection_hook is None
+    is_plain = (
+        triton.knobs.cache.manager_class in (None, FileCacheManager)
+        and triton.knobs.runtime.add_stages_inspection_hook is None
+    )
     folder = triton.knobs.cache.dir if key and is_plain else ""
     if folder:
         folder = os.path.join(folder, base64.b32encode(bytes.fromhex(key)).decode().rstrip("="))
@@ -45,9 +48,13 @@ def claim(key: str) -> Iterator[IO[bytes] | None]:
     with ExitStack() as stack:
         file: IO[bytes]
         try:
-            file = stack.enter_context(open(os.path.join(folder or os.devnull, "dist_tune.lock"), "a+b"))
+            file = stack.enter_context(
+                open(os.path.join(folder or os.devnull, "dist_tune.lock"), "a+b")
+            )
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # also where a fork of this process has the file
+            stack.callback(
+                fcntl.flock, file, fcntl.LOCK_UN
+            )  # also where a fork of this process has the file
             file.seek(0)
         except BlockingIOError:
             yield None
@@ -67,7 +74,9 @@ def writable_folder() -> Iterator[None]:
             with tempfile.TemporaryFile(dir=folder) as file:
                 os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
         except OSError as error:
-            triton.knobs.cache.dir = os.path.join(temporary_folder() or folder, "triton")  # if there is none: each compilation says so
+            triton.knobs.cache.dir = os.path.join(
+                temporary_folder() or folder, "triton"
+            )  # if there is none: each compilation says so
             text = (
                 f"dist_tune: Triton's cache folder {folder} cannot be written ({error.strerror}): this process keeps the kernels of this "
                 f"tuning in {triton.knobs.cache.dir} until its end. Free some space there, or set TRITON_CACHE_DIR"

@@ -73,7 +73,14 @@ def _held(path: str, on_wait: Callable[[], None]) -> Iterator[IO[bytes]]:
         yield file
 
 
-def compile_kernel(on_wait: Callable[[], None], ttir: str, target: Any, options: Any, limit_bytes: int | None, folder: str | None) -> Made:
+def compile_kernel(
+    on_wait: Callable[[], None],
+    ttir: str,
+    target: Any,
+    options: Any,
+    limit_bytes: int | None,
+    folder: str | None,
+) -> Made:
     """Run the stages of one kernel. ``limit_bytes``: shared memory of the device, beyond which the kernel is not assembled, if known.
 
     Kernels that differ in ``num_stages`` alone come to the same TTGIR where no loop is pipelined: the second one takes the later stages
@@ -105,7 +112,12 @@ def compile_kernel(on_wait: Callable[[], None], ttir: str, target: Any, options:
         nonlocal module
         for name in names:
             needed = metadata.get("shared")
-            if name == "ptx" and limit_bytes is not None and isinstance(needed, int) and needed > limit_bytes:
+            if (
+                name == "ptx"
+                and limit_bytes is not None
+                and isinstance(needed, int)
+                and needed > limit_bytes
+            ):
                 raise OutOfResources(needed, limit_bytes, "shared memory")
             module = timed(seconds, name, stages[name], module, metadata)
             texts[name] = module if isinstance(module, bytes) else str(module)
@@ -124,7 +136,9 @@ def compile_kernel(on_wait: Callable[[], None], ttir: str, target: Any, options:
             if "num_stages" not in observed.read:
                 with suppress(OSError):  # no room: the next one runs them itself
                     kept.truncate(0)
-                    written = {name: value for name, value in metadata.items() if name != "num_stages"}
+                    written = {
+                        name: value for name, value in metadata.items() if name != "num_stages"
+                    }
                     kept.write(pickle.dumps(({name: texts[name] for name in STAGES[2:]}, written)))
                     kept.flush()
     return texts, metadata, seconds
@@ -136,7 +150,9 @@ def main(descriptor: int, paths: list[str]) -> None:
     faulthandler.enable()  # the stage and Python's stack are among the last words
     os.nice(NICENESS)
     threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
-    sys.path[:] = paths  # not before: a module of the user's may have the name of one that is imported here
+    sys.path[:] = (
+        paths  # not before: a module of the user's may have the name of one that is imported here
+    )
     import triton
 
     connection = Connection(descriptor)
@@ -150,7 +166,11 @@ def main(descriptor: int, paths: list[str]) -> None:
                 reply = error
             try:
                 connection.send(reply)
-            except (pickle.PicklingError, TypeError, AttributeError):  # an error that holds what cannot travel
+            except (
+                pickle.PicklingError,
+                TypeError,
+                AttributeError,
+            ):  # an error that holds what cannot travel
                 connection.send(RuntimeError(f"{type(reply).__name__}: {reply}"))
         os._exit(os.EX_TEMPFAIL)
     os.killpg(0, signal.SIGKILL)

@@ -5,7 +5,15 @@ Exchanges values that it does not interpret; imports only the leaves.
 """
 
 from dist_tune.distributed.calls import Calls
-from dist_tune.distributed.group import Ranks, check_group, device_identity, group_of, is_symmetric, member_ranks, n_collectives
+from dist_tune.distributed.group import (
+    Ranks,
+    check_group,
+    device_identity,
+    group_of,
+    is_symmetric,
+    member_ranks,
+    n_collectives,
+)
 from dist_tune.distributed.messages import Part, Reduction, Result, all_came, is_secondary
 from dist_tune.distributed.store import Asked, WorkQueue, run_beside, within
 

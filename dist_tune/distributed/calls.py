@@ -115,9 +115,14 @@ class Card:
 
     def late_text(self, rank: int, place: Place, waited_s: float, *, is_here: bool) -> str:
         """For the terminal of a rank that waits in ``place`` for this one, which ``is_here`` or has yet to come."""
-        where, doing = f"call {place.number} of {closure_name(place.closure)}, {waited_s:.0f} s", self.doing if is_here else ""
+        where, doing = (
+            f"call {place.number} of {closure_name(place.closure)}, {waited_s:.0f} s",
+            self.doing if is_here else "",
+        )
         if not is_here and self.inside:
-            doing = f"it is in call {self.inside[-1].number} of {closure_name(self.inside[-1].closure)}"
+            doing = (
+                f"it is in call {self.inside[-1].number} of {closure_name(self.inside[-1].closure)}"
+            )
         if self.group:
             doing = f"its group is ranks {[*self.group]}"
         why = _STATES.get(self.state, "") or doing
@@ -153,7 +158,9 @@ class Limits:
     is_broken: bool = False
     """True after a collective has failed: ranks that are stopped are not waited for."""
 
-    def outcome(self, call: Call, mine: Card, missing: Mapping[int, Card], waited_s: float) -> tuple[Outcome, list[int]]:
+    def outcome(
+        self, call: Call, mine: Card, missing: Mapping[int, Card], waited_s: float
+    ) -> tuple[Outcome, list[int]]:
         """What the wait of a rank for ``missing`` ones has come to, and which ranks decided that.
 
         ``mine``: this rank's own card. ``waited_s``: seconds since one of them was last seen in this call.
@@ -163,18 +170,30 @@ class Limits:
             return "alone", passed
         here = {rank for rank, card in missing.items() if call.holds(*card.inside)}
         died = {rank for rank, card in missing.items() if card.state == "gone" and not card.is_over}
-        if self.is_broken and mine.for_s >= min(1.0, self.deadline_s):  # those in no call so far have had no part in what failed
+        if self.is_broken and mine.for_s >= min(
+            1.0, self.deadline_s
+        ):  # those in no call so far have had no part in what failed
             died |= {rank for rank, card in missing.items() if card.question < 0}
-        lost = [r for r, card in missing.items() if r in died or card.is_over or self._is_stuck(card, is_here=r in here)]
+        lost = [
+            r
+            for r, card in missing.items()
+            if r in died or card.is_over or self._is_stuck(card, is_here=r in here)
+        ]
         if lost:
             # Those that fell silent with them, as all ranks of a host do, may have answered a moment longer.
             silent_s = max(1.0, 0.8 * max(missing[rank].silent_s for rank in lost))
-            lost = [rank for rank, card in missing.items() if rank in lost or card.silent_s >= silent_s]
+            lost = [
+                rank for rank, card in missing.items() if rank in lost or card.silent_s >= silent_s
+            ]
             # A rank that has ended elsewhere: the call needs no meeting, and the step itself says whether it needs that rank.
             return ("alone" if self.is_gathering and not died & here else "timed out"), lost
         for rank, card in missing.items():
             waits = card.waits
-            is_elsewhere = waits is not None and waits.key != call.key and (call.holds(waits.place) or not has_passed(waits, mine))
+            is_elsewhere = (
+                waits is not None
+                and waits.key != call.key
+                and (call.holds(waits.place) or not has_passed(waits, mine))
+            )
             if self.is_first and card.is_fresh and is_elsewhere:
                 return "crossed", [rank]
         patience_s = self.deadline_s if self.is_optional or not self.is_gathering else self.gather_s
@@ -190,5 +209,9 @@ class Limits:
             return False
         patience_s = self.deadline_s if self.is_gathering or self.is_broken else 2 * self.deadline_s
         # Its own watchdog ends it before. An answer from before this meeting says only where it was: in one that a late rank held up, too.
-        is_slow = card.is_fresh and not card.may_last and card.for_s >= 2 * (self.deadline_s + card.first_run_s)
+        is_slow = (
+            card.is_fresh
+            and not card.may_last
+            and card.for_s >= 2 * (self.deadline_s + card.first_run_s)
+        )
         return card.silent_s >= patience_s or (is_here and is_slow and not self.is_gathering)

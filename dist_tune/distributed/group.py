@@ -45,7 +45,13 @@ _calls: dict[tuple[int, ...], dict[str, Calls]] = {}
 class Ranks(Meetings):
     """This process alone (``group`` None), or the ranks of a process group. One per group and process: see ``group_of``."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None, deadline_s: float = 0.0, *, counts_collectives: bool = True) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        deadline_s: float = 0.0,
+        *,
+        counts_collectives: bool = True,
+    ) -> None:
         """``counts_collectives``: false for a thread beside the step, whose collectives tell nothing of its meetings."""
         self._counts_collectives = counts_collectives
         self.n_captured = 0
@@ -65,24 +71,36 @@ class Ranks(Meetings):
             client = own_client(self._job_store)
             life = f"{name}/{_generations[name]}"
             super().__init__(dist.PrefixStore(life, client), dist.get_rank(), members, deadline_s)
-            self._groups, self._name, self._life = WatchedStore(dist.PrefixStore(_GROUPS, client)), name, life
+            self._groups, self._name, self._life = (
+                WatchedStore(dist.PrefixStore(_GROUPS, client)),
+                name,
+                life,
+            )
         self.activity.calls = _calls.setdefault(() if group is None else self.members, {})
         self.is_alone = group is None
         """True of a process that decides alone, of which there may be others beside it."""
         self.n_local = int(os.environ.get("LOCAL_WORLD_SIZE") or 0)
         """Ranks of the job on this host, as torchrun says; 0 without it."""
         n_local = self.n_local or len(self.members)
-        here = [each for each in self.members if each // n_local == self.rank // n_local]  # ranks of a host have consecutive numbers
+        here = [
+            each for each in self.members if each // n_local == self.rank // n_local
+        ]  # ranks of a host have consecutive numbers
         self.neighbours = here.index(self.rank), len(here)
         """Position of this rank among the members on its host, as far as it knows, and how many these are."""
 
     def _wrong_group(self) -> Verdict | None:
-        outside = [] if self._groups is None else [rank for rank in range(dist.get_world_size()) if rank not in self.members]
+        outside = (
+            []
+            if self._groups is None
+            else [rank for rank in range(dist.get_world_size()) if rank not in self.members]
+        )
         closure, mine = self.activity.call.place.closure, set(self.members)
         for rank, (theirs, why) in self._elsewhere(outside).items():
             if not theirs.name:
                 return Verdict(kind="RankMismatchError", ranks=[rank], text=why)
-            if mine & set(theirs.members) and closure not in _calls.get(theirs.members, {}):  # else this rank uses both groups
+            if mine & set(theirs.members) and closure not in _calls.get(
+                theirs.members, {}
+            ):  # else this rank uses both groups
                 why = messages.apart(closure, {self.rank: self.members, rank: theirs.members})
                 self._show(closure, why=why)
                 return Verdict(kind="RankMismatchError", ranks=[rank], text=why)
@@ -133,7 +151,12 @@ class Ranks(Meetings):
         Nothing without a CUDA group: host clocks measure each rank on its own, and the closure's collectives align it.
         """
         group, cuda = self._group, torch.device("cuda")
-        if group is None or not torch.cuda.is_available() or cuda not in group._device_types or not dist.is_nccl_available():
+        if (
+            group is None
+            or not torch.cuda.is_available()
+            or cuda not in group._device_types
+            or not dist.is_nccl_available()
+        ):
             return
         if isinstance(group._get_backend(cuda), dist.ProcessGroupNCCL):
             dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
@@ -148,7 +171,10 @@ class Ranks(Meetings):
         with ExitStack() as stack:
             for backend in () if self.is_alone else _backends():
                 is_gloo = dist.is_gloo_available() and isinstance(backend, dist.ProcessGroupGloo)
-                short, before = timedelta(seconds=self.deadline_s * (1.0 if is_gloo else 4.0)), backend.options._timeout
+                short, before = (
+                    timedelta(seconds=self.deadline_s * (1.0 if is_gloo else 4.0)),
+                    backend.options._timeout,
+                )
                 if before > short:
                     stack.callback(backend._set_default_timeout, before)
                     backend._set_default_timeout(short)
@@ -158,8 +184,17 @@ class Ranks(Meetings):
 def _backends(*groups: dist.ProcessGroup) -> list[Any]:
     """Backends of these groups, or of all of this process, one for each kind of device, whose timeout can be set."""
     groups = groups or tuple(c10d._world.pg_map)
-    found = {id(backend): backend for group in groups for device in group._device_types if (backend := group._get_backend(device))}
-    return [backend for backend in found.values() if hasattr(backend, "_set_default_timeout") and hasattr(backend, "options")]
+    found = {
+        id(backend): backend
+        for group in groups
+        for device in group._device_types
+        if (backend := group._get_backend(device))
+    }
+    return [
+        backend
+        for backend in found.values()
+        if hasattr(backend, "_set_default_timeout") and hasattr(backend, "options")
+    ]
 
 
 def member_ranks(group: dist.ProcessGroup | None) -> frozenset[int]:
@@ -173,7 +208,11 @@ def check_group(option: str, group: object) -> None:
     Raises:
         TypeError: it is no process group.
     """
-    if group is None or isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER:
+    if (
+        group is None
+        or isinstance(group, dist.ProcessGroup)
+        or group is dist.GroupMember.NON_GROUP_MEMBER
+    ):
         return
     raise TypeError(
         f"{option} must be a process group, as torch.distributed.new_group([0, 1]) or get_group() of a device mesh makes one, "
@@ -186,7 +225,9 @@ _groups: dict[int, Ranks] = {}
 _groups_lock = threading.Lock()
 
 
-def group_of(group: dist.ProcessGroup | None, deadline_s: float, closure: str = "a function") -> Ranks:
+def group_of(
+    group: dist.ProcessGroup | None, deadline_s: float, closure: str = "a function"
+) -> Ranks:
     """The one ``Ranks`` of a process group (None: the world), so that all closures on it count their calls alike.
 
     Raises:
@@ -202,7 +243,9 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float, closure: str = 
         group = dist.group.WORLD
     with _groups_lock:
         for key, known in list(_groups.items()):
-            if known._group not in c10d._world.pg_map:  # destroyed since; peers that wait for this rank there are told
+            if (
+                known._group not in c10d._world.pg_map
+            ):  # destroyed since; peers that wait for this rank there are told
                 _groups.pop(key).close()
         if isinstance(group, dist.ProcessGroup) and group not in c10d._world.pg_map:
             raise ValueError(
@@ -213,14 +256,18 @@ def group_of(group: dist.ProcessGroup | None, deadline_s: float, closure: str = 
             rank = dist.get_rank()
             why = f"rank {rank} is not in the group that is to decide on {closure}: name all ranks that make the call in new_group()"
             Ranks._shown.pop(closure, None)
-            c10d._get_default_store().set(f"{_GROUPS}/{closure}/{rank}", messages.spell(messages.GROUP, messages.Group(), why))
+            c10d._get_default_store().set(
+                f"{_GROUPS}/{closure}/{rank}", messages.spell(messages.GROUP, messages.Group(), why)
+            )
             raise ValueError(why)
         if id(group) not in _groups:
             _groups[id(group)] = Ranks(group, deadline_s)
         ranks = _groups[id(group)]
     ranks.deadline_s = deadline_s
     # A rank that is late for less than its group would wait in a collective costs waiting, not the job.
-    ranks.gather_s = max([deadline_s, *(backend.options._timeout.total_seconds() for backend in _backends(group))])
+    ranks.gather_s = max(
+        [deadline_s, *(backend.options._timeout.total_seconds() for backend in _backends(group))]
+    )
     return ranks
 
 
@@ -236,10 +283,17 @@ def is_symmetric(tensor: torch.Tensor) -> bool:
     try:
         if tensor.is_cuda and not tensor.untyped_storage().resizable():
             return True  # a peer's buffer, or a part of one's own
-        from torch._C._distributed_c10d import _SymmetricMemory  # torch.distributed._symmetric_memory takes 0.1 s to import
+        from torch._C._distributed_c10d import (
+            _SymmetricMemory,
+        )  # torch.distributed._symmetric_memory takes 0.1 s to import
 
         return bool(_SymmetricMemory.is_symm_mem_tensor(tensor))
-    except (ImportError, AttributeError, RuntimeError, NotImplementedError):  # a build of torch without it, or a tensor without a storage
+    except (
+        ImportError,
+        AttributeError,
+        RuntimeError,
+        NotImplementedError,
+    ):  # a build of torch without it, or a tensor without a storage
         return False
 
 

@@ -26,8 +26,16 @@ from dist_tune.files import tell_held
 
 # Seconds between two requests of one rank, and requests a second of all ranks, which bound those of large groups:
 _CHECK_S, _CHECKS_PER_S = 0.25, 1024.0
-_ASK_S, _LATER_S, _ANSWERS_PER_S = 0.02, 0.25, 500.0  # questions to missing ranks, the first ones and later ones
-_POLL_S, _POLLS_PER_S, _LATER_PER_S = 1e-4, 20_000.0, 2000.0  # of a verdict; the pause grows to a twentieth of the time waited so far
+_ASK_S, _LATER_S, _ANSWERS_PER_S = (
+    0.02,
+    0.25,
+    500.0,
+)  # questions to missing ranks, the first ones and later ones
+_POLL_S, _POLLS_PER_S, _LATER_PER_S = (
+    1e-4,
+    20_000.0,
+    2000.0,
+)  # of a verdict; the pause grows to a twentieth of the time waited so far
 
 
 class Meetings:
@@ -95,12 +103,18 @@ class Meetings:
         """A call that may end in a meeting; peers that ask learn that this rank is inside it."""
         calls, inside = self.activity.calls.setdefault(closure, Calls()), self.activity.inside
         place = Place(closure, calls.n_calls + 1, self.n_issued)
-        if self.activity.call.place not in inside:  # else another thread is tuning: what is said until that ends is about its call
+        if (
+            self.activity.call.place not in inside
+        ):  # else another thread is tuning: what is said until that ends is about its call
             self.activity.begin(place)
-        inside.append(place)  # first: a peer that asks between these lines would take the call for one that is over
+        inside.append(
+            place
+        )  # first: a peer that asks between these lines would take the call for one that is over
         calls.n_calls += 1
         try:
-            self.calls(closure)  # the first card says that this rank is inside: its process may end before a peer asks
+            self.calls(
+                closure
+            )  # the first card says that this rank is inside: its process may end before a peer asks
             yield place
         finally:
             inside.remove(place)
@@ -111,7 +125,9 @@ class Meetings:
         self.activity.enter(Call(place, n_issued > place.before, n_issued), has_raised=has_raised)
         self._step, self._k, self._is_over = f"{place.closure}{options}", 0, False
 
-    def agree(self, closure: str, topic: str, work: Callable[[], Part], fn: Reduction[Part, Result]) -> Result:
+    def agree(
+        self, closure: str, topic: str, work: Callable[[], Part], fn: Reduction[Part, Result]
+    ) -> Result:
         """A call that all ranks make to meet, and for nothing else: ``fn`` of what the ``work`` of each gives. Collective.
 
         The others wait for a rank at its work as long as it lives; an error there ends the call on all ranks. Raises as ``reduce``.
@@ -129,7 +145,13 @@ class Meetings:
     # -- meetings ------------------------------------------------------------------------------------------------
 
     def reduce(
-        self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_gathering: bool = False, is_optional: bool = False
+        self,
+        topic: str,
+        part: Part,
+        fn: Reduction[Part, Result],
+        *,
+        is_gathering: bool = False,
+        is_optional: bool = False,
     ) -> Result:
         """Bring a part and take ``fn`` of all parts away. Collective: every member calls this for the same closure and topic.
 
@@ -146,7 +168,9 @@ class Meetings:
         if not self._has_peers:
             return fn({self.rank: part})
         if is_gathering:
-            self.activity.call = self.activity.call._replace(n_issued=self.n_issued)  # a run may have come in between
+            self.activity.call = self.activity.call._replace(
+                n_issued=self.n_issued
+            )  # a run may have come in between
         with self._hosted(topic):
             limits = Limits(self.deadline_s, self.gather_s, self._k == 0, is_gathering, is_optional)
             return fn.load(self._met(topic, fn.dump(part), fn.of_texts, limits))
@@ -199,7 +223,9 @@ class Meetings:
         try:
             with self._hosted("abort"):
                 if (before := self._end(self._store, error)) is not None:
-                    error.add_note(f"rank {self.rank}: the tuning had been ended before this: {before}")
+                    error.add_note(
+                        f"rank {self.rank}: the tuning had been ended before this: {before}"
+                    )
         except (StoreGoneError, MachineError) as gone:
             error.add_note(str(gone))  # no peer can be reached any more
 
@@ -218,7 +244,11 @@ class Meetings:
     @property
     def asked(self) -> Asked | None:
         """A call of the store for this rank's tuning that has no answer yet."""
-        return self._store.asked or (self._groups and self._groups.asked) if self._presence is not None else None
+        return (
+            self._store.asked or (self._groups and self._groups.asked)
+            if self._presence is not None
+            else None
+        )
 
     def look(self, tell: Callable[[str], object]) -> None:
         """Called a few times a second while this rank tunes: ``tell`` gets a line for each rank that is late."""
@@ -231,14 +261,23 @@ class Meetings:
     def _compare(self, tell: Callable[[str], object]) -> None:
         try:
             self.activity.compare(self._placed(self._questions.ask(self.activity.others)), tell)
-        except dist.DistNetworkError:  # its host is gone, and torch tells of each further request at length
+        except (
+            dist.DistNetworkError
+        ):  # its host is gone, and torch tells of each further request at length
             self._can_look, self.activity.late = False, ""
         except dist.DistError:
             pass  # the next meeting says so
 
     def last_signs(self) -> dict[int, str]:
         """Rank -> where it is. For another thread than the tuning's; it may wait for ever, like the next."""
-        return {rank: card.text for rank, card in Questions(self._beside()).ask(self.activity.others).items()} if self._has_peers else {}
+        return (
+            {
+                rank: card.text
+                for rank, card in Questions(self._beside()).ask(self.activity.others).items()
+            }
+            if self._has_peers
+            else {}
+        )
 
     def end_from_outside(self, error: DistTuneError) -> str:
         """End the call on all ranks from another thread, because the tuning's hangs. The error of the peer that has done so before."""
@@ -251,7 +290,9 @@ class Meetings:
 
     # -- one meeting ---------------------------------------------------------------------------------------------
 
-    def _met(self, topic: str, part: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits) -> bytes:
+    def _met(
+        self, topic: str, part: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits
+    ) -> bytes:
         """The result of a meeting."""
         if self._lacks is not None and self._presence is None:
             self._is_over = True  # peers cannot be told
@@ -273,15 +314,32 @@ class Meetings:
             return result
         self._garbage += [mine, *of_all]
         if self._has_gone_on(verdict) and limits.is_gathering:
-            raise self._error(messages.alone(f"ranks {verdict.ranks} have raised in it and called again", verdict.ranks))
-        while self._has_gone_on(verdict) and limits.is_broken and self._has_verdict():  # of its next attempt, which is the cause
+            raise self._error(
+                messages.alone(
+                    f"ranks {verdict.ranks} have raised in it and called again", verdict.ranks
+                )
+            )
+        while (
+            self._has_gone_on(verdict) and limits.is_broken and self._has_verdict()
+        ):  # of its next attempt, which is the cause
             verdict, _ = self._read_verdict()
         raise self._error(verdict)
 
-    def _bring(self, key: str, topic: str, part: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits) -> None:
+    def _bring(
+        self,
+        key: str,
+        topic: str,
+        part: str,
+        reduce: Callable[[dict[int, bytes]], str],
+        limits: Limits,
+    ) -> None:
         """Bring a part; there is a verdict after it, which the last to come writes."""
         header = self.activity.header(self._step, topic)
-        at = "the end, after a failed collective" if topic.startswith(FAILED) else f"the exchange {topic!r}"
+        at = (
+            "the end, after a failed collective"
+            if topic.startswith(FAILED)
+            else f"the exchange {topic!r}"
+        )
         self.activity.at(at, is_meeting=True)
         self._store.set(f"{key}/part/{self.rank}", messages.spell(messages.HEADER, header, part))
         if self._store.add(f"{key}/count", 1) == len(self.members):
@@ -293,13 +351,21 @@ class Meetings:
         texts = self._store.multi_get([f"{key}/part/{rank}" for rank in self.members])
         headers, parts = dict[int, Header](), dict[int, bytes]()
         for rank, text in zip(self.members, texts, strict=True):
-            headers[rank], parts[rank] = messages.read(messages.HEADER, text, rank, "its part of a meeting")
-        if len({header[:2] for header in headers.values()}) > 1 or headers[self.rank].topic.startswith(FAILED):
-            self._decide(key, messages.mismatched(headers, self.activity.call.place, self._wrong_group))
+            headers[rank], parts[rank] = messages.read(
+                messages.HEADER, text, rank, "its part of a meeting"
+            )
+        if len({header[:2] for header in headers.values()}) > 1 or headers[
+            self.rank
+        ].topic.startswith(FAILED):
+            self._decide(
+                key, messages.mismatched(headers, self.activity.call.place, self._wrong_group)
+            )
         else:
             self._decide(key, Verdict(warned=messages.tellers(headers)), reduce(parts))
 
-    def _wait(self, key: str, topic: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits) -> None:
+    def _wait(
+        self, key: str, topic: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits
+    ) -> None:
         """Wait for a verdict; fix it if no other rank will."""
         questions, call = Questions(self._store), self.activity.call
         began = here_at = time.monotonic()
@@ -308,7 +374,9 @@ class Meetings:
             missing = [parts[each] for each in absent(self._store, list(parts))]
             if not missing:
                 if now - here_at >= self.deadline_s / 4:
-                    self._agree(key, reduce)  # the rank that should have written the verdict has died over it
+                    self._agree(
+                        key, reduce
+                    )  # the rank that should have written the verdict has died over it
                 continue
             cards = questions.ask(missing)
             self._apart = self._elsewhere([rank for rank, card in cards.items() if not card.inside])
@@ -316,7 +384,9 @@ class Meetings:
                 self._show(call.place.closure, waits=missing)
             for rank, (group, why) in self._apart.items():
                 if why or (self.rank in group.waits and not limits.is_optional):
-                    why = why or messages.apart(call.place.closure, {self.rank: self.members, rank: group.members})
+                    why = why or messages.apart(
+                        call.place.closure, {self.rank: self.members, rank: group.members}
+                    )
                     self._show(call.place.closure, why=why)
                     self._decide(key, Verdict(kind="RankMismatchError", ranks=[rank], text=why))
                     return
@@ -327,16 +397,30 @@ class Meetings:
             outcome, ranks = limits.outcome(call, mine, cards, now - here_at)
             if outcome == "alone":
                 passed = [rank for rank in ranks if has_passed(call, cards[rank])]
-                late = [f"rank {rank} has not come to it: {cards[rank].text}" for rank in ranks if rank not in passed]
-                self._decide(key, messages.alone("; ".join([f"ranks {passed} have passed it"] * bool(passed) + late), ranks))
+                late = [
+                    f"rank {rank} has not come to it: {cards[rank].text}"
+                    for rank in ranks
+                    if rank not in passed
+                ]
+                self._decide(
+                    key,
+                    messages.alone(
+                        "; ".join([f"ranks {passed} have passed it"] * bool(passed) + late), ranks
+                    ),
+                )
             elif outcome == "timed out":
                 last = {rank: cards[rank].text for rank in ranks}
                 when = f"within {now - began:.1f} s (rank {self.rank} at: {mine.text})"
                 self._decide(key, messages.timed_out(last, topic, call.place, when))
             for theirs in [cards[rank].waits for rank in ranks] if outcome == "crossed" else ():
                 assert theirs is not None
-                verdict = messages.crossed({self.rank: call.place, ranks[0]: theirs.place}, is_gathering=limits.is_gathering)
-                if self._decide(key, verdict):  # else this call had ended, and theirs may be the next: it looks itself
+                verdict = messages.crossed(
+                    {self.rank: call.place, ranks[0]: theirs.place},
+                    is_gathering=limits.is_gathering,
+                )
+                if self._decide(
+                    key, verdict
+                ):  # else this call had ended, and theirs may be the next: it looks itself
                     self._decide(f"{theirs.key}/0", verdict)
         self._show(call.place.closure)
 
@@ -357,7 +441,10 @@ class Meetings:
                 time.sleep(min(max((now - began) / 20, shortest_s), longest_s))
 
     def _placed(self, cards: dict[int, Card]) -> dict[int, Card]:
-        return {rank: replace(card, group=self._apart[rank][0].members) if rank in self._apart else card for rank, card in cards.items()}
+        return {
+            rank: replace(card, group=self._apart[rank][0].members) if rank in self._apart else card
+            for rank, card in cards.items()
+        }
 
     def _show(self, closure: str, waits: Sequence[int] = (), why: str = "") -> None:
         """Tell all ranks of the job with which group this one calls the closure, unless they can read that, with why it is wrong or not."""
@@ -369,12 +456,23 @@ class Meetings:
 
     def _elsewhere(self, ranks: Sequence[int]) -> dict[int, tuple[Group, str]]:
         """Of these ranks those that call this closure with another group, and why that was found to be wrong."""
-        keys = {f"{self.activity.call.place.closure}/{rank}": rank for rank in ranks if self._groups is not None}
+        keys = {
+            f"{self.activity.call.place.closure}/{rank}": rank
+            for rank in ranks
+            if self._groups is not None
+        }
         lacking = absent(self._groups, list(keys))
         known = [key for key in keys if key not in lacking]
         found = zip(known, self._groups.multi_get(known) if known else [], strict=True)
-        groups = {keys[key]: messages.read(messages.GROUP, text, keys[key], "its group") for key, text in found}
-        return {rank: (group, why.decode(errors="replace")) for rank, (group, why) in groups.items() if group.name != self._name}
+        groups = {
+            keys[key]: messages.read(messages.GROUP, text, keys[key], "its group")
+            for key, text in found
+        }
+        return {
+            rank: (group, why.decode(errors="replace"))
+            for rank, (group, why) in groups.items()
+            if group.name != self._name
+        }
 
     def _wrong_group(self) -> Verdict | None:
         """After a failed collective: the end of the call if a rank outside calls it with a group that holds some of these ranks."""
@@ -395,7 +493,12 @@ class Meetings:
         return verdict, result
 
     def _understood(self, verdict: bytes) -> tuple[Verdict, bytes]:
-        return messages.read(messages.VERDICT, verdict, -1, f"the verdict of a meeting, as rank {self.rank} reads it,")
+        return messages.read(
+            messages.VERDICT,
+            verdict,
+            -1,
+            f"the verdict of a meeting, as rank {self.rank} reads it,",
+        )
 
     def _decide(self, key: str, verdict: Verdict, result: str = "") -> bool:
         """Only the first verdict of a meeting counts; true if it is this one."""
@@ -405,7 +508,9 @@ class Meetings:
     def _end(self, store: Any, error: BaseException) -> DistTuneError | None:
         """End the call at its first meeting from here on without a verdict; the error of a rank that has ended it before."""
         call, n_issued = self.activity.call, self.n_issued
-        mine = messages.spell(messages.VERDICT, messages.aborted(error, self.rank, call.place, n_issued))
+        mine = messages.spell(
+            messages.VERDICT, messages.aborted(error, self.rank, call.place, n_issued)
+        )
         meetings = [(call.key, self._k)]
         if self.activity.is_first_run:  # its peers may have issued collectives since, or not
             keys = [call._replace(has_talked=each).key for each in (True, False)]
@@ -414,7 +519,9 @@ class Meetings:
         for key, k in meetings:
             while (found := store.compare_set(f"{key}/{k}/verdict", "", mine)) != mine.encode():
                 verdict, _ = self._understood(found)
-                before = before or (None if not verdict.kind else messages.error_of(verdict, self.rank, call.place))
+                before = before or (
+                    None if not verdict.kind else messages.error_of(verdict, self.rank, call.place)
+                )
                 k += 1
             self._garbage.append(f"{key}/{k}/verdict")
         return before

@@ -14,7 +14,14 @@ import torch.distributed as dist
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from dist_tune.distributed.calls import ENDED, Place
-from dist_tune.errors import SHARED_ERRORS, AbsentRanksError, AloneError, DistTuneError, PeerFailedError, StuckConfigError
+from dist_tune.errors import (
+    SHARED_ERRORS,
+    AbsentRanksError,
+    AloneError,
+    DistTuneError,
+    PeerFailedError,
+    StuckConfigError,
+)
 from dist_tune.output import first_mistake, printable
 
 MAX_BYTES = 8 * 2**20
@@ -130,7 +137,10 @@ class Reduction(Generic[Part, Result]):
 
     def of_texts(self, texts: Mapping[int, bytes]) -> str:
         """The result as JSON, from all parts as JSON. Raises ``PeerFailedError`` for a part that is none."""
-        parts = {rank: read(self._part, text, rank, "its part of a meeting")[0] for rank, text in texts.items()}
+        parts = {
+            rank: read(self._part, text, rank, "its part of a meeting")[0]
+            for rank, text in texts.items()
+        }
         return _checked(self._result.dump_json(self(parts)), "the result of a meeting")
 
     def load(self, text: bytes) -> Result:
@@ -141,7 +151,9 @@ class Reduction(Generic[Part, Result]):
 def _checked(text: bytes, what: str) -> str:
     if len(text) > MAX_BYTES - _HEADER_BYTES:
         most = MAX_BYTES - _HEADER_BYTES
-        raise DistTuneError(f"{what} takes {len(text)} bytes, and a message on the c10d store at most {most}: tune with fewer candidates")
+        raise DistTuneError(
+            f"{what} takes {len(text)} bytes, and a message on the c10d store at most {most}: tune with fewer candidates"
+        )
     return text.decode()
 
 
@@ -162,7 +174,9 @@ def is_secondary(error: BaseException) -> bool:
     """True for a collective that failed because a peer did: such an error is never the root cause."""
     if isinstance(error, DistTuneError):
         return False  # its text holds names of the user's, such as a kernel's
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(_SECONDARY.search(str(error))))
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and bool(_SECONDARY.search(str(error)))
+    )
 
 
 def text_of(error: BaseException) -> str:
@@ -184,23 +198,38 @@ def aborted(error: BaseException, rank: int, place: Place, n_issued: int) -> Ver
 
 def timed_out(missing: Mapping[int, str], topic: str, place: Place, when: str) -> Verdict:
     """Ranks did not come. ``missing``: rank -> where it is. ``when``: after how long, and who has noticed."""
-    last = "; ".join(f"rank {rank} last seen at: {where}" for rank, where in sorted(missing.items()))
-    where = "after a failed collective" if topic.startswith(FAILED) else f"to the exchange {topic!r}"
+    last = "; ".join(
+        f"rank {rank} last seen at: {where}" for rank, where in sorted(missing.items())
+    )
+    where = (
+        "after a failed collective" if topic.startswith(FAILED) else f"to the exchange {topic!r}"
+    )
     advice = "Every rank of the group must call the step, and a kernel whose key is new on one rank must be launched on all. "
     advice += "DIST_TUNE_DEADLINE_S sets the deadline."
     if all(ENDED in text for text in missing.values()):
         advice = "Its log, or what has started it, says why."
-    text = f"{last}. So ranks {sorted(missing)} did not come {where} of {place.text} {when}. {advice}"
+    text = (
+        f"{last}. So ranks {sorted(missing)} did not come {where} of {place.text} {when}. {advice}"
+    )
     return Verdict(kind=AbsentRanksError.__name__, ranks=sorted(missing), text=text)
 
 
-def mismatched(headers: Mapping[int, Header], place: Place, apart: Callable[[], Verdict | None] = lambda: None) -> Verdict:
+def mismatched(
+    headers: Mapping[int, Header], place: Place, apart: Callable[[], Verdict | None] = lambda: None
+) -> Verdict:
     """All ranks have come, to different meetings or with failed collectives. ``apart``: looks for the cause outside of them."""
-    failed = {rank: header.topic.removeprefix(FAILED) for rank, header in headers.items() if header.topic.startswith(FAILED)}
+    failed = {
+        rank: header.topic.removeprefix(FAILED)
+        for rank, header in headers.items()
+        if header.topic.startswith(FAILED)
+    }
     if not failed:
         first = next(iter(headers))
         other = next(rank for rank in headers if headers[rank][:2] != headers[first][:2])
-        steps = [f"rank {rank} is in {headers[rank].step}, step {headers[rank].topic!r}" for rank in (first, other)]
+        steps = [
+            f"rank {rank} is in {headers[rank].step}, step {headers[rank].topic!r}"
+            for rank in (first, other)
+        ]
         return out_of_order(", ".join(steps), [first, other])
     waiting, error = next(iter(failed.items()))
     cause = _cause_of(headers)
@@ -208,13 +237,20 @@ def mismatched(headers: Mapping[int, Header], place: Place, apart: Callable[[], 
         return found
     rank, why = cause or (waiting, error)
     others = {rank: header for rank, header in headers.items() if rank not in failed}
-    others_at = [f"rank {each} at {header.topic!r} (after {header.last_run})" for each, header in others.items()]
+    others_at = [
+        f"rank {each} at {header.topic!r} (after {header.last_run})"
+        for each, header in others.items()
+    ]
     advice = "Do all ranks call the same collectives in the same order in every replay, and does group= hold all ranks that they touch?"
     if why.startswith("was late"):
         advice = "Leave out a config that is so slow there, or raise DIST_TUNE_DEADLINE_S, which collectives wait for while ranks tune."
     if any(_CLOSED in text for text in failed.values()):
         advice = "A collective of the group has failed before, and gloo cannot use it again: make the group anew."
-    did_so = f"ranks {list(failed)} did so, {', '.join(others_at)} did not" if others else "all ranks did so"
+    did_so = (
+        f"ranks {list(failed)} did so, {', '.join(others_at)} did not"
+        if others
+        else "all ranks did so"
+    )
     text = (
         f"{f'rank {rank} {why}; so ' if cause else ''}rank {waiting} waited in vain in a collective of {place.closure}, which was being "
         f"tuned; {did_so}. {advice}"
@@ -229,14 +265,19 @@ def alone(why: str, ranks: Sequence[int]) -> Verdict:
 
 def apart(closure: str, groups: Mapping[int, Sequence[int]]) -> str:
     """What is wrong where ranks call a closure with different groups. ``groups``: rank -> members."""
-    told = " and on ".join(f"rank {rank} with a group of ranks {list(members)}" for rank, members in sorted(groups.items()))
+    told = " and on ".join(
+        f"rank {rank} with a group of ranks {list(members)}"
+        for rank, members in sorted(groups.items())
+    )
     which = "one group of" if len({*map(tuple, groups.values())}) > 1 else "the same object for"
     return f"{closure} is called on {told}. Give group= (autotune_pg= of a function) {which} all ranks that its collectives touch."
 
 
 def crossed(places: Mapping[int, Place], *, is_gathering: bool) -> Verdict:
     """Two ranks wait in different calls for each other."""
-    where = " and ".join(f"rank {rank} waits in {place.text}" for rank, place in sorted(places.items()))
+    where = " and ".join(
+        f"rank {rank} waits in {place.text}" for rank, place in sorted(places.items())
+    )
     return alone(where, sorted(places)) if is_gathering else out_of_order(where, sorted(places))
 
 
@@ -264,7 +305,10 @@ def error_of(verdict: Verdict, rank: int, place: Place) -> DistTuneError:
         return SHARED_ERRORS[verdict.kind]("\n".join(map(printable, verdict.text.split("\n"))))
     text, ranks = printable(verdict.text), verdict.ranks
     if verdict.kind == AloneError.__name__:
-        return AloneError(f"rank {rank} is alone in {place.text}: {text}", [each for each in ranks if each != rank])
+        return AloneError(
+            f"rank {rank} is alone in {place.text}: {text}",
+            [each for each in ranks if each != rank],
+        )
     if verdict.kind == AbsentRanksError.__name__:
         return AbsentRanksError(f"{text} Rank {rank} stops for that.", tuple(ranks))
     cause, error = ranks[0] if ranks else -1, printable(verdict.error)

@@ -59,7 +59,13 @@ class Activity:
     ``n_issued``, ``n_of_process``: collectives issued on the group, and on all groups.
     """
 
-    def __init__(self, rank: int, members: Sequence[int], n_issued: Callable[[], int], n_of_process: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        members: Sequence[int],
+        n_issued: Callable[[], int],
+        n_of_process: Callable[[], int],
+    ) -> None:
         self.rank = rank
         self.members = tuple(members)
         self.others = [each for each in members if each != rank]
@@ -129,10 +135,20 @@ class Activity:
         """What this rank says with its part of a meeting."""
         usual = Counter(n for _, n, _ in self.runs).most_common(1)
         odd = {
-            number: f"issued {n} collectives where {usual[0][0]} are usual, in {text}" for number, n, text in self.runs if n < usual[0][0]
+            number: f"issued {n} collectives where {usual[0][0]} are usual, in {text}"
+            for number, n, text in self.runs
+            if n < usual[0][0]
         }
         late = next(iter(self._told.items()), None) if topic.startswith(FAILED) else None
-        return Header(step, topic, self.runs[-1][2] if self.runs else "no run", odd, self.troubles[:1], late, topics_told())
+        return Header(
+            step,
+            topic,
+            self.runs[-1][2] if self.runs else "no run",
+            odd,
+            self.troubles[:1],
+            late,
+            topics_told(),
+        )
 
     def card(self, question: int = 0, *, is_over: bool = False) -> Card:
         """What this rank says of itself. Called by any thread."""
@@ -151,10 +167,16 @@ class Activity:
         now, mine = time.monotonic(), (self.doing, self._n_of_process())
         if self._moved[0] != mine:
             for rank in self._told:
-                tell(f"rank {self.rank} goes on, after {now - self._moved[1]:.1f} s in which rank {rank} was late")
+                tell(
+                    f"rank {self.rank} goes on, after {now - self._moved[1]:.1f} s in which rank {rank} was late"
+                )
             self._told, self._moved, self.absent, self.late = {}, (mine, now), (), ""
         # The first rank, which has the terminal, as often in large groups.
-        every_s = _LOOK_S if self.rank == self.members[0] else max(_LOOK_S, len(self.members) / _LOOKS_PER_S)
+        every_s = (
+            _LOOK_S
+            if self.rank == self.members[0]
+            else max(_LOOK_S, len(self.members) / _LOOKS_PER_S)
+        )
         if not self.others or now - self._moved[1] < _LATE_S / 2 or now - self._looked_at < every_s:
             return False
         self._looked_at = now
@@ -168,12 +190,20 @@ class Activity:
         waited_s = time.monotonic() - since
         is_slow, late = waited_s >= _SLOW_S, list[int]()
         # In a first run, which may yet issue collectives or not, a peer in a call of either key may be in this one.
-        calls = [self.call._replace(has_talked=each) for each in (True, False)] if self.is_first_run else [self.call]
-        here = {rank for rank, card in cards.items() if any(call.holds(*card.inside) for call in calls)}
+        calls = (
+            [self.call._replace(has_talked=each) for each in (True, False)]
+            if self.is_first_run
+            else [self.call]
+        )
+        here = {
+            rank for rank, card in cards.items() if any(call.holds(*card.inside) for call in calls)
+        }
         self.absent = [rank for rank in self.others if rank not in here]
         for rank, card in cards.items():
             is_behind = card.n_of_process < n_mine
-            is_elsewhere = is_behind or (doing.is_meeting and not (rank in here and card.doing == doing.text))
+            is_elsewhere = is_behind or (
+                doing.is_meeting and not (rank in here and card.doing == doing.text)
+            )
             if not (card.silent_s >= _LATE_S or (is_slow and is_elsewhere)):
                 continue
             late.append(rank)
@@ -184,11 +214,20 @@ class Activity:
                 # No error follows from this: a step may issue on one rank what another issues after it.
                 text += f", after {card.n_of_process} collectives of its process where rank {self.rank} is in number {n_mine}"
             self._told[rank] = f"was late: {text}"
-            tell(f"rank {rank} is late: rank {self.rank} waits in {doing.text} of {inside[-1].text}; rank {rank}: {text}")
+            tell(
+                f"rank {rank} is late: rank {self.rank} waits in {doing.text} of {inside[-1].text}; rank {rank}: {text}"
+            )
         self.late = ""
-        if late and self._moved[1] == since and all(rank in late for rank in self.members if rank < self.rank):
+        if (
+            late
+            and self._moved[1] == since
+            and all(rank in late for rank in self.members if rank < self.rank)
+        ):
             others = f" ({amount(len(late) - 1, 'more rank')} late)" if len(late) > 1 else ""
-            self.late = cards[late[0]].late_text(late[0], inside[-1], waited_s, is_here=late[0] in here) + others
+            self.late = (
+                cards[late[0]].late_text(late[0], inside[-1], waited_s, is_here=late[0] in here)
+                + others
+            )
 
 
 class Questions:
@@ -202,13 +241,22 @@ class Questions:
     def ask(self, ranks: Sequence[int]) -> dict[int, Card]:
         """What is known of these ranks. Does not wait; each that has answered the question before is asked again."""
         kinds = ("card", "beat")
-        lacking = {int(key.partition("/")[2]) for key in absent(self._store, [f"{kind}/{rank}" for kind in kinds for rank in ranks])}
+        lacking = {
+            int(key.partition("/")[2])
+            for key in absent(self._store, [f"{kind}/{rank}" for kind in kinds for rank in ranks])
+        }
         known = [rank for rank in ranks if rank not in lacking]
-        texts = self._store.multi_get([f"{kind}/{rank}" for kind in kinds for rank in known]) if known else []
+        texts = (
+            self._store.multi_get([f"{kind}/{rank}" for kind in kinds for rank in known])
+            if known
+            else []
+        )
         cards, now = dict.fromkeys(ranks, Card()), time.monotonic()
         for rank, text, beat in zip(known, texts[: len(known)], texts[len(known) :], strict=True):
             with suppress(ValidationError):  # of another version: a rank that says nothing
-                cards[rank] = self._seen(rank, CARD.validate_json(text), beat[:2000].decode(errors="replace"), now)
+                cards[rank] = self._seen(
+                    rank, CARD.validate_json(text), beat[:2000].decode(errors="replace"), now
+                )
         return cards
 
     def _seen(self, rank: int, card: Card, beat: str, now: float) -> Card:
@@ -218,7 +266,14 @@ class Questions:
             self._open[rank] = first, card.question, now
             self._store.set(f"ask/{rank}/{card.question}", "")
         silent_s, state = now - since, state_of(card.process)
-        return replace(card, for_s=card.for_s + silent_s, beat=beat, silent_s=silent_s, state=state, is_fresh=card.question > first)
+        return replace(
+            card,
+            for_s=card.for_s + silent_s,
+            beat=beat,
+            silent_s=silent_s,
+            state=state,
+            is_fresh=card.question > first,
+        )
 
 
 class Presence:
@@ -234,14 +289,18 @@ class Presence:
         self._thread: Thread | None = None
         self._client.set(f"beat/{activity.rank}", "")
         self._post()  # peers know this process from here on, also if it ends before the thread runs
-        with suppress(RuntimeError):  # no more threads: peers take this rank for one that does not answer
+        with suppress(
+            RuntimeError
+        ):  # no more threads: peers take this rank for one that does not answer
             self._thread = run_beside(self._answer, "presence")
         atexit.register(self.stop)
 
     def stop(self, *, is_exit: bool = True) -> None:
         """Answer no more: a thread inside the store must not outlive the interpreter, or the group. ``is_exit``: the program ends."""
         atexit.unregister(self.stop)
-        if self._is_over or self._pid != os.getpid():  # not in a forked child, which shares the connection
+        if (
+            self._is_over or self._pid != os.getpid()
+        ):  # not in a forked child, which shares the connection
             return
         self._is_over = True
         with suppress(dist.DistError, TimeoutError):  # the store's host is gone, or silent
@@ -252,12 +311,19 @@ class Presence:
         self._store.set(self._awaited(), "")
         if self._thread is not None:
             self._thread.join(_FAREWELL_S)
-        others, questions = self._activity.others if self._activity.rank == 0 and waits else [], Questions(self._store)
+        others, questions = (
+            self._activity.others if self._activity.rank == 0 and waits else [],
+            Questions(self._store),
+        )
         if others:
             self._store.set("host over", "")
         while others and time.monotonic() < ends_at:
             cards = questions.ask(others)
-            others = [rank for rank, card in cards.items() if card.question >= 0 and not card.is_over and card.state != "gone"]
+            others = [
+                rank
+                for rank, card in cards.items()
+                if card.question >= 0 and not card.is_over and card.state != "gone"
+            ]
             time.sleep(0.005)
 
     def _awaited(self) -> str:
@@ -265,7 +331,9 @@ class Presence:
 
     def _post(self) -> None:
         card = self._activity.card(self._question, is_over=self._is_over)
-        self._client.set(f"card/{self._activity.rank}", CARD.dump_json(card, exclude_defaults=True).decode())
+        self._client.set(
+            f"card/{self._activity.rank}", CARD.dump_json(card, exclude_defaults=True).decode()
+        )
 
     def _answer(self) -> None:
         with suppress(dist.DistNetworkError):  # the store's host is gone, and so is the job

@@ -37,7 +37,9 @@ class Latency:
     """Timed runs left out: beyond 5 x the median absolute deviation (MAD), at most a tenth of all; 0 if more are."""
 
 
-def measure(run: Callable[[], Any], n_warmup: int = _N_WARMUP, num_iters: int = 10, *, is_cold: bool = True) -> Latency:
+def measure(
+    run: Callable[[], Any], n_warmup: int = _N_WARMUP, num_iters: int = 10, *, is_cold: bool = True
+) -> Latency:
     """Time ``run()``: ``n_warmup`` untimed runs, then ``num_iters`` timed ones.
 
     On a GPU by CUDA events around each run, with the device kept busy until the host has queued it, and with the L2 cache flushed before
@@ -50,7 +52,13 @@ def measure(run: Callable[[], Any], n_warmup: int = _N_WARMUP, num_iters: int = 
     return _measure(run, n_warmup, num_iters, lambda result: "", is_cold=is_cold)
 
 
-def benchmark_config(run: Callable[[], Any], ground_truth: Any, num_iters: int = 10, atol: float = 1e-1, rtol: float = 1e-1) -> float:
+def benchmark_config(
+    run: Callable[[], Any],
+    ground_truth: Any,
+    num_iters: int = 10,
+    atol: float = 1e-1,
+    rtol: float = 1e-1,
+) -> float:
     """The average latency of ``run()`` in microseconds, without outliers (see ``Latency``), if it returns what it should.
 
     ``ground_truth``: what ``run()`` is to return: a tensor of any dtype, fp8 too, or tuples, lists and dicts of them, of the same shapes
@@ -65,7 +73,13 @@ def benchmark_config(run: Callable[[], Any], ground_truth: Any, num_iters: int =
         return measure(run, num_iters=num_iters).mean_us
     if wrong := _wrong(run, ground_truth, rtol, atol):
         raise WrongResultError(wrong)
-    return _measure(run, _N_WARMUP, num_iters, lambda result: difference(result, ground_truth, rtol, atol), is_cold=True).mean_us
+    return _measure(
+        run,
+        _N_WARMUP,
+        num_iters,
+        lambda result: difference(result, ground_truth, rtol, atol),
+        is_cold=True,
+    ).mean_us
 
 
 def _wrong(run: Callable[[], Any], expected: Any, rtol: float, atol: float) -> str:
@@ -85,7 +99,14 @@ def _wrong(run: Callable[[], Any], expected: Any, rtol: float, atol: float) -> s
     return ""
 
 
-def _measure(run: Callable[[], Any], n_warmup: int, num_iters: int, why_wrong: Callable[[Any], str], *, is_cold: bool) -> Latency:
+def _measure(
+    run: Callable[[], Any],
+    n_warmup: int,
+    num_iters: int,
+    why_wrong: Callable[[Any], str],
+    *,
+    is_cold: bool,
+) -> Latency:
     if num_iters < 1 or n_warmup < 0:
         raise ValueError(f"need num_iters >= 1 and n_warmup >= 0, got {num_iters} and {n_warmup}")
     clock = device_clock()
@@ -110,9 +131,17 @@ def _measure(run: Callable[[], Any], n_warmup: int, num_iters: int, why_wrong: C
         spans.append(span)
         if wrong := why_wrong(result):
             told = "A run must do the same however often it is repeated."
-            raise WrongResultError(f"timed run {k + 1} of {num_iters}, after {n_warmup} untimed ones: {wrong}. {told}")
+            raise WrongResultError(
+                f"timed run {k + 1} of {num_iters}, after {n_warmup} untimed ones: {wrong}. {told}"
+            )
         result = None  # its memory is for the next one
     wait_for_device()
     times_us = [span.ms() * 1e3 for span in spans]
     counted = without_outliers(times_us, _MAX_OUTLIERS)
-    return Latency(statistics.fmean(counted), min(counted), statistics.median(counted), len(counted), len(times_us) - len(counted))
+    return Latency(
+        statistics.fmean(counted),
+        min(counted),
+        statistics.median(counted),
+        len(counted),
+        len(times_us) - len(counted),
+    )

@@ -47,7 +47,9 @@ class Matches:
         return difference(result, expected, self.rtol, self.atol)
 
 
-def matches(reference: Callable[..., Any], *, rtol: float | None = None, atol: float | None = None) -> Matches:
+def matches(
+    reference: Callable[..., Any], *, rtol: float | None = None, atol: float | None = None
+) -> Matches:
     """A check: the result must be what ``reference(*args, **kwargs)`` returns.
 
     Equal are nested tuples, lists and dicts of tensors with the same shapes and dtypes, where every element differs by at most
@@ -88,7 +90,9 @@ class Checker:
     judges_all = False
     """True if all that are left then have as many, and not the winner alone."""
 
-    def __init__(self, check: Callable[..., Any], function: Callable[..., Any], *, is_alone: bool = False) -> None:
+    def __init__(
+        self, check: Callable[..., Any], function: Callable[..., Any], *, is_alone: bool = False
+    ) -> None:
         self._check = check
         self._function = function
         self._reference: Matches | None = None
@@ -121,7 +125,12 @@ class Checker:
                 self._memory.forget()
             if is_repeated:
                 self._memory.poison_held(self._held(args, kwargs))
-            is_known = self._expected and self._call is not None and call.repeats(self._call) and not self._memory.outputs
+            is_known = (
+                self._expected
+                and self._call is not None
+                and call.repeats(self._call)
+                and not self._memory.outputs
+            )
             if self._reference is not None and not is_known:
                 self._random = before
                 self._ask(self._reference.reference, args, kwargs)
@@ -142,7 +151,9 @@ class Checker:
                 self._random.restore()
                 return self._wrong(self._function(*args, **kwargs), args, kwargs)
 
-            wrong = self._memory.resolve(self._wrong(result, args, kwargs), again, is_independent=self._reference is not None)
+            wrong = self._memory.resolve(
+                self._wrong(result, args, kwargs), again, is_independent=self._reference is not None
+            )
             self._memory.remember(_tensors_of(result), self._held(args, kwargs))
         return " ".join(wrong.split())
 
@@ -162,14 +173,22 @@ class Checker:
             return ""
         expected = _tensors_of(self._expected)
         if any(shares_memory(tensor, expected) for tensor in _tensors_of(result)):
-            names = f"{name_of(self._function)} and its reference {name_of(self._reference.reference)}"
-            raise TypeError(f"{names} return the same memory, so nothing would ever be wrong: copy one of them")
+            names = (
+                f"{name_of(self._function)} and its reference {name_of(self._reference.reference)}"
+            )
+            raise TypeError(
+                f"{names} return the same memory, so nothing would ever be wrong: copy one of them"
+            )
         return self._reference.difference(result, self._expected[0])
 
     def _held(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Place, torch.Tensor]:
-        return {(leaf.kind, leaf.name): leaf.tensor for leaf in held_by(self._function, args, kwargs)}
+        return {
+            (leaf.kind, leaf.name): leaf.tensor for leaf in held_by(self._function, args, kwargs)
+        }
 
-    def _ask(self, reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _ask(
+        self, reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Ask the reference what to expect. If it reads what is poisoned, so may the function: then this run is not judged.
 
         It is not asked again without poison, because a reference may be collective, and must run equally often on all ranks.
@@ -181,7 +200,9 @@ class Checker:
         except Exception:
             if not self._memory.is_poisoned:
                 raise
-        if self._memory.is_poisoned and (not self._expected or n_nan(_tensors_of(self._expected)) > n_before):
+        if self._memory.is_poisoned and (
+            not self._expected or n_nan(_tensors_of(self._expected)) > n_before
+        ):
             self._memory.leave()
             self._expected.clear()
 
@@ -216,14 +237,18 @@ class _Call(NamedTuple):
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         """Of the arguments as they are now."""
         leaves = list(leaves_of((args, kwargs)))
-        form = [(path, type(leaf), leaf if isinstance(leaf, _VALUES) else None) for path, leaf in leaves]
+        form = [
+            (path, type(leaf), leaf if isinstance(leaf, _VALUES) else None) for path, leaf in leaves
+        ]
         tensors = [leaf for _, leaf in leaves if isinstance(leaf, torch.Tensor)]
         others = [_referred(leaf) for _, leaf in leaves if not isinstance(leaf, _VALUES)]
         return cls(form, others, [version_of(tensor) for tensor in tensors])
 
     def repeats(self, other: _Call) -> bool:
         """True if both were given the same. A tensor that torch has written to in between is another; what kernels write is not known."""
-        is_same = all(mine is theirs for mine, theirs in zip(self.leaves, other.leaves, strict=False))
+        is_same = all(
+            mine is theirs for mine, theirs in zip(self.leaves, other.leaves, strict=False)
+        )
         return is_same and self.form == other.form and self.versions == other.versions
 
 
@@ -234,14 +259,22 @@ def _referred(value: Any) -> Any:
         return value
 
 
-def _as_reference(check: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Matches | None:
+def _as_reference(
+    check: Callable[..., Any],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Matches | None:
     """A check as a reference, if it is one."""
     if isinstance(check, Matches):
         return check
     parameters = _signature(check.forward if isinstance(check, torch.nn.Module) else check)
     if parameters is None:  # an operator of torch: what looks at results is written in Python
         return Matches(check)
-    is_check, is_reference = _fits(parameters, (None, *args), kwargs), _fits(parameters, args, kwargs)
+    is_check, is_reference = (
+        _fits(parameters, (None, *args), kwargs),
+        _fits(parameters, args, kwargs),
+    )
     if not is_check and not is_reference:
         raise TypeError(
             f"{name_of(check)}{parameters} can be called neither as a check, with the result and then {len(args)} positional "
@@ -249,21 +282,31 @@ def _as_reference(check: Callable[..., Any], function: Callable[..., Any], args:
         )
     if is_check and is_reference:
         own = _signature(function)
-        is_reference = own is not None and next(iter(own.parameters), None) == next(iter(parameters.parameters), "")
+        is_reference = own is not None and next(iter(own.parameters), None) == next(
+            iter(parameters.parameters), ""
+        )
     return Matches(check) if is_reference else None
 
 
-def _answer_of(check: Callable[..., Any], result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _answer_of(
+    check: Callable[..., Any], result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str:
     """Reason of a user's check why the result is wrong; empty if it is right."""
     try:
         answer = check(result, *args, **kwargs)
     except AssertionError as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [f"{frame.line} (line {frame.lineno})"]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+            f"{frame.line} (line {frame.lineno})"
+        ]
         return "; ".join(lines[:3])[:400]
     if answer is None:
         return ""
-    is_one = getattr(answer, "dtype", None) is not None and math.prod(answer.shape) == 1 and "bool" in str(answer.dtype)
+    is_one = (
+        getattr(answer, "dtype", None) is not None
+        and math.prod(answer.shape) == 1
+        and "bool" in str(answer.dtype)
+    )
     if not is_one and not isinstance(answer, bool):
         raise TypeError(
             f"the check {name_of(check)} returned {type(answer).__name__}, need None or a bool, or an AssertionError. If it returns what "

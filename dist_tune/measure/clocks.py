@@ -238,7 +238,10 @@ class Lead:
         """
         may_be_long = self._n_missed < _N_MISSES or self._n_missed % _RETRY_AFTER == 0
         most_ms = LONGEST_MS if may_be_long else MAX_LEAD_MS
-        lead_ms = min(self._host_ms + min(0.5 * self._host_ms, _MARGIN_MS), most_ms) - n_queued * shortest_ms
+        lead_ms = (
+            min(self._host_ms + min(0.5 * self._host_ms, _MARGIN_MS), most_ms)
+            - n_queued * shortest_ms
+        )
         return max(lead_ms, min(shortest_ms, MAX_LEAD_MS))
 
     def add(self, host_ms: float, *, is_ahead: bool) -> None:
@@ -263,7 +266,9 @@ def no_full_collections() -> Iterator[None]:
     try:
         yield
     finally:
-        young, middle, now = gc.get_threshold()  # of the younger ones the program may have set its own meanwhile
+        young, middle, now = (
+            gc.get_threshold()
+        )  # of the younger ones the program may have set its own meanwhile
         if now == raised:
             gc.set_threshold(young, middle, old)
 
@@ -288,16 +293,23 @@ def is_capturing() -> bool:
     """True while the current stream records a graph."""
     try:
         return bool(api.is_current_stream_capturing())
-    except (RuntimeError, AssertionError, AttributeError):  # no GPU, no driver, or a torch without graphs of XPU: nothing can be capturing
+    except (
+        RuntimeError,
+        AssertionError,
+        AttributeError,
+    ):  # no GPU, no driver, or a torch without graphs of XPU: nothing can be capturing
         return False
 
 
 def is_traced(arguments: Any) -> bool:
     """True if a call with these arguments computes no values: its times mean nothing, and its results cannot be checked."""
-    if torch.compiler.is_compiling() or any(_has_base(mode, _TRACERS) for mode in _get_current_dispatch_mode_stack()):
+    if torch.compiler.is_compiling() or any(
+        _has_base(mode, _TRACERS) for mode in _get_current_dispatch_mode_stack()
+    ):
         return True
     return any(
-        each.is_meta or _has_base(each, _WITHOUT_DATA) or torch._is_functional_tensor(each) for each in tensors_in(arguments).values()
+        each.is_meta or _has_base(each, _WITHOUT_DATA) or torch._is_functional_tensor(each)
+        for each in tensors_in(arguments).values()
     )
 
 
@@ -319,7 +331,9 @@ def without_outliers(samples: Sequence[float], max_share: float = 0.5) -> Sequen
     if len(samples) < 5:
         return samples
     middle, mad = statistics.median(samples), spread(samples)
-    staying = [sample for sample in samples if abs(sample - middle) <= max(5 * mad, 0.005 * abs(middle))]
+    staying = [
+        sample for sample in samples if abs(sample - middle) <= max(5 * mad, 0.005 * abs(middle))
+    ]
     return staying if len(samples) - len(staying) <= max_share * len(samples) else samples
 
 

@@ -17,7 +17,12 @@ from dist_tune.measure.memory import parts_of, plain_tensors
 
 PIECE = 1 << 22
 """Elements compared at once, about: a few copies of so many are all the memory that a comparison needs."""
-_PACKED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64, torch.float4_e2m1fn_x2: torch.int8}
+_PACKED = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    torch.float4_e2m1fn_x2: torch.int8,
+}
 """Formats that torch does not compute with, and those that are equal where they are."""
 _RTOL = {
     torch.float64: 1e-12,
@@ -29,7 +34,9 @@ _RTOL = {
 }
 
 
-def difference(got: Any, expected: Any, rtol: float | None = None, atol: float | None = None, where: str = "") -> str:
+def difference(
+    got: Any, expected: Any, rtol: float | None = None, atol: float | None = None, where: str = ""
+) -> str:
     """Why ``got`` is not what was expected, on one line, with the size of the error; empty if it is.
 
     Same structure, shapes and dtypes, and every element within ``atol + rtol * |expected|``. ``atol`` is ``rtol`` times the root
@@ -38,7 +45,11 @@ def difference(got: Any, expected: Any, rtol: float | None = None, atol: float |
     Raises:
         TypeError: something is neither a tensor nor a number, and cannot say whether it is equal.
     """
-    if isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor) and got.is_nested == expected.is_nested:
+    if (
+        isinstance(got, torch.Tensor)
+        and isinstance(expected, torch.Tensor)
+        and got.is_nested == expected.is_nested
+    ):
         if got.is_nested:
             return difference(got.unbind(), expected.unbind(), rtol, atol, where)
         if (got.shape, got.dtype) == (expected.shape, expected.dtype):
@@ -46,11 +57,28 @@ def difference(got: Any, expected: Any, rtol: float | None = None, atol: float |
     elif not isinstance(got, torch.Tensor) and not isinstance(expected, torch.Tensor):
         mine, theirs = parts_of(got), parts_of(expected)
         if mine is not None and theirs is not None and mine.keys() == theirs.keys():
-            return next(filter(None, (difference(mine[key], theirs[key], rtol, atol, f"{where}[{key!r}]") for key in theirs)), "")
+            return next(
+                filter(
+                    None,
+                    (
+                        difference(mine[key], theirs[key], rtol, atol, f"{where}[{key!r}]")
+                        for key in theirs
+                    ),
+                ),
+                "",
+            )
         if mine is None and theirs is None:
-            if {type(got), type(expected)} & {float, complex} and {type(got), type(expected)} <= {int, float, complex}:
+            if {type(got), type(expected)} & {float, complex} and {type(got), type(expected)} <= {
+                int,
+                float,
+                complex,
+            }:
                 bound = (1e-5 if rtol is None else rtol) * abs(expected) + (atol or 0.0)
-                if got == expected or abs(got - expected) <= bound < math.inf or (got != got and expected != expected):
+                if (
+                    got == expected
+                    or abs(got - expected) <= bound < math.inf
+                    or (got != got and expected != expected)
+                ):
                     return ""
                 return f"wrong by {abs(got - expected):.2g}{_at(where)} (got {got:.6g}, expected {expected:.6g})"
             if _is_equal(got, expected):
@@ -68,7 +96,11 @@ def flat(value: Any, depth: int = 0) -> Any:
     if parts is not None:
         each = {str(key): flat(part, depth + 1) for key, part in parts.items()}
         return list(each.values()) if isinstance(value, list | tuple) else each
-    return value if isinstance(value, int | float | complex | str | bytes | None) else type(value).__name__
+    return (
+        value
+        if isinstance(value, int | float | complex | str | bytes | None)
+        else type(value).__name__
+    )
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -83,7 +115,9 @@ def tolerance(dtype: torch.dtype) -> float:
     return _RTOL[dtype] if dtype in _RTOL else torch.finfo(dtype).eps
 
 
-def _of_tensors(got: torch.Tensor, expected: torch.Tensor, rtol: float | None, atol: float | None, where: str) -> str:
+def _of_tensors(
+    got: torch.Tensor, expected: torch.Tensor, rtol: float | None, atol: float | None, where: str
+) -> str:
     """Of tensors of one shape and dtype, with at least one element."""
     rtol = tolerance(got.dtype) if rtol is None else rtol
     n_dims = got.dim()
@@ -94,11 +128,19 @@ def _of_tensors(got: torch.Tensor, expected: torch.Tensor, rtol: float | None, a
     pieces = list(zip(got.split(n_rows, dim), expected.split(n_rows, dim), strict=True))
     rms = 0.0
     if atol is None and rtol and is_float:
-        squares = [theirs.to(got.device, torch.float64).nan_to_num(0.0, 0.0, 0.0).square_().sum() for _, theirs in pieces]
+        squares = [
+            theirs.to(got.device, torch.float64).nan_to_num(0.0, 0.0, 0.0).square_().sum()
+            for _, theirs in pieces
+        ]
         rms = math.sqrt(float(torch.stack(squares).sum()) / expected.numel())
     # Where the squares are too large to add, each element counts for itself.
     bound = (rtol * rms if math.isfinite(rms) else 0.0) if atol is None else atol
-    found = torch.stack([_errors(mine, theirs, *((rtol, bound) if is_float else (0.0, 0.0))) for mine, theirs in pieces]).tolist()
+    found = torch.stack(
+        [
+            _errors(mine, theirs, *((rtol, bound) if is_float else (0.0, 0.0)))
+            for mine, theirs in pieces
+        ]
+    ).tolist()
     n_wrong, n_nan = (int(sum(each[k] for each in found)) for k in (0, 1))
     if not n_wrong:
         return ""
@@ -110,7 +152,11 @@ def _of_tensors(got: torch.Tensor, expected: torch.Tensor, rtol: float | None, a
         return f"{n_nan} of {count} are NaN, the first at {at}: not written?"
     mine, theirs = got[index].item(), expected[index].item()
     error = math.inf if math.isnan(abs(mine - theirs)) else abs(mine - theirs)
-    limit = f"beyond {rtol:.2g} * (|expected| + {rms:.2g})" if atol is None else f"beyond {atol:.2g} + {rtol:.2g} * |expected|"
+    limit = (
+        f"beyond {rtol:.2g} * (|expected| + {rms:.2g})"
+        if atol is None
+        else f"beyond {atol:.2g} + {rtol:.2g} * |expected|"
+    )
     return f"wrong by {error:.2g} at {at} (got {mine:.6g}, expected {theirs:.6g}; {n_wrong} of {count} {limit if is_float else 'differ'})"
 
 
@@ -121,8 +167,15 @@ def _errors(got: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float)
     is_wrong = torch.isclose(got, expected, rtol, atol, equal_nan=True).logical_not_()
     is_nan = is_wrong & got.isnan()
     error, largest = (got.double() - expected.double()).abs_(), torch.finfo(torch.float64).max
-    error = error.nan_to_num_(largest, largest).masked_fill_(~is_wrong, -1.0).masked_fill_(is_nan, math.inf).flatten()
-    return torch.stack([each.double() for each in (is_wrong.sum(), is_nan.sum(), error.max(), error.argmax())])
+    error = (
+        error.nan_to_num_(largest, largest)
+        .masked_fill_(~is_wrong, -1.0)
+        .masked_fill_(is_nan, math.inf)
+        .flatten()
+    )
+    return torch.stack(
+        [each.double() for each in (is_wrong.sum(), is_nan.sum(), error.max(), error.argmax())]
+    )
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -140,16 +193,26 @@ def _is_equal(got: Any, expected: Any) -> bool:
     try:
         return got is expected or bool(got == expected)
     except Exception as error:  # comparing the user's objects may raise anything
-        raise TypeError(f"cannot compare a {type(got).__name__} with a {type(expected).__name__}: return tensors and numbers") from error
+        raise TypeError(
+            f"cannot compare a {type(got).__name__} with a {type(expected).__name__}: return tensors and numbers"
+        ) from error
 
 
 def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"a nested tensor of {value.dtype}" if value.is_nested else f"a tensor {list(value.shape)} {value.dtype}"
+        return (
+            f"a nested tensor of {value.dtype}"
+            if value.is_nested
+            else f"a tensor {list(value.shape)} {value.dtype}"
+        )
     parts = parts_of(value)
     if isinstance(value, Mapping) or (parts is not None and not isinstance(value, list | tuple)):
         return f"a {type(value).__name__} of {', '.join(map(repr, parts or ()))}"[:200]
-    return f"a {type(value).__name__} of length {len(parts)}" if parts is not None else f"{value!r}"[:100]
+    return (
+        f"a {type(value).__name__} of length {len(parts)}"
+        if parts is not None
+        else f"{value!r}"[:100]
+    )
 
 
 def _at(where: str) -> str:

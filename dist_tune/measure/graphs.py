@@ -29,7 +29,11 @@ def obstacle_in(run: Callable[[], object]) -> str:
             run()
         finally:
             torch.cuda.set_sync_debug_mode(before)
-    waits = [f"{Path(each.filename).name}:{each.lineno}" for each in told if "synchronizing CUDA operation" in str(each.message)]
+    waits = [
+        f"{Path(each.filename).name}:{each.lineno}"
+        for each in told
+        if "synchronizing CUDA operation" in str(each.message)
+    ]
     return f"it waits for the device in {waits[0]}" if waits else ""
 
 
@@ -49,7 +53,9 @@ def captured(run: Callable[[], object], pool: Any) -> Any:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(torch.cuda.Stream()):
         try:
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # watchdogs ask the device meanwhile
+            graph.capture_begin(
+                pool=pool, capture_error_mode="thread_local"
+            )  # watchdogs ask the device meanwhile
             run()
             graph.capture_end()
         except BaseException:  # raised again

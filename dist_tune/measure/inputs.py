@@ -17,13 +17,25 @@ import torch
 from dist_tune.accelerator import api
 from dist_tune.errors import DistTuneError
 from dist_tune.measure.compare import difference
-from dist_tune.measure.memory import Snapshot, leaves_of, n_bytes_of, parts_of, shares_memory, tensors_in, version_of
+from dist_tune.measure.memory import (
+    Snapshot,
+    leaves_of,
+    n_bytes_of,
+    parts_of,
+    shares_memory,
+    tensors_in,
+    version_of,
+)
 from dist_tune.measure.reachable import Leaf, held_by
 
 
 def generators_in(value: Any) -> list[tuple[torch.Generator, torch.Tensor]]:
     """The generators in nested tuples, lists and dicts, with their states."""
-    return [(leaf, leaf.get_state()) for _, leaf in leaves_of(value) if isinstance(leaf, torch.Generator)]
+    return [
+        (leaf, leaf.get_state())
+        for _, leaf in leaves_of(value)
+        if isinstance(leaf, torch.Generator)
+    ]
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,9 @@ class RngState:
     python: Any = field(default_factory=random.getstate)
     numpy: Any = field(default_factory=np.random.get_state)
     torch_cpu: torch.Tensor = field(default_factory=torch.get_rng_state)
-    torch_cuda: torch.Tensor | None = field(default_factory=lambda: api.get_rng_state() if api.is_initialized() else None)
+    torch_cuda: torch.Tensor | None = field(
+        default_factory=lambda: api.get_rng_state() if api.is_initialized() else None
+    )
 
     def restore(self) -> None:
         """Go back to that state."""
@@ -62,14 +76,18 @@ class Inputs:
         self._generators: list[tuple[torch.Generator, torch.Tensor]] = []
         """Generators among the arguments, with their states."""
 
-    def keep(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def keep(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Copy the tensors of a call, the small ones first, as far as memory allows; of others torch's writes are noticed."""
         self.forget()
         self._function, self._generators = function, generators_in((args, kwargs))
         self._leaves = [leaf for leaf in held_by(function, args, kwargs) if leaf.kind == "argument"]
         for leaf in sorted(self._leaves, key=lambda leaf: n_bytes_of(leaf.tensor)):
             self.values.keep(leaf.name, leaf.tensor)
-        self._gradients = [(leaf.tensor, leaf.tensor.grad) for leaf in self._leaves if leaf.tensor.is_leaf]
+        self._gradients = [
+            (leaf.tensor, leaf.tensor.grad) for leaf in self._leaves if leaf.tensor.is_leaf
+        ]
 
     def changed(self) -> set[str]:
         """Names of the copied tensors whose values are others now. Waits for the device."""
@@ -79,7 +97,11 @@ class Inputs:
 
     def harmed(self, names: set[str]) -> set[str]:
         """Those whose values are farther from the kept ones than rounding goes: no earlier result that was written again."""
-        return {name for name, (memory, copy) in self.values.alive(names).items() if difference(memory, copy)}
+        return {
+            name
+            for name, (memory, copy) in self.values.alive(names).items()
+            if difference(memory, copy)
+        }
 
     def put_back(self, names: set[str] | None = None) -> None:
         """Put back all values, or some, gradients and generators. Does not wait for the device."""
@@ -115,7 +137,12 @@ class Inputs:
         self.values.forget()
 
 
-def ask(reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], written: set[str] | None = None) -> Any:
+def ask(
+    reference: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    written: set[str] | None = None,
+) -> Any:
     """The result of a reference, in memory that no argument shares; what it has written to arguments meanwhile is undone.
 
     With ``out=`` it writes the right answer there, where a candidate that then writes nothing would find it. Needs memory for a copy of the

@@ -30,7 +30,18 @@ _MOST_WRAPPED = 4
 """Wrappers around one tensor."""
 _MAX_HOST_BYTES = 2 << 30
 """Of the host's memory."""
-_NO_MAPPINGS = (torch.Tensor, int, float, str, bytes, type(None), FunctionType, MethodType, partial, torch.dtype)
+_NO_MAPPINGS = (
+    torch.Tensor,
+    int,
+    float,
+    str,
+    bytes,
+    type(None),
+    FunctionType,
+    MethodType,
+    partial,
+    torch.dtype,
+)
 
 
 class Region(NamedTuple):
@@ -52,10 +63,29 @@ class Region(NamedTuple):
         if storage is None or storage.nbytes() == 0 or tensor.numel() == 0:
             return None
         if tensor.is_nested:  # without strides of its own
-            return cls(StorageWeakRef(storage), storage.nbytes(), tensor.device, torch.uint8, 0, (storage.nbytes(),), (1,))
-        shape = tuple(1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True))  # once, if expanded
+            return cls(
+                StorageWeakRef(storage),
+                storage.nbytes(),
+                tensor.device,
+                torch.uint8,
+                0,
+                (storage.nbytes(),),
+                (1,),
+            )
+        shape = tuple(
+            1 if stride == 0 else size
+            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )  # once, if expanded
         offset = int(tensor.storage_offset())
-        return cls(StorageWeakRef(storage), storage.nbytes(), tensor.device, tensor.dtype, offset, shape, tensor.stride())
+        return cls(
+            StorageWeakRef(storage),
+            storage.nbytes(),
+            tensor.device,
+            tensor.dtype,
+            offset,
+            shape,
+            tensor.stride(),
+        )
 
     @property
     def is_freed(self) -> bool:
@@ -64,11 +94,15 @@ class Region(NamedTuple):
 
     def tensor(self) -> torch.Tensor | None:
         """The memory as a tensor of real numbers; None if it has been freed."""
-        storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
+        storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(
+            self.storage.cdata
+        )
         if storage is None:
             return None
         # Not a view of the tensor: autograd and version counters must not see writes to it.
-        alive = torch.empty(0, dtype=self.dtype, device=self.device).set_(storage, self.offset, self.shape, self.strides)
+        alive = torch.empty(0, dtype=self.dtype, device=self.device).set_(
+            storage, self.offset, self.shape, self.strides
+        )
         return torch.view_as_real(alive) if self.dtype.is_complex else alive
 
 
@@ -127,7 +161,9 @@ class Snapshot:
         memory = None if region is None else region.tensor()
         if region is None or memory is None:
             return False
-        room_bytes = self._room_bytes.setdefault(memory.device, _room_bytes(memory.device)) - n_bytes_of(memory)
+        room_bytes = self._room_bytes.setdefault(
+            memory.device, _room_bytes(memory.device)
+        ) - n_bytes_of(memory)
         if room_bytes < 0:
             return False
         with suppress(torch.OutOfMemoryError):
@@ -139,8 +175,13 @@ class Snapshot:
     def spare(self, device: torch.device) -> None:
         """Copy from here on small tensors, or up to half of what a GPU has beyond its peak: a run beside the copies needs that."""
         if device.type == device_type():
-            spare_bytes = free_bytes(device) + api.memory_allocated(device) - api.max_memory_allocated(device)
-            self._room_bytes[device] = min(self._room_bytes.get(device, _room_bytes(device)), max(spare_bytes / 2, _SMALL_BYTES))
+            spare_bytes = (
+                free_bytes(device) + api.memory_allocated(device) - api.max_memory_allocated(device)
+            )
+            self._room_bytes[device] = min(
+                self._room_bytes.get(device, _room_bytes(device)),
+                max(spare_bytes / 2, _SMALL_BYTES),
+            )
 
     def copy(self, tensors: Iterable[Any]) -> None:
         """Copy tensors by region, and what has ``clone`` and ``copy_`` as they do, without a limit of room.
@@ -152,7 +193,11 @@ class Snapshot:
             tensor = tensor_of(each)
             place = _Opaque(each) if tensor is None else Region.of(tensor)
             key = id(each) if tensor is None else place
-            if place is not None and key not in self._kept and (memory := place.tensor()) is not None:
+            if (
+                place is not None
+                and key not in self._kept
+                and (memory := place.tensor()) is not None
+            ):
                 self._kept[key] = place, memory.clone()
 
     def take(self, other: Snapshot, keys: Iterable[Hashable] | None = None) -> None:
@@ -161,19 +206,33 @@ class Snapshot:
         for key in other._kept if keys is None else keys:
             if key in other._kept:
                 place = other._kept[key][0]
-                self._kept.setdefault(id(place.value) if isinstance(place, _Opaque) else place, other._kept[key])
+                self._kept.setdefault(
+                    id(place.value) if isinstance(place, _Opaque) else place, other._kept[key]
+                )
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._kept
 
-    def alive(self, keys: Iterable[Hashable] | None = None) -> dict[Any, tuple[torch.Tensor, torch.Tensor]]:
+    def alive(
+        self, keys: Iterable[Hashable] | None = None
+    ) -> dict[Any, tuple[torch.Tensor, torch.Tensor]]:
         """Memory and copy of all tensors that are alive, or of some."""
-        kept = self._kept if keys is None else {key: self._kept[key] for key in keys if key in self._kept}
-        return {key: (memory, copy) for key, (region, copy) in kept.items() if (memory := region.tensor()) is not None}
+        kept = (
+            self._kept
+            if keys is None
+            else {key: self._kept[key] for key in keys if key in self._kept}
+        )
+        return {
+            key: (memory, copy)
+            for key, (region, copy) in kept.items()
+            if (memory := region.tensor()) is not None
+        }
 
     def changed(self) -> set[Any]:
         """Keys of tensors whose bits are others now. Waits for the device."""
-        return {key for key, (memory, copy) in self.alive().items() if not has_same_bits(memory, copy)}
+        return {
+            key for key, (memory, copy) in self.alive().items() if not has_same_bits(memory, copy)
+        }
 
     def put_back(self, keys: Iterable[Hashable] | None = None) -> None:
         """Put back all values, or some, those copied last first; autograd and version counters do not see it. Does not wait."""
@@ -182,7 +241,9 @@ class Snapshot:
 
     def exchange(self) -> None:
         """Put back all values, and keep those that were there instead."""
-        there = {key: (self._kept[key][0], memory.clone()) for key, (memory, _) in self.alive().items()}
+        there = {
+            key: (self._kept[key][0], memory.clone()) for key, (memory, _) in self.alive().items()
+        }
         self.put_back()
         self._kept = there
 
@@ -215,7 +276,9 @@ def version_of(tensor: torch.Tensor) -> int | None:
 def is_mapping(value: Any) -> bool:
     """True for dicts and what else is a Mapping."""
     # Mapping comes last: for each type that is none Python asks all of its subclasses, 20 and more: 0.1 ms of a hit.
-    is_none = isinstance(value, _NO_MAPPINGS) or type(value).__module__.partition(".")[0] == "triton"
+    is_none = (
+        isinstance(value, _NO_MAPPINGS) or type(value).__module__.partition(".")[0] == "triton"
+    )
     return isinstance(value, dict) or (not is_none and isinstance(value, Mapping))
 
 
@@ -226,13 +289,19 @@ def parts_of(value: Any, *, has_fields: bool = True) -> dict[Any, Any] | None:
     if is_mapping(value):
         return dict(value)
     if has_fields and is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value) if hasattr(value, field.name)}
+        return {
+            field.name: getattr(value, field.name)
+            for field in fields(value)
+            if hasattr(value, field.name)
+        }
     return None
 
 
 def leaves_of(value: Any, *, has_fields: bool = False) -> Iterator[tuple[Path, Any]]:
     """What containers hold that is none, by position. A container is searched once: it may hold itself."""
-    seen: dict[int, Any] = {}  # by identity, and kept alive, because an identity that is free may be given to another
+    seen: dict[
+        int, Any
+    ] = {}  # by identity, and kept alive, because an identity that is free may be given to another
     waiting: list[tuple[Path, Any]] = [((), value)]
     while waiting:
         path, each = waiting.pop()
@@ -248,7 +317,11 @@ def leaves_of(value: Any, *, has_fields: bool = False) -> Iterator[tuple[Path, A
 
 def tensors_in(value: Any, *, has_fields: bool = False) -> dict[Path, torch.Tensor]:
     """The tensors in nested tuples, lists and dicts; with ``has_fields`` also in dataclasses, as in results."""
-    return {path: leaf for path, leaf in leaves_of(value, has_fields=has_fields) if isinstance(leaf, torch.Tensor)}
+    return {
+        path: leaf
+        for path, leaf in leaves_of(value, has_fields=has_fields)
+        if isinstance(leaf, torch.Tensor)
+    }
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -266,15 +339,22 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     value: Any = tensor
-    if is_traceable_wrapper_subclass(value):  # it may name a storage that has no memory, and reading that ends the process
+    if is_traceable_wrapper_subclass(
+        value
+    ):  # it may name a storage that has no memory, and reading that ends the process
         return None
     try:
-        return tensor.untyped_storage() if tensor.layout is not torch.jagged else None  # which has one that cannot be asked anything
+        return (
+            tensor.untyped_storage() if tensor.layout is not torch.jagged else None
+        )  # which has one that cannot be asked anything
     except (NotImplementedError, RuntimeError):  # sparse, or a wrapper
         return None
 
 
 def _overlap(a: torch.UntypedStorage, b: torch.UntypedStorage) -> bool:
     # By address, too: tensors in symmetric memory have storages of their own for parts of one allocation.
-    start, end = max(a.data_ptr(), b.data_ptr()), min(a.data_ptr() + a.nbytes(), b.data_ptr() + b.nbytes())
+    start, end = (
+        max(a.data_ptr(), b.data_ptr()),
+        min(a.data_ptr() + a.nbytes(), b.data_ptr() + b.nbytes()),
+    )
     return a._cdata == b._cdata or (a.device == b.device and start < end)

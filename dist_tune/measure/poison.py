@@ -66,7 +66,11 @@ class ResultMemory:
         """Learn where the results of a run lie. ``tensors``: what its function was given, and has captured."""
         self._latest.clear()
         for result in results:
-            places = [] if self._is_alone else [place for place, tensor in tensors.items() if shares_memory(result, [tensor])]
+            places = (
+                []
+                if self._is_alone
+                else [place for place, tensor in tensors.items() if shares_memory(result, [tensor])]
+            )
             whole = [place for place in places if _is_all_of(tensors[place], result)]
             for place in whole or places[:1]:
                 self.held[place] = self.held.get(place, False) or bool(whole)
@@ -84,7 +88,15 @@ class ResultMemory:
 
     def poison_held(self, tensors: Mapping[Place, torch.Tensor]) -> None:
         """Poison what results were all of, unless the function reads it. What there is no room for a copy of is left alone."""
-        known = {} if self._is_read else {place: tensors[place] for place, is_whole in self.held.items() if is_whole and place in tensors}
+        known = (
+            {}
+            if self._is_read
+            else {
+                place: tensors[place]
+                for place, is_whole in self.held.items()
+                if is_whole and place in tensors
+            }
+        )
         for place, tensor in known.items():
             memory = memory_of(tensor)
             if memory is not None and memory.dtype in NANS:
@@ -97,11 +109,16 @@ class ResultMemory:
 
     def poison_free(self, expected: list[torch.Tensor]) -> None:
         """Poison free memory that an allocator would give to the next result: one like the last, or like what is expected."""
-        regions = self._latest or ([] if self.held else [each for each in map(Region.of, expected) if each is not None])
+        regions = self._latest or (
+            [] if self.held else [each for each in map(Region.of, expected) if each is not None]
+        )
         n_sets = 2 if sum(region.n_bytes for region in regions) < _SMALL_BYTES else 1
         with suppress(torch.OutOfMemoryError):
             # All of them before the first is freed, so that they are different blocks.
-            blocks = [(torch.empty(each.n_bytes, dtype=torch.uint8, device=each.device), each.dtype) for each in regions * n_sets]
+            blocks = [
+                (torch.empty(each.n_bytes, dtype=torch.uint8, device=each.device), each.dtype)
+                for each in regions * n_sets
+            ]
             for block, dtype in blocks:
                 real = dtype.to_real() if dtype.is_complex else dtype
                 _fill(block[: block.numel() // real.itemsize * real.itemsize].view(real))
@@ -115,16 +132,23 @@ class ResultMemory:
         places = {place: memory for place, (memory, _) in self._poisoned.alive().items()}
         with_nan = [place for place, memory in places.items() if n_nan([memory])]
         # Masks of the elements that are poison still.
-        left = {place: bits_of(memory) == _poison_of(memory.dtype) for place, memory in places.items()} if wrong else {}
+        left = (
+            {place: bits_of(memory) == _poison_of(memory.dtype) for place, memory in places.items()}
+            if wrong
+            else {}
+        )
         if not wrong:
             self._is_read = False if places else self._is_read
-            self._poisoned.put_back(with_nan)  # a part that is kept from run to run, or NaN made of poison, at which a check did not look
+            self._poisoned.put_back(
+                with_nan
+            )  # a part that is kept from run to run, or NaN made of poison, at which a check did not look
             self._poisoned.forget()
             return ""
         self.restore()
         # A part of a captured cache may be kept from run to run, and an argument may be handed through as it is.
         is_missing = all(place[0] == "captured" and each.all() for place, each in left.items()) or (
-            is_independent and any(place[0] != "captured" and each.any() for place, each in left.items())
+            is_independent
+            and any(place[0] != "captured" and each.any() for place, each in left.items())
         )
         if left and is_missing:
             return wrong if wrong.endswith("?") else f"{wrong}: not written?"
@@ -142,18 +166,32 @@ class ResultMemory:
 
 def _is_all_of(tensor: torch.Tensor, result: torch.Tensor) -> bool:
     whole, part = memory_of(tensor), memory_of(result)
-    return whole is not None and part is not None and (whole.data_ptr(), whole.numel()) == (part.data_ptr(), part.numel())
+    return (
+        whole is not None
+        and part is not None
+        and (whole.data_ptr(), whole.numel()) == (part.data_ptr(), part.numel())
+    )
 
 
 def n_nan(tensors: Iterable[torch.Tensor]) -> int:
     """Elements that are poison, NaN that was computed from it, or other NaN. Waits for the device."""
-    memories = [memory for each in tensors if (memory := memory_of(each)) is not None and memory.dtype in NANS]
-    return sum(int((each.float() if each.dtype.itemsize == 1 else each).isnan().sum()) for each in memories)
+    memories = [
+        memory
+        for each in tensors
+        if (memory := memory_of(each)) is not None and memory.dtype in NANS
+    ]
+    return sum(
+        int((each.float() if each.dtype.itemsize == 1 else each).isnan().sum()) for each in memories
+    )
 
 
 def _poison_of(dtype: torch.dtype) -> int:
     """The bits of an element; of integers a negative number."""
-    return 1 if dtype == torch.bool else NANS.get(dtype, int.from_bytes(b"\xaa" * dtype.itemsize, signed=True))
+    return (
+        1
+        if dtype == torch.bool
+        else NANS.get(dtype, int.from_bytes(b"\xaa" * dtype.itemsize, signed=True))
+    )
 
 
 def _fill(memory: torch.Tensor) -> None:

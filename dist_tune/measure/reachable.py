@@ -16,7 +16,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from io import IOBase
 from itertools import islice
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, MethodWrapperType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -36,7 +45,12 @@ _MAX_ITEMS = 1000
 _TRAINING = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _NOT_CAPTURED = (ModuleType, type, BuiltinFunctionType)
-_OTHERS = sys.stdlib_module_names - {"types", "argparse"} | {"torch", "triton", "numpy", "dist_tune"}
+_OTHERS = sys.stdlib_module_names - {"types", "argparse"} | {
+    "torch",
+    "triton",
+    "numpy",
+    "dist_tune",
+}
 """Packages whose objects are not looked into: locks, loggers, process groups, kernels."""
 _OF_MODULES = vars(torch.nn.Module()).keys()
 _ABSENT = object()
@@ -77,27 +91,46 @@ class Holder(NamedTuple):
         value = self.value
         if isinstance(value, list | deque):
             return dict(enumerate(value))
-        return dict.fromkeys(value) if isinstance(value, set) else dict(value) if isinstance(value, dict) else _attributes(value)
+        return (
+            dict.fromkeys(value)
+            if isinstance(value, set)
+            else dict(value)
+            if isinstance(value, dict)
+            else _attributes(value)
+        )
 
     def changes(self, before: dict[Any, Any]) -> list[str]:
         """Names of items or attributes that are others than before."""
         now = self.read()
         if isinstance(self.value, list | set | deque) and len(before) != len(now):
             return [self.name or "?"]
-        others = [key for key in before.keys() | now.keys() if not _is_same(before.get(key, _ABSENT), now.get(key, _ABSENT))]
+        others = [
+            key
+            for key in before.keys() | now.keys()
+            if not _is_same(before.get(key, _ABSENT), now.get(key, _ABSENT))
+        ]
         if isinstance(self.value, dict | list | set | deque):
             return [f"{self.name}[{key!r:.40}]" for key in others]
-        return [f"{self.name}.{key}" if self.name and key else f"{self.name}{key}" for key in others]
+        return [
+            f"{self.name}.{key}" if self.name and key else f"{self.name}{key}" for key in others
+        ]
 
     def write(self, contents: dict[Any, Any]) -> None:
         """Put such contents back, where something was exchanged."""
         value, now = self.value, self.read()
-        if len(now) == len(contents) and all(map(operator.is_, [*now, *now.values()], [*contents, *contents.values()])):
+        if len(now) == len(contents) and all(
+            map(operator.is_, [*now, *now.values()], [*contents, *contents.values()])
+        ):
             return
-        kind: Any = next((kind for kind in (OrderedDict, dict, set, list, deque) if isinstance(value, kind)), None)
+        kind: Any = next(
+            (kind for kind in (OrderedDict, dict, set, list, deque) if isinstance(value, kind)),
+            None,
+        )
         if kind is not None:  # not value.clear(): a subclass has its own
             kind.clear(value)
-            (kind.extend if kind in (list, deque) else kind.update)(value, contents.values() if kind in (list, deque) else contents)
+            (kind.extend if kind in (list, deque) else kind.update)(
+                value, contents.values() if kind in (list, deque) else contents
+            )
         elif isinstance(value, CellType):
             value.cell_contents = contents[""]
         elif isinstance(value, _Globals):
@@ -148,7 +181,9 @@ class _Found(NamedTuple):
     """Identities of the objects that lead to it."""
 
 
-def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_deep: bool = True) -> Reachable:
+def reachable(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_deep: bool = True
+) -> Reachable:
     """All that a call of a function can reach: its arguments, the object of a bound method, captured values and globals that it names.
 
     Not ``is_deep``: without what plain objects hold.
@@ -163,13 +198,29 @@ def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *
             if value.is_leaf and value.requires_grad:
                 found.parameters.setdefault(id(value), (name, value))
                 if value.grad is not None:
-                    _enter(found, value.grad, f"{name}.grad", "captured" if kind == "object" else kind, ())
-            if type(value) in (torch.Tensor, torch.nn.Parameter):  # and no wrapper, whose attributes are its parts
-                waiting += [_Found(f"{name}.{path}", each, kind, depth + 1, owners) for path, each in vars_of(value).items()]
+                    _enter(
+                        found,
+                        value.grad,
+                        f"{name}.grad",
+                        "captured" if kind == "object" else kind,
+                        (),
+                    )
+            if type(value) in (
+                torch.Tensor,
+                torch.nn.Parameter,
+            ):  # and no wrapper, whose attributes are its parts
+                waiting += [
+                    _Found(f"{name}.{path}", each, kind, depth + 1, owners)
+                    for path, each in vars_of(value).items()
+                ]
             _enter(found, value, name, kind, owners)
             continue
         is_too_deep = depth > _MAX_DEPTH and not isinstance(value, torch.nn.Module)
-        if is_too_deep or id(value) in seen or isinstance(value, int | float | complex | str | bytes | None):
+        if (
+            is_too_deep
+            or id(value) in seen
+            or isinstance(value, int | float | complex | str | bytes | None)
+        ):
             continue
         seen[id(value)] = value
         found.names[id(value)] = name
@@ -177,7 +228,11 @@ def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *
             with suppress(TypeError, ValueError):  # of objects, or with negative strides
                 if value.flags.writeable:
                     _enter(found, torch.from_numpy(value), name, kind, owners, key=value)
-        elif not is_deep and (kind == "object" or _is_object(value)) and not isinstance(value, torch.nn.Module):
+        elif (
+            not is_deep
+            and (kind == "object" or _is_object(value))
+            and not isinstance(value, torch.nn.Module)
+        ):
             continue
         elif _is_used_up(value):
             found.once.append(f"{name} ({type(value).__name__})")
@@ -186,15 +241,34 @@ def reachable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *
             if isinstance(value, _TRAINING):
                 found.training = found.training or name
             if isinstance(value, torch.nn.Module):
-                found.holders += [Holder(f"{name}.{path}", getattr(value, path), True) for path in ("_parameters", "_buffers")]
+                found.holders += [
+                    Holder(f"{name}.{path}", getattr(value, path), True)
+                    for path in ("_parameters", "_buffers")
+                ]
             if isinstance(value, list | tuple | set | deque) or is_mapping(value):
                 rest = islice(value, _MAX_ITEMS, None)
-                found.is_cut |= any(not isinstance(each, int | float | str | bytes | None) for each in rest)
-            if of_training or isinstance(value, list | dict | set | deque | CellType | _Globals) or _is_object(value):
-                found.holders.append(Holder(name, value, of_training or (kind == "argument" and not _is_object(value))))
+                found.is_cut |= any(
+                    not isinstance(each, int | float | str | bytes | None) for each in rest
+                )
+            if (
+                of_training
+                or isinstance(value, list | dict | set | deque | CellType | _Globals)
+                or _is_object(value)
+            ):
+                found.holders.append(
+                    Holder(
+                        name, value, of_training or (kind == "argument" and not _is_object(value))
+                    )
+                )
             inner = depth + (type(value) not in (list, tuple, dict, set))
             waiting += [
-                _Found(f"{name}{path}", part, of, depth if isinstance(part, torch.nn.Module) else inner, (*owners, id(value)))
+                _Found(
+                    f"{name}{path}",
+                    part,
+                    of,
+                    depth if isinstance(part, torch.nn.Module) else inner,
+                    (*owners, id(value)),
+                )
                 for path, part, of in _parts(value, kind, namespace)
             ][::-1]
     found.is_cut |= bool(waiting)
@@ -209,21 +283,41 @@ def held_by(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 def _is_same(mine: Any, other: Any) -> bool:
     """True for one value or equal ones, to the bit. Of objects of other kinds only the type is compared: a step may make them anew."""
-    return mine is other or (type(mine) is type(other) and not difference(flat(mine), flat(other), 0.0, 0.0))
+    return mine is other or (
+        type(mine) is type(other) and not difference(flat(mine), flat(other), 0.0, 0.0)
+    )
 
 
-def _enter(found: Reachable, value: torch.Tensor, name: str, kind: Kind, owners: tuple[int, ...], key: object = None) -> None:
+def _enter(
+    found: Reachable,
+    value: torch.Tensor,
+    name: str,
+    kind: Kind,
+    owners: tuple[int, ...],
+    key: object = None,
+) -> None:
     """Enter a tensor, or those that it is a wrapper of. ``key``: the array whose memory it is."""
     for k, tensor in enumerate(plain_tensors(value)):
         known = found.leaves.get(id(tensor if key is None else key))
         if is_symmetric(tensor):
             found.shared.update(owners)
-        elif tensor.device.type != "meta" and (known is None or (known.kind == "object" and kind != "object")):
-            leaf = Leaf(f"{name}.{k}" if k else name, tensor, kind, owners, version_of(tensor), tensor.grad_fn)
+        elif tensor.device.type != "meta" and (
+            known is None or (known.kind == "object" and kind != "object")
+        ):
+            leaf = Leaf(
+                f"{name}.{k}" if k else name,
+                tensor,
+                kind,
+                owners,
+                version_of(tensor),
+                tensor.grad_fn,
+            )
             found.leaves[id(tensor if key is None else key)] = leaf
 
 
-def _roots(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[_Found], Any]:
+def _roots(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[list[_Found], Any]:
     """What a call is given and what its function captures; the function's globals."""
     inner = function
     while isinstance(inner, partial | MethodType):
@@ -233,14 +327,24 @@ def _roots(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> t
         bound = inspect.signature(function).bind_partial(*args, **kwargs)
         arguments = dict(bound.arguments)
         bound.apply_defaults()
-        captured = [(name, value) for name, value in bound.arguments.items() if name not in arguments]
-    except (TypeError, ValueError):  # a builtin, or arguments that do not fit, which the call will say
-        arguments, captured = {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs), []
+        captured = [
+            (name, value) for name, value in bound.arguments.items() if name not in arguments
+        ]
+    except (
+        TypeError,
+        ValueError,
+    ):  # a builtin, or arguments that do not fit, which the call will say
+        arguments, captured = (
+            {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs),
+            [],
+        )
     roots = [_Found(name, value, "argument", 0, ()) for name, value in arguments.items()]
     roots += [_Found(name, value, "captured", 0, ()) for name, value in captured]
     if isinstance(function, FunctionType | MethodType | partial):
         parts = _parts(function, "captured", namespace)
-        return roots + [_Found(name.lstrip("."), value, kind, 0, ()) for name, value, kind in parts], namespace
+        return roots + [
+            _Found(name.lstrip("."), value, kind, 0, ()) for name, value, kind in parts
+        ], namespace
     return [*roots, _Found("self", function, "captured", 0, ())], namespace
 
 
@@ -248,23 +352,37 @@ def _parts(value: Any, kind: Kind, namespace: Any) -> Iterator[tuple[str, Any, K
     """The values in a value: name, value, how it is held. ``namespace``: the globals of the module whose functions' globals count, too."""
     if isinstance(value, torch.nn.Module):
         own = {**value._parameters, **value._buffers, **value._modules}
-        yield from ((f".{name}", each, "captured" if kind == "object" else kind) for name, each in own.items())
+        yield from (
+            (f".{name}", each, "captured" if kind == "object" else kind)
+            for name, each in own.items()
+        )
         if _is_object(value):
             yield from ((f".{name}", each, "object") for name, each in _attributes(value).items())
     elif isinstance(value, _TRAINING):
         yield from ((f".{name}", each, "training") for name, each in vars(value).items())
     elif isinstance(value, list | tuple | set | deque):
-        yield from ((f"[{i}]", each, kind) for i, each in enumerate(value) if len(value) <= _MAX_ITEMS)
+        yield from (
+            (f"[{i}]", each, kind) for i, each in enumerate(value) if len(value) <= _MAX_ITEMS
+        )
     elif is_mapping(value):
-        yield from ((f"[{key!r:.40}]", each, kind) for key, each in value.items() if len(value) <= _MAX_ITEMS)
+        yield from (
+            (f"[{key!r:.40}]", each, kind)
+            for key, each in value.items()
+            if len(value) <= _MAX_ITEMS
+        )
     elif isinstance(value, CellType | _Globals):
         yield from ((name, each, kind) for name, each in _attributes(value).items())
     elif isinstance(value, FunctionType):
         yield from ((f".{name}", each, "captured") for name, each in _captured(value, namespace))
     elif isinstance(value, MethodType):
-        yield from ((".self", value.__self__, "captured"), (".function", value.__func__, "captured"))
+        yield from (
+            (".self", value.__self__, "captured"),
+            (".function", value.__func__, "captured"),
+        )
     elif isinstance(value, partial):
-        yield from ((f".{name}", getattr(value, name), "captured") for name in ("func", "args", "keywords"))
+        yield from (
+            (f".{name}", getattr(value, name), "captured") for name in ("func", "args", "keywords")
+        )
     elif isinstance(value, BuiltinFunctionType | MethodWrapperType):  # a generator's __next__
         yield ".self", value.__self__, "captured"
     elif _is_object(value):
@@ -274,12 +392,19 @@ def _parts(value: Any, kind: Kind, namespace: Any) -> Iterator[tuple[str, Any, K
 def _is_used_up(value: Any) -> bool:
     """True for what gives other values at each use: not torch's, numpy's and Python's global generators, which replays put back."""
     if isinstance(value, _GENERATORS):
-        shared = (random._inst, np.random.mtrand._rand, torch.default_generator, *getattr(api, "default_generators", ()))
+        shared = (
+            random._inst,
+            np.random.mtrand._rand,
+            torch.default_generator,
+            *getattr(api, "default_generators", ()),
+        )
         return all(value is not each for each in shared)
     if isinstance(value, IOBase):
         return not value.closed and value.readable()
     is_queue = type(value).__module__.partition(".")[0] in ("queue", "_queue", "multiprocessing")
-    if isinstance(value, torch.utils.data.DataLoader) or (is_queue and hasattr(value, "get" if hasattr(value, "put") else "recv")):
+    if isinstance(value, torch.utils.data.DataLoader) or (
+        is_queue and hasattr(value, "get" if hasattr(value, "put") else "recv")
+    ):
         return True
     return hasattr(type(value), "__next__")
 
@@ -297,10 +422,23 @@ def _attributes(value: Any) -> dict[str, Any]:
     if isinstance(value, CellType):
         return {"": value.cell_contents} if value != CellType() else {}
     if isinstance(value, _Globals):
-        return {name: each for name in sorted(value.names) if _may_count(each := value.namespace.get(name), value.namespace)}
+        return {
+            name: each
+            for name in sorted(value.names)
+            if _may_count(each := value.namespace.get(name), value.namespace)
+        }
     own = vars_of(value)
-    found = {name: each for name, each in own.items() if name not in _OF_MODULES} if isinstance(value, torch.nn.Module) else dict(own)
-    for slot in (each for cls in type(value).__mro__ for each in vars(cls).values() if isinstance(each, MemberDescriptorType)):
+    found = (
+        {name: each for name, each in own.items() if name not in _OF_MODULES}
+        if isinstance(value, torch.nn.Module)
+        else dict(own)
+    )
+    for slot in (
+        each
+        for cls in type(value).__mro__
+        for each in vars(cls).values()
+        if isinstance(each, MemberDescriptorType)
+    ):
         with suppress(AttributeError):  # not filled
             found[slot.__name__] = slot.__get__(value)
     return found
@@ -316,7 +454,10 @@ def vars_of(value: Any) -> dict[str, Any]:
 
 def _may_count(value: Any, namespace: Mapping[str, Any]) -> bool:
     """True for a global that may be state: no module, class, or function of another module."""
-    is_foreign = isinstance(value, FunctionType) and getattr(inspect.unwrap(value), "__globals__", None) is not namespace
+    is_foreign = (
+        isinstance(value, FunctionType)
+        and getattr(inspect.unwrap(value), "__globals__", None) is not namespace
+    )
     return not isinstance(value, _NOT_CAPTURED) and not is_foreign
 
 
@@ -329,14 +470,24 @@ def _captured(function: Any, namespace: Any) -> Iterator[tuple[str, Any]]:
         if function.__globals__ is namespace or _is_own(sys.modules.get(function.__module__)):
             names, own = frozenset(_names_in(code)), function.__globals__
             yield "", _Globals(own, names)
-            modules = {name: each for name in names if isinstance(each := own.get(name), ModuleType)}
-            yield from ((name, _Globals(vars(each), names)) for name, each in modules.items() if _is_own(each))
+            modules = {
+                name: each for name in names if isinstance(each := own.get(name), ModuleType)
+            }
+            yield from (
+                (name, _Globals(vars(each), names))
+                for name, each in modules.items()
+                if _is_own(each)
+            )
 
 
 def _is_own(module: ModuleType | None) -> bool:
     """True for a module of the program, which is installed by no package."""
     path = getattr(module, "__file__", None) or "-packages"
-    return module is not None and "-packages" not in path and module.__name__.partition(".")[0] not in _OTHERS
+    return (
+        module is not None
+        and "-packages" not in path
+        and module.__name__.partition(".")[0] not in _OTHERS
+    )
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

@@ -16,7 +16,16 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dist_tune.accelerator import api
 from dist_tune.measure.compare import difference, flat
-from dist_tune.measure.memory import Region, Snapshot, bits_of, memory_of, n_bytes_of, plain_tensors, tensors_in, version_of
+from dist_tune.measure.memory import (
+    Region,
+    Snapshot,
+    bits_of,
+    memory_of,
+    n_bytes_of,
+    plain_tensors,
+    tensors_in,
+    version_of,
+)
 from dist_tune.measure.reachable import Holder, Leaf, Reachable, reachable
 
 _MAX_NAMED = 5
@@ -58,7 +67,14 @@ class _Gradient(NamedTuple):
 class StepState:
     """The state that one call of a function can reach; made before its first run."""
 
-    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_watched: bool = True) -> None:
+    def __init__(
+        self,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        is_watched: bool = True,
+    ) -> None:
         """``is_watched``: False if the first run has been made already, so that what it has changed is not known."""
         self._call: tuple[Any, tuple[Any, ...], Mapping[str, Any]] = function, args, kwargs
         self._is_watched = is_watched
@@ -84,7 +100,11 @@ class StepState:
     def _changed(self) -> list[Leaf]:
         """What has changed since the last look."""
         before, leaves = self._looks, self._reached.leaves
-        return [leaves[key] for key, look in self._look().items() if key in before and look.is_changed(before[key])]
+        return [
+            leaves[key]
+            for key, look in self._look().items()
+            if key in before and look.is_changed(before[key])
+        ]
 
     def why_not(self, stepped: Iterable[Any]) -> str:
         """First look, after the first run: why it cannot be repeated; empty if nothing says so. ``stepped``: of ``noting_training``."""
@@ -92,7 +112,11 @@ class StepState:
             return f"calls {self._reached.names.get(id(each), type(each).__name__)}.step()"
         if why := self._cannot():
             return why
-        moved = [leaf.name for leaf in self._reached.leaves.values() if leaf.tensor.grad_fn is not leaf.node]
+        moved = [
+            leaf.name
+            for leaf in self._reached.leaves.values()
+            if leaf.tensor.grad_fn is not leaf.node
+        ]
         return f"changes the autograd graph of {_listed(moved)}" if moved else ""
 
     def _cannot(self) -> str:
@@ -102,7 +126,10 @@ class StepState:
 
     def keep(self) -> str:
         """Before the probe: copy what the first run has changed. Why that cannot be put back; empty if all is well."""
-        before, known = self._looks, self._reached.leaves  # held, so that no identity is given away again
+        before, known = (
+            self._looks,
+            self._reached.leaves,
+        )  # held, so that no identity is given away again
         self._reached = reachable(*self._call)
         self._looks, leaves = self._look(), self._reached.leaves
         if why := self._cannot():
@@ -110,22 +137,41 @@ class StepState:
         moved = [
             leaves[key].name
             for key, look in self._looks.items()
-            if leaves[key].is_state and key in before and look.is_changed(before[key]) and look[:3] != before[key][:3]
+            if leaves[key].is_state
+            and key in before
+            and look.is_changed(before[key])
+            and look[:3] != before[key][:3]
         ]
         if moved:  # by resize_ or .data =: a probe would again
             return f"gives other memory to {_listed(moved)}"
-        same = {key for key, look in self._looks.items() if before.get(key) == look and known[key].version == leaves[key].version}
+        same = {
+            key
+            for key, look in self._looks.items()
+            if before.get(key) == look and known[key].version == leaves[key].version
+        }
         self._untouched = {key: leaves[key] for key in same}
         for name, parameter in self._reached.parameters.values():
-            parts = {id(each) for each in plain_tensors(parameter.grad)} if parameter.grad is not None else set()
+            parts = (
+                {id(each) for each in plain_tensors(parameter.grad)}
+                if parameter.grad is not None
+                else set()
+            )
             is_made = bool(parts) and self._is_watched and not parts & before.keys()
             self._gradients.append(_Gradient(name, parameter, parameter.grad, is_made))
             same |= parts if is_made else set()
-        changed = [each for key, each in leaves.items() if key not in same and (each.is_state or self._is_watched)]
+        changed = [
+            each
+            for key, each in leaves.items()
+            if key not in same and (each.is_state or self._is_watched)
+        ]
         for each in sorted(changed, key=lambda each: not each.is_state):
             if not self._copy(each.tensor, each) and each.is_state:
                 return f"changes {each.name}, of which no copy can be made"
-        self._by_storage = {each.tensor.untyped_storage()._cdata: each for key, each in leaves.items() if self._looks[key].address}
+        self._by_storage = {
+            each.tensor.untyped_storage()._cdata: each
+            for key, each in leaves.items()
+            if self._looks[key].address
+        }
         self._holders = [(each, each.read()) for each in self._reached.holders]
         for device in {each.tensor.device for each in leaves.values()}:
             self._values.spare(device)
@@ -147,34 +193,54 @@ class StepState:
         known = self._by_storage.get(storage)
         if known is not None:
             self._copy(tensor, known)
-        elif storage in self._given and not self._copy(tensor, Leaf(name, tensor, "captured", (), None, None)):
+        elif storage in self._given and not self._copy(
+            tensor, Leaf(name, tensor, "captured", (), None, None)
+        ):
             self._unseen = name
 
     def compare(self) -> str:
         """Second look, after the probe: what it has left otherwise than the first run; empty if nothing. Waits for the device."""
         leaves = [*self._changed(), *(self._copied[key] for key in self._values.changed())]
         found = [(each.name, each.is_state) for each in leaves]
-        found += [(name, each.is_state) for each, contents in self._holders for name in each.changes(contents)]
+        found += [
+            (name, each.is_state)
+            for each, contents in self._holders
+            for name in each.changes(contents)
+        ]
         for name, parameter, before, is_made in self._gradients:
-            if is_made and (parameter.grad is None or difference(flat(parameter.grad), flat(before))):
+            if is_made and (
+                parameter.grad is None or difference(flat(parameter.grad), flat(before))
+            ):
                 found.append((f"{name}.grad", True))
         self.repeated = list(dict.fromkeys(name for name, is_state in found if not is_state))
         changed = list(dict.fromkeys(name for name, is_state in found if is_state))
         if self._unseen and not changed:
             return f"may change {self._unseen}, of which no copy can be made"
-        if self.repeated and not changed and self._reached.training:  # a step of it may follow from a counter
+        if (
+            self.repeated and not changed and self._reached.training
+        ):  # a step of it may follow from a counter
             return f"changes {_listed(self.repeated)} each time it runs beside {self._reached.training}"
         return f"changes {_listed(changed)} each time it runs" if changed else ""
 
     def put_back(self) -> None:
         """After a no: what the first run has left, to the bit. Objects that lead to memory of peers stay as the probe has left them."""
         shared = self._reached.shared
-        self._values.put_back([key for key, each in self._copied.items() if each.is_state or shared.isdisjoint(each.owners)])
+        self._values.put_back(
+            [
+                key
+                for key, each in self._copied.items()
+                if each.is_state or shared.isdisjoint(each.owners)
+            ]
+        )
         for holder, contents in self._holders:
             if id(holder.value) not in shared:
                 holder.write(contents)
         # The graph of the first run's value may have saved these versions.
-        if written := [(each.tensor, each.version) for each in self._reached.leaves.values() if each.version is not None]:
+        if written := [
+            (each.tensor, each.version)
+            for each in self._reached.leaves.values()
+            if each.version is not None
+        ]:
             torch._C._autograd._unsafe_set_version_counter(*zip(*written, strict=True))
         for each in self._gradients:
             each.parameter.grad = each.grad
@@ -207,26 +273,40 @@ class StepState:
         return region in self._copied if region is not None else tensor.numel() == 0
 
 
-def written(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, int | None]:
+def written(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[int, int | None]:
     """Torch's counts of writes to all tensors that a call can reach. Waits for nothing, and sees no write of a kernel."""
-    return {key: version_of(each.tensor) for key, each in reachable(function, args, kwargs).leaves.items()}
+    return {
+        key: version_of(each.tensor)
+        for key, each in reachable(function, args, kwargs).leaves.items()
+    }
 
 
 def sums_of(value: Any) -> list[int]:
     """The sums of the bits of a value's tensors, which tell whether they are written to. Waits for the device."""
-    memories = [memory_of(each) for tensor in tensors_in(value, has_fields=True).values() for each in plain_tensors(tensor)]
+    memories = [
+        memory_of(each)
+        for tensor in tensors_in(value, has_fields=True).values()
+        for each in plain_tensors(tensor)
+    ]
     return [int(_sum_of_bits(each)) for each in memories if each is not None]
 
 
 def _sum_of_bits(memory: torch.Tensor) -> torch.Tensor:
     """The sum of the elements as integers, each times a random number by its place, on their device; by pieces, because it widens them."""
-    words = bits_of(memory.permute(sorted(range(memory.dim()), key=memory.stride, reverse=True))).reshape(-1)
+    words = bits_of(
+        memory.permute(sorted(range(memory.dim()), key=memory.stride, reverse=True))
+    ).reshape(-1)
     if n_bytes_of(words) % 8 == 0 and words.data_ptr() % 8 == 0:
         words = words.view(torch.int64)
     pieces = words.split(_PIECE)
     weights = _weights(memory.device, 1 << (max(pieces[0].numel(), len(pieces)) - 1).bit_length())
     # Of eight bytes the upper half is added to the lower one: a multiplication loses what it carries out of the top.
-    wide = (each + (each >> 32) * 0x9E3779B1 if each.dtype == torch.int64 else each.long() for each in pieces)
+    wide = (
+        each + (each >> 32) * 0x9E3779B1 if each.dtype == torch.int64 else each.long()
+        for each in pieces
+    )
     sums = torch.stack([(each * weights[: each.numel()]).sum() for each in wide])
     return (sums * weights[: len(pieces)]).sum()
 
@@ -240,7 +320,9 @@ def _weights(device: torch.device, n: int) -> torch.Tensor:
 
 def _listed(names: Iterable[str]) -> str:
     names = list(names)
-    return ", ".join(names[:_MAX_NAMED]) + (f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else "")
+    return ", ".join(names[:_MAX_NAMED]) + (
+        f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    )
 
 
 def peak_bytes() -> int:

@@ -5,9 +5,30 @@ All names that scripts use are exported here.
 """
 
 from dist_tune.measure import Latency, benchmark_config, measure
-from dist_tune.offline.api import Mode, tune_and_save_configs, tune_files, tune_kernel, tune_problems
-from dist_tune.offline.files import ConfigFile, Settled, load_config, m_leq, save_configs_to_json, small_medium_large
-from dist_tune.offline.problem import Ended, Failed, Outcome, Problem, SearchStrategy, get_search_space, launchable
+from dist_tune.offline.api import (
+    Mode,
+    tune_and_save_configs,
+    tune_files,
+    tune_kernel,
+    tune_problems,
+)
+from dist_tune.offline.files import (
+    ConfigFile,
+    Settled,
+    load_config,
+    m_leq,
+    save_configs_to_json,
+    small_medium_large,
+)
+from dist_tune.offline.problem import (
+    Ended,
+    Failed,
+    Outcome,
+    Problem,
+    SearchStrategy,
+    get_search_space,
+    launchable,
+)
 
 __all__ = [
     "ConfigFile", "Ended", "Failed", "Latency", "Mode", "Outcome", "Problem", "SearchStrategy", "Settled", "benchmark_config",

@@ -27,12 +27,46 @@ from pydantic import ConfigDict, TypeAdapter
 from dist_tune.accelerator import device_type
 from dist_tune.cache import Cache, CacheKey
 from dist_tune.configs import describe
-from dist_tune.distributed import Part, Ranks, Reduction, Result, WorkQueue, all_came, check_group, device_identity, group_of, member_ranks
-from dist_tune.errors import CommunicatesError, DistTuneError, NoValidConfigError, RankMismatchError, StoreGoneError, StuckDeviceError
+from dist_tune.distributed import (
+    Part,
+    Ranks,
+    Reduction,
+    Result,
+    WorkQueue,
+    all_came,
+    check_group,
+    device_identity,
+    group_of,
+    member_ranks,
+)
+from dist_tune.errors import (
+    CommunicatesError,
+    DistTuneError,
+    NoValidConfigError,
+    RankMismatchError,
+    StoreGoneError,
+    StuckDeviceError,
+)
 from dist_tune.files import callers_level, rank_of_job
 from dist_tune.measure import measure
-from dist_tune.offline.files import ConfigFile, Settled, classes_of, configs_there, save, small_medium_large
-from dist_tune.offline.problem import Ended, Failed, MakeRun, Outcome, Problem, SearchOptions, SearchStrategy, launchable
+from dist_tune.offline.files import (
+    ConfigFile,
+    Settled,
+    classes_of,
+    configs_there,
+    save,
+    small_medium_large,
+)
+from dist_tune.offline.problem import (
+    Ended,
+    Failed,
+    MakeRun,
+    Outcome,
+    Problem,
+    SearchOptions,
+    SearchStrategy,
+    launchable,
+)
 from dist_tune.offline.runs import RunLaunch
 from dist_tune.output import Story
 from dist_tune.replays import FirstRun
@@ -88,8 +122,12 @@ def tune_kernel(
         ValueError, TypeError: the space is empty or holds no dicts by name, a number is out of range, an option is not of its kind, or the
             factory returns no pair.
     """
-    options = SearchOptions(num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s)
-    problem = Problem(name or _name(make_run_and_gt_fn), search_space, make_run_and_gt_fn, config_callback)
+    options = SearchOptions(
+        num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s
+    )
+    problem = Problem(
+        name or _name(make_run_and_gt_fn), search_space, make_run_and_gt_fn, config_callback
+    )
     return problem.config_of(Job("merge", group).tune_one(problem, options).winner)
 
 
@@ -111,7 +149,9 @@ def tune_problems(
         ValueError: two problems have one name, or a number is out of range.
         PeerFailedError, AbsentRanksError: another rank has ended the tuning, or its process.
     """
-    options = SearchOptions(num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s)
+    options = SearchOptions(
+        num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s
+    )
     job = Job(mode, group)
     ended = job.tune([*problems], options)
     job.finish(lambda: None)
@@ -145,8 +185,19 @@ def tune_and_save_configs(
         ValueError: no sizes, or one twice, or as of ``tune_problems``.
     """
     named = classes or small_medium_large()
-    file = ConfigFile(json_file_name, sizes, make_for_size, search_space, classes=named, config_callback=config_callback)
-    return {each.size_class: each.config for each in tune_files([file], save_path, **how) if each.is_saved}
+    file = ConfigFile(
+        json_file_name,
+        sizes,
+        make_for_size,
+        search_space,
+        classes=named,
+        config_callback=config_callback,
+    )
+    return {
+        each.size_class: each.config
+        for each in tune_files([file], save_path, **how)
+        if each.is_saved
+    }
 
 
 def tune_files(
@@ -159,28 +210,47 @@ def tune_files(
     ``min_gain``: compare with the configs that the files have for these classes, in the same runs, and replace only those against which the
     new one is faster by at least this share: 0.03 is 3 %. None replaces all. The rest as of ``tune_problems``.
     """
-    options = SearchOptions(num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s)
+    options = SearchOptions(
+        num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s
+    )
     job, files = Job(mode, group), [*files]
     first = job.tune([file.problem(size) for file in files for size in file.sizes], options)
 
     def found() -> str:
-        return json.dumps([{} if min_gain is None else configs_there(Path(save_path) / file.json_file_name) for file in files])
+        return json.dumps(
+            [
+                {} if min_gain is None else configs_there(Path(save_path) / file.json_file_name)
+                for file in files
+            ]
+        )
 
-    there = json.loads(job.agree("files", found))  # folders of several machines may hold different files
+    there = json.loads(
+        job.agree("files", found)
+    )  # folders of several machines may hold different files
     ended = iter(first)
     classes = [
-        each for file, old in zip(files, there, strict=True) for each in classes_of(file, {size: next(ended) for size in file.sizes}, old)
+        each
+        for file, old in zip(files, there, strict=True)
+        for each in classes_of(file, {size: next(ended) for size in file.sizes}, old)
     ]
     # All finalists are measured again, because a race times its losers only once.
     finals = [each.finals() for each in classes]
     again = [problem for problems in finals for problem in problems.values()]
-    second = job.tune(again, replace(options, search="exhaustive", max_configs=None, budget_s=None, judges_all=True))
+    second = job.tune(
+        again,
+        replace(options, search="exhaustive", max_configs=None, budget_s=None, judges_all=True),
+    )
     measured = iter(second)
-    choices = [each.settle({size: next(measured) for size in sizes}, min_gain) for each, sizes in zip(classes, finals, strict=True)]
+    choices = [
+        each.settle({size: next(measured) for size in sizes}, min_gain)
+        for each, sizes in zip(classes, finals, strict=True)
+    ]
     settled = [each for each in choices if isinstance(each, Settled)]
     for chosen in settled:
         what = f'{chosen.json_file_name} {chosen.size_class}: "{describe(chosen.config)}"'
-        job.say(f"{what}, {chosen.regret:.1%} slower than the best config of each of the sizes {sorted(chosen.latencies_us)}")
+        job.say(
+            f"{what}, {chosen.regret:.1%} slower than the best config of each of the sizes {sorted(chosen.latencies_us)}"
+        )
     job.finish(lambda: save(settled, save_path))
     if failed := [each for each in [*first, *second, *choices] if isinstance(each, Failed)]:
         listed = "\n".join(f"{each.name}: {each.error}" for each in failed)
@@ -190,7 +260,11 @@ def tune_files(
 
 def _name(function: Any) -> str:
     qualname = getattr(inspect.unwrap(function), "__qualname__", type(function).__qualname__)
-    return f"{getattr(function, '__module__', '')}.{qualname.replace('<locals>.', '')}".removeprefix("__main__.")
+    return (
+        f"{getattr(function, '__module__', '')}.{qualname.replace('<locals>.', '')}".removeprefix(
+            "__main__."
+        )
+    )
 
 
 class Job:
@@ -218,7 +292,11 @@ class Job:
 
     def tune(self, problems: Sequence[Problem], options: SearchOptions) -> list[Ended]:
         """Results of the problems, in order. Collective, and raises as ``tune_problems``."""
-        if twice := [name for name, count in Counter(problem.name for problem in problems).items() if count > 1]:
+        if twice := [
+            name
+            for name, count in Counter(problem.name for problem in problems).items()
+            if count > 1
+        ]:
             raise ValueError(f"problems need names of their own, got {twice} twice")
         self._check_equal(problems, options)
         if not self._is_split:
@@ -248,28 +326,39 @@ class Job:
 
     def finish(self, save: Callable[[], object]) -> None:
         """Save the results on the first rank, and then delete the records. Every rank returns after the save; an error ends it on all."""
-        with suppress(StoreGoneError):  # its host has saved before us, and its program is at its end
+        with suppress(
+            StoreGoneError
+        ):  # its host has saved before us, and its program is at its end
             self.agree("saving", lambda: str(save()))
         self._forget()
 
     def say(self, text: str) -> None:
         """One line in this rank's log."""
-        with closing(Story(self._settings, self._ranks.rank, is_first=self._ranks.writes_progress)) as log:
+        with closing(
+            Story(self._settings, self._ranks.rank, is_first=self._ranks.writes_progress)
+        ) as log:
             log.info(text, shown=True)
 
     def _meet(self, topic: str, work: Callable[[], Part], fn: Reduction[Part, Result]) -> Result:
         """Do this rank's ``work``, and take ``fn`` of all ranks' parts away. An error on one rank ends it on all."""
         return self._ranks.agree(f"{topic} of a tuning script", topic, work, fn)
 
-    def _share_out(self, queue: WorkQueue, problems: Sequence[Problem], options: SearchOptions) -> None:
+    def _share_out(
+        self, queue: WorkQueue, problems: Sequence[Problem], options: SearchOptions
+    ) -> None:
         began = time.monotonic()
         try:
             check_mode()  # also on a rank that gets no task
             for task in queue:
                 ended = self._ended(problems[task], options, Ranks())
-                n_done, seconds = queue.put(task, _ENDED.dump_json(ended).decode()), time.monotonic() - began
+                n_done, seconds = (
+                    queue.put(task, _ENDED.dump_json(ended).decode()),
+                    time.monotonic() - began,
+                )
                 left_s = seconds / n_done * (len(problems) - n_done)
-                self.say(f"{n_done} of {len(problems)} problems done in {seconds:.0f} s, about {left_s:.0f} s to go")
+                self.say(
+                    f"{n_done} of {len(problems)} problems done in {seconds:.0f} s, about {left_s:.0f} s to go"
+                )
         except BaseException:
             queue.stop()
             raise
@@ -278,31 +367,54 @@ class Job:
         """One problem. Its own errors make it a ``Failed``; those of this process or of the group are raised."""
         try:
             return self._outcome(problem, options, ranks)
-        except Exception as error:  # becomes a ``Failed``, for all ranks, if only this problem is concerned
+        except (
+            Exception
+        ) as error:  # becomes a ``Failed``, for all ranks, if only this problem is concerned
             is_own = ranks.is_alone or isinstance(error, NoValidConfigError)
-            if isinstance(error, CommunicatesError | StuckDeviceError | SettingsError) or is_fatal(error) or not is_own:
+            if (
+                isinstance(error, CommunicatesError | StuckDeviceError | SettingsError)
+                or is_fatal(error)
+                or not is_own
+            ):
                 raise
             failed = Failed(problem.name, f"{type(error).__name__}: {error}")
             self.say(f"{problem.name}: {failed.error}")
             return failed
 
-    def _outcome(self, problem: Problem, options: SearchOptions, ranks: Ranks, number: int = 0) -> Outcome:
+    def _outcome(
+        self, problem: Problem, options: SearchOptions, ranks: Ranks, number: int = 0
+    ) -> Outcome:
         configs, _ = launchable(problem.search_space)
         chosen = options.chosen(configs)
         tried = [configs[i] for i in chosen]
-        launch = RunLaunch(problem, tried, options, number, is_alone=ranks.is_alone, refuses_talk=self._is_split)
-        tuning = Tuning(problem.name, ranks, TuningOptions(options.plan(len(chosen)), uses_cache=True), self._settings)
+        launch = RunLaunch(
+            problem, tried, options, number, is_alone=ranks.is_alone, refuses_talk=self._is_split
+        )
+        tuning = Tuning(
+            problem.name,
+            ranks,
+            TuningOptions(options.plan(len(chosen)), uses_cache=True),
+            self._settings,
+        )
         try:
             tuning.meet(launch)
             tuning.tune(partial(tuning.trials.missed, launch), FirstRun())
             record = next(each for each in tuning.records if each.kernel == problem.name)
             found = dict(zip(chosen, record.candidates, strict=True))
             failures = {i: each.failure for i, each in found.items() if each.failure is not None}
-            times = {i: each.latency_ms * 1e3 for i, each in found.items() if each.latency_ms is not None and each.failure is None}
+            times = {
+                i: each.latency_ms * 1e3
+                for i, each in found.items()
+                if each.latency_ms is not None and each.failure is None
+            }
             winner = chosen[record.winner]
             if winner not in times:  # there is no race where one candidate runs
                 run, _ = launch.made(record.winner)
-                times[winner] = measure(run, num_iters=options.num_iters).median_us if ranks.is_alone else math.nan
+                times[winner] = (
+                    measure(run, num_iters=options.num_iters).median_us
+                    if ranks.is_alone
+                    else math.nan
+                )
         finally:
             launch.drop()
         self._keys.append(record.cache_key)

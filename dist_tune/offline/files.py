@@ -23,7 +23,15 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dist_tune.files import RefusedFileError, callers_level, read_regular, write_whole
-from dist_tune.offline.problem import Ended, Failed, MakeRun, Outcome, Problem, launchable, without_amd_keys
+from dist_tune.offline.problem import (
+    Ended,
+    Failed,
+    MakeRun,
+    Outcome,
+    Problem,
+    launchable,
+    without_amd_keys,
+)
 from dist_tune.validation import check_function, check_space
 
 N_SHORTLISTED = 8
@@ -73,11 +81,15 @@ def load_config(path: str | Path, M: int) -> dict[str, Any]:
     fits = [(fit, name) for name in configs if (fit := _fit(name, M)) is not None]
     if not fits:
         classes = str(list(configs))[:_MAX_SPELLED]
-        raise ValueError(f"{path} has no config for M={M}: its classes are {classes}, need small/medium/large, M_LEQ_<n> or any")
+        raise ValueError(
+            f"{path} has no config for M={M}: its classes are {classes}, need small/medium/large, M_LEQ_<n> or any"
+        )
     return without_amd_keys(configs[min(fits)[1]])
 
 
-def save_configs_to_json(json_file_name: str, save_path: str | Path, configs: Mapping[str, Any]) -> None:
+def save_configs_to_json(
+    json_file_name: str, save_path: str | Path, configs: Mapping[str, Any]
+) -> None:
     """Write configs, by class, into ``save_path / json_file_name``; all else that is in the file stays, other classes and other fields.
 
     The file is replaced at once, so that no reader sees a part of it; of two writers at the same moment the last one's classes stay. A file
@@ -102,7 +114,10 @@ def save_configs_to_json(json_file_name: str, save_path: str | Path, configs: Ma
         wrong = f"{path} has no config in {odd[0]!r}"
     copy = write_whole(path, _content(json_file_name, {**there, **configs}), keeps_old=bool(wrong))
     if wrong:
-        warnings.warn(f"{wrong}: a new file takes its place, and the old one is {copy}", stacklevel=callers_level())
+        warnings.warn(
+            f"{wrong}: a new file takes its place, and the old one is {copy}",
+            stacklevel=callers_level(),
+        )
 
 
 def configs_there(path: Path) -> dict[str, dict[str, Any]]:
@@ -114,11 +129,15 @@ def configs_there(path: Path) -> dict[str, dict[str, Any]]:
 
 def _content(json_file_name: str, configs: Mapping[str, Any]) -> bytes:
     if Path(json_file_name).name != json_file_name or json_file_name in ("", ".."):
-        raise ValueError(f"json_file_name is {json_file_name!r}, need the name of a file; its folder is save_path")
+        raise ValueError(
+            f"json_file_name is {json_file_name!r}, need the name of a file; its folder is save_path"
+        )
     try:
         return (json.dumps(configs, indent=4, allow_nan=False) + "\n").encode()
     except (TypeError, ValueError) as error:
-        raise ValueError(f"configs for {json_file_name} cannot be written as JSON: {error}") from error
+        raise ValueError(
+            f"configs for {json_file_name} cannot be written as JSON: {error}"
+        ) from error
 
 
 def _fit(name: str, size: int) -> tuple[int, int] | None:
@@ -149,12 +168,16 @@ def _members(path: str | Path) -> dict[str, Any]:
     """All that is in a file. Raises as ``load_config``, with messages that begin with its path."""
     try:
         members = _MEMBERS.validate_json(read_regular(path))
-        json.dumps(members, allow_nan=False)  # pydantic takes NaN, which other readers of the file would not
+        json.dumps(
+            members, allow_nan=False
+        )  # pydantic takes NaN, which other readers of the file would not
     except RefusedFileError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise ValueError(f"{path} is no JSON object of configs by class ({reason[:_MAX_SPELLED]})") from error
+        raise ValueError(
+            f"{path} is no JSON object of configs by class ({reason[:_MAX_SPELLED]})"
+        ) from error
     return members
 
 
@@ -184,8 +207,12 @@ class ConfigFile:
         object.__setattr__(self, "sizes", [*self.sizes])  # as what can be gone through once
         object.__setattr__(self, "search_space", check_space("search_space", self.search_space))
         if not self.sizes or len(set(self.sizes)) < len(self.sizes):
-            raise ValueError(f"{self.json_file_name}: need sizes, and each once, got {list(self.sizes)}")
-        _content(self.json_file_name, {str(i): config for i, config in enumerate(self.search_space)})
+            raise ValueError(
+                f"{self.json_file_name}: need sizes, and each once, got {list(self.sizes)}"
+            )
+        _content(
+            self.json_file_name, {str(i): config for i, config in enumerate(self.search_space)}
+        )
 
     def problem(self, size: int) -> Problem:
         """The problem at one size. Its inputs are made when the first run is, and freed when the problem is tuned."""
@@ -218,14 +245,24 @@ class Settled:
 class SizeClass:
     """One class of a file, with the outcomes at its sizes. Candidates are indices into the space; the old config may be one more."""
 
-    def __init__(self, file: ConfigFile, name: str, found: Mapping[int, Outcome], old: dict[str, Any] | None) -> None:
+    def __init__(
+        self, file: ConfigFile, name: str, found: Mapping[int, Outcome], old: dict[str, Any] | None
+    ) -> None:
         """``found``: size -> outcome, of sizes that could be tuned; ``old``: config to compare with."""
         self.file, self.name, self._found, self._old = file, name, found, None
         own, self._space = launchable(file.search_space)
         failed = {i for each in found.values() for i in each.failures}
-        known = slowdowns([{i: us for i, us in each.latencies_us.items() if i not in failed} for each in found.values()])
+        known = slowdowns(
+            [
+                {i: us for i, us in each.latencies_us.items() if i not in failed}
+                for each in found.values()
+            ]
+        )
         near = sorted(known, key=lambda i: (known[i], i))[: N_SHORTLISTED if len(found) > 1 else 0]
-        shortlisted = {*near, *(each.winner for each in found.values() if each.winner not in failed)}
+        shortlisted = {
+            *near,
+            *(each.winner for each in found.values() if each.winner not in failed),
+        }
         if old is not None:
             same = without_amd_keys(old)
             self._old = own.index(same) if same in own else len(own)
@@ -240,13 +277,23 @@ class SizeClass:
             return {}
         finalists = [self._space[i] for i in self.shortlisted]
         problems = {size: self.file.problem(size) for size in self._found}
-        return {size: replace(each, name=f"{each.name}, {self.name} compared", search_space=finalists) for size, each in problems.items()}
+        return {
+            size: replace(each, name=f"{each.name}, {self.name} compared", search_space=finalists)
+            for size, each in problems.items()
+        }
 
     def settle(self, measured: Mapping[int, Ended], min_gain: float | None) -> Settled | Failed:
         """The choice. ``measured``: size -> result of its final; empty where there was nothing to compare."""
-        us = {size: each.latencies_us if isinstance(each, Outcome) else {} for size, each in measured.items()}
-        times = {size: {self.shortlisted[k]: t for k, t in each.items()} for size, each in us.items()}
-        times = times or {size: {each.winner: each.latency_us} for size, each in self._found.items()}
+        us = {
+            size: each.latencies_us if isinstance(each, Outcome) else {}
+            for size, each in measured.items()
+        }
+        times = {
+            size: {self.shortlisted[k]: t for k, t in each.items()} for size, each in us.items()
+        }
+        times = times or {
+            size: {each.winner: each.latency_us} for size, each in self._found.items()
+        }
         known, old = slowdowns(list(times.values())), self._old
         if not known:
             reason = f"no config runs at all of the sizes {sorted(self._found)}: split the class, or add configs that do"
@@ -259,13 +306,17 @@ class SizeClass:
             replace(self.file.problem(0), search_space=self._space).config_of(winner),
             {size: each[winner] for size, each in times.items()},
             regret=known[winner] - 1,
-            old_latencies_us={size: each[old] for size, each in times.items() if old is not None and old in each},
+            old_latencies_us={
+                size: each[old] for size, each in times.items() if old is not None and old in each
+            },
             gain=gain,
             is_saved=winner != old and (gain is None or min_gain is None or gain >= min_gain),
         )
 
 
-def classes_of(file: ConfigFile, ended: Mapping[int, Ended], there: Mapping[str, Any]) -> list[SizeClass]:
+def classes_of(
+    file: ConfigFile, ended: Mapping[int, Ended], there: Mapping[str, Any]
+) -> list[SizeClass]:
     """The classes with a size that could be tuned. ``ended``: size -> result; ``there``: class -> config to compare with."""
     found: dict[str, dict[int, Outcome]] = {}
     for size, each in ended.items():
@@ -278,15 +329,24 @@ def slowdowns(by_size: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """Config -> geometric mean over sizes of its slowdown, for configs that were measured at every size."""
     common = set.intersection(*map(set, by_size)) if by_size else set()
     pairs = [(each, min(each.values(), default=1.0)) for each in by_size]
-    return {i: math.exp(math.fsum(math.log(each[i] / best) for each, best in pairs) / len(pairs)) for i in common}
+    return {
+        i: math.exp(math.fsum(math.log(each[i] / best) for each, best in pairs) / len(pairs))
+        for i in common
+    }
 
 
 def save(settled: Sequence[Settled], save_path: str | Path) -> None:
     """Write the files. Raises as ``save_configs_to_json``, with the configs in a note."""
     for name in dict.fromkeys(each.json_file_name for each in settled if each.is_saved):
-        configs = {each.size_class: each.config for each in settled if each.json_file_name == name and each.is_saved}
+        configs = {
+            each.size_class: each.config
+            for each in settled
+            if each.json_file_name == name and each.is_saved
+        }
         try:
             save_configs_to_json(name, save_path, configs)
         except OSError as error:
-            error.add_note(f"{name} is not written: {json.dumps(configs)}. Times that are in the cache are not measured again")
+            error.add_note(
+                f"{name} is not written: {json.dumps(configs)}. Times that are in the cache are not measured again"
+            )
             raise

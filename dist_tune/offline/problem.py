@@ -50,10 +50,14 @@ def get_search_space(small: bool = False) -> list[dict[str, Any]]:
 
 def without_amd_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config as it can be launched here: on NVIDIA without the options of AMD's backend."""
-    return {name: value for name, value in config.items() if torch.version.hip or name not in AMD_ONLY}
+    return {
+        name: value for name, value in config.items() if torch.version.hip or name not in AMD_ONLY
+    }
 
 
-def launchable(search_space: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def launchable(
+    search_space: Iterable[Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The configs to run here, without repeats, and for each the first of the space that it stands for.
 
     On NVIDIA configs that differ in AMD's keys alone are one, and run without them.
@@ -91,7 +95,9 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         if self.search not in get_args(SearchStrategy):
-            raise ValueError(f"search must be one of {get_args(SearchStrategy)}, got {spelled(self.search)}")
+            raise ValueError(
+                f"search must be one of {get_args(SearchStrategy)}, got {spelled(self.search)}"
+            )
         check_number("num_iters", self.num_iters, 1)
         check_number("max_configs", 1 if self.max_configs is None else self.max_configs, 1)
         check_number("atol", self.atol, 0, (int, float))
@@ -111,14 +117,21 @@ class SearchOptions:
             return dice.sample(range(len(configs)), n_most)
         groups: dict[str, list[int]] = {}
         for i, config in enumerate(configs):
-            groups.setdefault(describe({k: v for k, v in config.items() if k not in ("num_warps", "num_stages")}), []).append(i)
+            groups.setdefault(
+                describe({k: v for k, v in config.items() if k not in ("num_warps", "num_stages")}),
+                [],
+            ).append(i)
         order = list(groups.values())
         dice.shuffle(order)
         return [i for group in order for i in group][:n_most]
 
     def n_tried(self, n_configs: int) -> int:
         """Of so many configs those that are tried at most."""
-        few = max(_LEAST, math.ceil(_SHARE * n_configs)) if self.search in ("random", "guided") else n_configs
+        few = (
+            max(_LEAST, math.ceil(_SHARE * n_configs))
+            if self.search in ("random", "guided")
+            else n_configs
+        )
         return min(n_configs, few if self.max_configs is None else self.max_configs)
 
     def plan(self, n_configs: int) -> Plan:
@@ -147,14 +160,29 @@ class Problem:
     """Given, inputs are made when the first run is, and freed when the problem is tuned."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "search_space", check_space("search_space", self.search_space))  # as what can be gone through once
-        check_function("make_run_and_gt_fn", self.make_run_and_gt_fn, "make_run_and_gt_fn(config)", is_needed=True)
+        object.__setattr__(
+            self, "search_space", check_space("search_space", self.search_space)
+        )  # as what can be gone through once
+        check_function(
+            "make_run_and_gt_fn",
+            self.make_run_and_gt_fn,
+            "make_run_and_gt_fn(config)",
+            is_needed=True,
+        )
         check_function("config_callback", self.config_callback, "config_callback(config)")
 
     @property
     def digest(self) -> str:
         """Identity of name and configs, the same on all ranks."""
-        return digest([self.name, *(describe(each) if isinstance(each, Mapping) else repr(each) for each in self.search_space)])
+        return digest(
+            [
+                self.name,
+                *(
+                    describe(each) if isinstance(each, Mapping) else repr(each)
+                    for each in self.search_space
+                ),
+            ]
+        )
 
     def config_of(self, winner: int) -> dict[str, Any]:
         """Config by its index among those that run here, as the callback leaves it, with the keys that only other devices know."""
@@ -163,7 +191,9 @@ class Problem:
         if self.config_callback is not None:
             self.config_callback(config)
         both = {**originals[winner], **config}
-        return {name: value for name, value in both.items() if name in config or name not in own[winner]}
+        return {
+            name: value for name, value in both.items() if name in config or name not in own[winner]
+        }
 
 
 @dataclass(frozen=True, slots=True)

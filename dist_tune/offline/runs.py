@@ -32,13 +32,24 @@ class RunLaunch(FunctionLaunch):
         *, is_alone: bool, refuses_talk: bool = False,
     ) -> None:  # fmt: skip
         """``number``: of the problem among those of its name in this process. With ``refuses_talk`` a run that communicates raises."""
-        function = TunableFunction(self.made, list(configs), describe_all(configs), key_fn=None, prune_fn=None, check=None, bucket=None)
+        function = TunableFunction(
+            self.made,
+            list(configs),
+            describe_all(configs),
+            key_fn=None,
+            prune_fn=None,
+            check=None,
+            bucket=None,
+        )
         super().__init__(function, key=(), args=(), kwargs={}, is_whole=True)
         self.name, self.identify = problem.name, dict
         self._index = {id(config): i for i, config in enumerate(configs)}
         self._problem, self._options = problem, options
         # All that measurements depend on beside the machine. Before the factory runs, which may keep what it makes.
-        functions = [str(read_code(each).captured) for each in (problem.make_run_and_gt_fn, problem.config_callback)]
+        functions = [
+            str(read_code(each).captured)
+            for each in (problem.make_run_and_gt_fn, problem.config_callback)
+        ]
         self._source = digest([problem.digest, str(options), str(number), *functions])
         self._is_alone, self._refuses_talk = is_alone, refuses_talk
         self._make = problem.make_run_and_gt_fn if problem.size is None else None
@@ -55,7 +66,14 @@ class RunLaunch(FunctionLaunch):
         self._scheduled = self._index[id(config)]
         self._hold(self._scheduled)
 
-    def run(self, config: dict[str, Any], undo: Snapshot | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
+    def run(
+        self,
+        config: dict[str, Any],
+        undo: Snapshot | None,
+        span: Span | None = None,
+        *,
+        is_trial: bool = True,
+    ) -> Any:
         """Run it. Raises the errors of the factory, the callback and the run."""
         run, _ = self.made(self._index[id(config)])
         if span is not None:
@@ -118,7 +136,10 @@ class RunLaunch(FunctionLaunch):
 
 def _is_memory_short() -> bool:
     # The allocator's own reserve counts as free.
-    return bool(api.is_available() and api.memory_allocated() > 0.5 * api.get_device_properties().total_memory)
+    return bool(
+        api.is_available()
+        and api.memory_allocated() > 0.5 * api.get_device_properties().total_memory
+    )
 
 
 class _RunChecker(Checker):

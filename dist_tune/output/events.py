@@ -230,14 +230,25 @@ def log_line(event: Mapping[str, Any]) -> tuple[int, str]:
     """Level and text of an event's line in the log, from its fields; no text of one that is for programs alone."""
     match event:
         case {"kind": "run"}:
-            others = ", ".join(f"{name} {version}" for name, version in event["versions"].items() if name != "dist_tune")
+            others = ", ".join(
+                f"{name} {version}"
+                for name, version in event["versions"].items()
+                if name != "dist_tune"
+            )
             where = f"rank {event['rank']} of {event['world_size']} on {event['host']}, pid {event['pid']}, {event['device']}"
             ours = f"dist_tune {event['versions'].get('dist_tune', '')}"
-            lines = f"{ours}: {where}", f"  {event['date']}, {others}", f"  {' '.join(event['command'])}"
+            lines = (
+                f"{ours}: {where}",
+                f"  {event['date']}, {others}",
+                f"  {' '.join(event['command'])}",
+            )
             return logging.INFO, "\n".join(map(printable, lines))
         case {"kind": "site", "miss": ""}:  # a miss is told with those of other sites
             pruned = f", prune rules took out {event['n_pruned']} more" if event["n_pruned"] else ""
-            return logging.DEBUG, f"site {event['site']} = {event['label']}: {amount(len(event['configs']), 'config')}{pruned}"
+            return (
+                logging.DEBUG,
+                f"site {event['site']} = {event['label']}: {amount(len(event['configs']), 'config')}{pruned}",
+            )
         case {"kind": "meeting"}:
             return logging.DEBUG, f"meeting={event['topic']!r} seconds={event['seconds']:.4f}"
         case {"kind": "done", "is_cut_off": True}:  # a line says so

@@ -25,7 +25,15 @@ from typing import IO, Any
 
 from dist_tune import __version__
 from dist_tune.errors import Failures
-from dist_tune.files import PRIVATE, Rights, json_bytes, make_folder, opener, texts_to_log, warn_once
+from dist_tune.files import (
+    PRIVATE,
+    Rights,
+    json_bytes,
+    make_folder,
+    opener,
+    texts_to_log,
+    warn_once,
+)
 from dist_tune.output import events
 from dist_tune.output.terminal import Terminal
 from dist_tune.output.words import closure_name, printable, site_names
@@ -35,7 +43,9 @@ TRACE = 5
 """Below DEBUG: a line for each timed launch."""
 logging.addLevelName(TRACE, "TRACE")
 _PROGRAM = logging.getLogger("dist_tune")
-if _PROGRAM.level == logging.NOTSET:  # or tables of candidates would stand in the program's log, once for each rank
+if (
+    _PROGRAM.level == logging.NOTSET
+):  # or tables of candidates would stand in the program's log, once for each rank
     _PROGRAM.setLevel(logging.CRITICAL + 1)
 _headed: set[tuple[int, Path]] = set()
 """Process and file, of files that have the header of this process."""
@@ -44,7 +54,13 @@ _headed: set[tuple[int, Path]] = set()
 class LineFile:
     """A file that lines are added to, opened at the first. One that cannot be written costs one warning, and the rest of its lines."""
 
-    def __init__(self, path: Path, told: str, rights: Rights = PRIVATE, header: Callable[[], bytes] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        told: str,
+        rights: Rights = PRIVATE,
+        header: Callable[[], bytes] | None = None,
+    ) -> None:
         """``told``: what it costs that it cannot be written, as the warning begins. ``header``: the first line of each process."""
         self.path = path
         self._told, self._rights, self._header = told, rights, header
@@ -61,7 +77,10 @@ class LineFile:
             try:
                 if self._file is None:
                     self._file = self._open()
-                    if self._header and (mine := (os.getpid(), self.path.absolute())) not in _headed:
+                    if (
+                        self._header
+                        and (mine := (os.getpid(), self.path.absolute())) not in _headed
+                    ):
                         _headed.add(mine)
                         lines = self._header() + lines
                 while lines:
@@ -105,12 +124,20 @@ class Story:
     """The one writer of a tuning's events and lines on this rank, with the short numbers of its sites."""
 
     def __init__(
-        self, settings: Settings, rank: int, begun: events.TuningBegun | None = None, *, is_first: bool = False, is_verbose: bool = False
+        self,
+        settings: Settings,
+        rank: int,
+        begun: events.TuningBegun | None = None,
+        *,
+        is_first: bool = False,
+        is_verbose: bool = False,
     ) -> None:
         """``begun``: its first event; without one there are lines alone. ``is_first``: with progress on its terminal, or with all lines."""
         self.numbers: dict[str, int] = {}
         """Label -> short number."""
-        self._begun = begun = begun or events.TuningBegun(at=0.0, rank=rank, closure="", world_size=1)
+        self._begun = begun = begun or events.TuningBegun(
+            at=0.0, rank=rank, closure="", world_size=1
+        )
         self._is_quiet = settings.shown == "quiet" and not is_verbose
         self.terminal = Terminal(begun.closure, is_shown=is_first and not self._is_quiet)
         self._shows_all = is_verbose or settings.shown == "verbose"
@@ -119,7 +146,11 @@ class Story:
         self._common = {"v": events.EVENTS_VERSION, "at": 0.0, "rank": rank, "tuning": begun.tuning}
         self.path = settings.log_dir / f"rank-{rank}.log"
         self.log_file = LineFile(self.path, "dist_tune keeps no log", header=self._header)
-        self._events = LineFile(self.path.with_suffix(".jsonl"), "dist_tune keeps no log", header=lambda: _line(self._run()))
+        self._events = LineFile(
+            self.path.with_suffix(".jsonl"),
+            "dist_tune keeps no log",
+            header=lambda: _line(self._run()),
+        )
         self._journal: Callable[[bytes], None] | None = None
         self._pending = [_line(vars(begun))]
         self._is_begun = False
@@ -135,7 +166,9 @@ class Story:
 
     # -- lines for people ----------------------------------------------------------------------------------------
 
-    def _say(self, level: int, text: str, *, shown: bool | str = False, is_event: bool = False) -> None:
+    def _say(
+        self, level: int, text: str, *, shown: bool | str = False, is_event: bool = False
+    ) -> None:
         """``shown``: whether the first rank's terminal shows the line, or the text that it shows in its place."""
         if level >= self._least:
             self.log_file.write(_stamped(level, self._spelled(text)))
@@ -163,11 +196,23 @@ class Story:
 
     def _spelled(self, line: str, *, is_short: bool = False) -> str:
         """A line with names of sites in place of their labels; ``is_short``: and with the step's name without its module."""
-        sites = [(each["kernel"], each["key"]) for each in self._sites.values()] if "site=" in line else []
-        names = dict(zip(self._sites, site_names(sites, list(self._sites)), strict=True)) if sites else {}
+        sites = (
+            [(each["kernel"], each["key"]) for each in self._sites.values()]
+            if "site=" in line
+            else []
+        )
+        names = (
+            dict(zip(self._sites, site_names(sites, list(self._sites)), strict=True))
+            if sites
+            else {}
+        )
         for label in sorted(names, key=len, reverse=True):  # one label may begin with another
             line = line.replace(f"site={label}", names[label])
-        return line.replace(self._begun.closure, closure_name(self._begun.closure)) if is_short else line
+        return (
+            line.replace(self._begun.closure, closure_name(self._begun.closure))
+            if is_short
+            else line
+        )
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -180,7 +225,12 @@ class Story:
             if site not in self.numbers:
                 return
             fields["site"] = self.numbers[site]
-        values = {**self._common, "at": time.time(), "kind": event.model_fields["kind"].default, **fields}
+        values = {
+            **self._common,
+            "at": time.time(),
+            "kind": event.model_fields["kind"].default,
+            **fields,
+        }
         level, text = events.log_line(values)
         if text:
             self._say(level, text, is_event=True)
@@ -224,7 +274,9 @@ class Story:
         torch: Any = sys.modules.get("torch")
         versions = {"dist_tune": __version__, "python": platform.python_version()}
         versions |= {
-            name: str(sys.modules[name].__version__) for name in ("torch", "triton") if hasattr(sys.modules.get(name), "__version__")
+            name: str(sys.modules[name].__version__)
+            for name in ("torch", "triton")
+            if hasattr(sys.modules.get(name), "__version__")
         }
         device = platform.machine()
         if torch is not None:
@@ -233,9 +285,26 @@ class Story:
             if accelerator.api.is_available():
                 device, versions["cuda"] = accelerator.name(), str(accelerator.runtime())
         date = datetime.now().astimezone().isoformat(timespec="seconds")
-        host, *command = (each.encode("utf-8", "replace").decode() for each in (socket.gethostname(), *getattr(sys, "orig_argv", sys.argv)))
-        run = {"date": date, "host": host, "pid": os.getpid(), "world_size": self._begun.world_size, "command": command, "device": device}
-        return {**self._common, "at": time.time(), "tuning": "", "kind": "run", **run, "versions": versions}
+        host, *command = (
+            each.encode("utf-8", "replace").decode()
+            for each in (socket.gethostname(), *getattr(sys, "orig_argv", sys.argv))
+        )
+        run = {
+            "date": date,
+            "host": host,
+            "pid": os.getpid(),
+            "world_size": self._begun.world_size,
+            "command": command,
+            "device": device,
+        }
+        return {
+            **self._common,
+            "at": time.time(),
+            "tuning": "",
+            "kind": "run",
+            **run,
+            "versions": versions,
+        }
 
     # -- the tuning ----------------------------------------------------------------------------------------------
 
@@ -252,10 +321,18 @@ class Story:
         if not self._is_quiet:
             self.terminal.late(text)
 
-    def broken(self, error: str, seconds: Mapping[str, float], n_replays: int, *, is_cut_off: bool = False) -> None:
+    def broken(
+        self, error: str, seconds: Mapping[str, float], n_replays: int, *, is_cut_off: bool = False
+    ) -> None:
         """An error, or the program's end, has ended the tuning."""
         self._is_begun = True
-        self.emit(events.TuningEnded, error=error, seconds=dict(seconds), n_replays=n_replays, is_cut_off=is_cut_off)
+        self.emit(
+            events.TuningEnded,
+            error=error,
+            seconds=dict(seconds),
+            n_replays=n_replays,
+            is_cut_off=is_cut_off,
+        )
 
     # -- sites and candidates ------------------------------------------------------------------------------------
 
@@ -266,7 +343,13 @@ class Story:
             return
         self.numbers.setdefault(label, len(self.numbers) + 1)
         fields = {"n_pruned": 0, "miss": "", "cache_key": "", **known, **more}
-        self._sites[label] = {**fields, "label": label, "kernel": named[0], "key": named[1], "configs": list(configs)}
+        self._sites[label] = {
+            **fields,
+            "label": label,
+            "kernel": named[0],
+            "key": named[1],
+            "configs": list(configs),
+        }
         self.emit(events.SiteMet, label, **self._sites[label])
         self._is_begun = True
         self.flush()
@@ -276,20 +359,26 @@ class Story:
         for label, found in failures.items():
             for candidate, (kind, reason) in found.items():
                 if self._is_new(events.Dropped, label, candidate):
-                    self.emit(events.Dropped, label, candidate=candidate, failure=str(kind), reason=reason)
+                    self.emit(
+                        events.Dropped, label, candidate=candidate, failure=str(kind), reason=reason
+                    )
 
     def under_way(self, candidates: Iterable[tuple[str, int]]) -> None:
         """These, (label, candidate), run from here on, and no others."""
         known = [(self.numbers[label], i) for label, i in candidates if label in self.numbers]
         self.emit(events.UnderWay, candidates=known)
 
-    def rung(self, label: str, alive: Collection[int], best: tuple[int, float], left: Mapping[int, str]) -> None:
+    def rung(
+        self, label: str, alive: Collection[int], best: tuple[int, float], left: Mapping[int, str]
+    ) -> None:
         """After a batch: tell who has left since the last time, if some have. ``best``: candidate and its milliseconds."""
         new = {i: reason for i, reason in left.items() if self._is_new(events.Ranked, label, i)}
         if isfinite(best[1]):
             self.terminal.best_ms[label] = best[1]
         if new:
-            self.emit(events.Ranked, label, n_left=len(alive), best=best[0], best_ms=best[1], left=new)
+            self.emit(
+                events.Ranked, label, n_left=len(alive), best=best[0], best_ms=best[1], left=new
+            )
 
     def _is_new(self, event: type[events.Event], label: str, candidate: int) -> bool:
         """True the first time that an event of a known site's candidate is asked for."""

@@ -27,7 +27,13 @@ _CLEAR = "\x1b[J"
 """Erases from the cursor on: the live line, which is below it, or in its row if the program has ended a line since."""
 _BELOW = "\x1bD\x1bM\x1b7\x1b[J\r\x1bD{}\x1b8"
 """Draws in the row below: make room by a scroll, save the cursor, erase, draw, back to the cursor."""
-_WORDS = {"discover": "first run", "compile": "compiling", "race": "racing", "finals": "finals", "settle": "last run"}
+_WORDS = {
+    "discover": "first run",
+    "compile": "compiling",
+    "race": "racing",
+    "finals": "finals",
+    "settle": "last run",
+}
 
 
 class Terminal:
@@ -73,7 +79,10 @@ class Terminal:
     def step(self, n: int, total: int | None = None) -> None:
         """So many steps of the phase are done. Draws if it is time."""
         self._n, self._total = n, total if total is not None else self._total
-        if not (self._is_shown and self.shows_steps) or (now := time.monotonic()) - self._drawn < LIVE_EVERY_S:
+        if (
+            not (self._is_shown and self.shows_steps)
+            or (now := time.monotonic()) - self._drawn < LIVE_EVERY_S
+        ):
             return
         if self._is_live and sys.stderr is self._stream:
             self._draw(self._text(n, now), now)
@@ -105,7 +114,9 @@ class Terminal:
 
     def _draw(self, text: str, now: float) -> None:
         self._drawn, self._is_drawn = now, True
-        width = max(0, _columns_of(self._stream) - 1)  # a full row would wrap, and could not be erased
+        width = max(
+            0, _columns_of(self._stream) - 1
+        )  # a full row would wrap, and could not be erased
         # At the right: the second of two lines that come between two draws begins in this row.
         self._write(_BELOW.format(printable(text)[:width].rjust(min(width, _RIGHT))))
 
@@ -142,6 +153,10 @@ def _columns_of(stream: Any) -> int:
 def _is_live(stream: Any) -> bool:
     """True for a terminal that understands a carriage return and an erased row, and whose width is known."""
     try:
-        return bool(stream.isatty()) and _columns_of(stream) > 0 and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        return (
+            bool(stream.isatty())
+            and _columns_of(stream) > 0
+            and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        )
     except (AttributeError, ValueError, OSError):
         return False

@@ -29,7 +29,9 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def first_mistake(error: ValueError) -> str:
@@ -40,7 +42,11 @@ def first_mistake(error: ValueError) -> str:
         # A file of another version has unknown fields, too, which pydantic before 2.14 tells first.
         first = min(mistakes, key=lambda each: each["type"] == "extra_forbidden")
         own = first["msg"].removeprefix("Value error, ")  # of a validator of ours, which says all
-        text = own if own != first["msg"] else ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        text = (
+            own
+            if own != first["msg"]
+            else ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        )
     return shortened(printable(text), _MAX_MISTAKE)
 
 
@@ -59,9 +65,14 @@ def table(rows: Sequence[Mapping[str, object]], *, has_header: bool = True) -> l
 
     No line is broken: of a pipe or a file each is a row, and a terminal folds those that are too long.
     """
-    columns = {heading: [_cell(row[heading]) for row in rows] for heading in (rows[0] if rows else ())}
+    columns = {
+        heading: [_cell(row[heading]) for row in rows] for heading in (rows[0] if rows else ())
+    }
     aligned = []
-    for heading, cells in columns.items():  # by columns: a table of 200 rows by cells takes a hundredth of a tuning
+    for (
+        heading,
+        cells,
+    ) in columns.items():  # by columns: a table of 200 rows by cells takes a hundredth of a tuning
         if any(cells):
             align = str.rjust if all(map(_NUMBER.fullmatch, cells)) else str.ljust
             texts = [plain(heading, 40)] * has_header + cells
@@ -85,7 +96,9 @@ def kernels_told(kernels: Iterable[str], step: str) -> str:
     counts = Counter(kernels)
     if list(counts.elements()) == [step]:
         return ""
-    return amount(len(counts), "kernel") + f" at {counts.total()} keys" * (counts.total() > len(counts))
+    return amount(len(counts), "kernel") + f" at {counts.total()} keys" * (
+        counts.total() > len(counts)
+    )
 
 
 def phase_told(name: str) -> str:
@@ -95,7 +108,15 @@ def phase_told(name: str) -> str:
 
 def milliseconds(ms: float) -> str:
     """Three digits or more, as people compare them: "0.0146", "0.146", "12.3", "1234"."""
-    return f"{ms:.4f}" if ms < 0.1 else f"{ms:.3f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
+    return (
+        f"{ms:.4f}"
+        if ms < 0.1
+        else f"{ms:.3f}"
+        if ms < 10
+        else f"{ms:.1f}"
+        if ms < 100
+        else f"{ms:.0f}"
+    )
 
 
 def closure_name(name: str) -> str:
@@ -110,9 +131,19 @@ def site_names(sites: Sequence[tuple[str, str]], otherwise: Sequence[str]) -> li
 
     Values of ``key=`` alone; where sites have these in common, the whole key; ``otherwise`` where that is the same, too.
     """
-    forms = [(site_name(kernel, key), f"{kernel} {_spaced(key)}", other) for (kernel, key), other in zip(sites, otherwise, strict=True)]
+    forms = [
+        (site_name(kernel, key), f"{kernel} {_spaced(key)}", other)
+        for (kernel, key), other in zip(sites, otherwise, strict=True)
+    ]
     counts = [Counter(names) for names in zip(*forms, strict=True)]
-    return [next(name for name, n_sites in zip(names, counts, strict=True) if n_sites[name] == 1 or name is names[2]) for names in forms]
+    return [
+        next(
+            name
+            for name, n_sites in zip(names, counts, strict=True)
+            if n_sites[name] == 1 or name is names[2]
+        )
+        for names in forms
+    ]
 
 
 def site_name(kernel: str, key: str) -> str:
@@ -132,4 +163,8 @@ def _shape(tensor: re.Match[str]) -> str:
 
 def _spaced(key: str) -> str:
     """With short dtypes, and a space behind each comma."""
-    return re.sub(r", *", ", ", _DTYPE.sub(lambda dtype: {"bfloat": "bf", "float": "fp", None: ""}[dtype[1]], key))
+    return re.sub(
+        r", *",
+        ", ",
+        _DTYPE.sub(lambda dtype: {"bfloat": "bf", "float": "fp", None: ""}[dtype[1]], key),
+    )

@@ -94,7 +94,9 @@ class FirstRun:
             sums = sums_of(first)
         if self._undo is not None:
             self._undo.exchange()
-        if state is None:  # any run is as good as the first, whose value is not to lie beside this one's
+        if (
+            state is None
+        ):  # any run is as good as the first, whose value is not to lie beside this one's
             self._held.clear()
             self._held.append(run())
             return
@@ -108,9 +110,16 @@ class FirstRun:
                 raise
             free_frames(error)
             how = f"raises {type(error).__name__} when it runs again ({str(error).partition(chr(10))[0]})"
-            self.why_not = self.why_not or (f"{LEFT} when it runs again" if is_secondary(error) else how)
+            self.why_not = self.why_not or (
+                f"{LEFT} when it runs again" if is_secondary(error) else how
+            )
         else:
-            self.why_not = self.why_not or state.why_not(stepped) or self._another(value, first, sums) or state.compare()
+            self.why_not = (
+                self.why_not
+                or state.why_not(stepped)
+                or self._another(value, first, sums)
+                or state.compare()
+            )
         finally:
             self._after.restore()
 
@@ -144,10 +153,14 @@ class FirstRun:
         """To the state that the run has left."""
         if not self.is_probed:
             return
-        if not self._is_accepted:  # else an error, and what it was about may never let the device go on
+        if (
+            not self._is_accepted
+        ):  # else an error, and what it was about may never let the device go on
             if self._state is not None:
                 self._state.put_back()
-            if self._undo is not None:  # after it: the probe's copies of such memory are of before the first run
+            if (
+                self._undo is not None
+            ):  # after it: the probe's copies of such memory are of before the first run
                 self._undo.exchange()
         self._after.restore()
 

@@ -113,7 +113,9 @@ def _all(parts: Mapping[int, bool]) -> bool:
 
 @Reduction
 def _step_times(parts: Mapping[int, tuple[float | None, float | None]]) -> StepTimes:
-    before, after = ({rank: ms for rank, pair in parts.items() if (ms := pair[k]) is not None} for k in (0, 1))
+    before, after = (
+        {rank: ms for rank, pair in parts.items() if (ms := pair[k]) is not None} for k in (0, 1)
+    )
     return StepTimes(max(before.values(), default=None), max(after.values(), default=None), after)
 
 
@@ -129,7 +131,15 @@ class OnlineRuns(Replayer):
     is_watching = False
 
     def __init__(
-        self, ranks: Ranks, trials: Trials, clock: Clock, deadline_s: float, sites: Sites, race: Race, pace: Pace, calls: Calls
+        self,
+        ranks: Ranks,
+        trials: Trials,
+        clock: Clock,
+        deadline_s: float,
+        sites: Sites,
+        race: Race,
+        pace: Pace,
+        calls: Calls,
     ) -> None:
         super().__init__(ranks, trials, clock, None, deadline_s, sites=sites, start=lambda: None)
         self.members, self.buckets = trials.members, trials.buckets
@@ -171,7 +181,9 @@ class OnlineRuns(Replayer):
 
     def _use_at(self, launch: Tunable, config: Any) -> InUse:
         self._by_name[launch.name + launch.key_text] = launch.describe(config)
-        known = self._known[id(launch.owner), launch.key_text] = InUse(launch.slot, config, fills=not launch.is_whole)
+        known = self._known[id(launch.owner), launch.key_text] = InUse(
+            launch.slot, config, fills=not launch.is_whole
+        )
         return known
 
     def config_of(self, launch: Tunable) -> Any:
@@ -183,7 +195,9 @@ class OnlineRuns(Replayer):
         if text in texts:
             return configs[texts.index(text)]
         near = launch.slot.nearest()
-        return self._use_at(launch, near if any(each is near for each in configs) else configs[0]).config
+        return self._use_at(
+            launch, near if any(each is near for each in configs) else configs[0]
+        ).config
 
     def missed(self, launch: Tunable) -> Any:
         """A launch without a config, in a call that times nothing: with the one in use; of a new one with the first that runs."""
@@ -201,7 +215,9 @@ class OnlineRuns(Replayer):
     def _run_other(self, launch: Tunable, config: Any, error: Exception) -> Any:
         configs, *_ = launch.candidates()
         for each in configs:
-            with suppress(Exception):  # of one that cannot run either; the first error is the one to tell
+            with suppress(
+                Exception
+            ):  # of one that cannot run either; the first error is the one to tell
                 if each is not config:
                     value = launch.run(each, None, is_trial=False)
                     self._use_at(launch, each).fill()
@@ -217,11 +233,21 @@ class OnlineRuns(Replayer):
             batch = self._batch
             if batch is not None and number >= batch.first and batch.is_in_force is None:
                 self.n_waits += 1
-                self._changed.wait_for(lambda: batch.is_in_force is not None or self._is_over, _PATIENCE * self._deadline_s)
+                self._changed.wait_for(
+                    lambda: batch.is_in_force is not None or self._is_over,
+                    _PATIENCE * self._deadline_s,
+                )
                 batch.is_in_force = bool(batch.is_in_force)
-            if batch is not None and batch.is_in_force and number >= batch.first and not batch.calls:
+            if (
+                batch is not None
+                and batch.is_in_force
+                and number >= batch.first
+                and not batch.calls
+            ):
                 return self._goes_on_after(number)
-            if not self._is_over or (batch is not None and batch.is_in_force and number < batch.end):
+            if not self._is_over or (
+                batch is not None and batch.is_in_force and number < batch.end
+            ):
                 return True  # after an error, too, all ranks come to the end of a batch alike
             for each in self._known.values():
                 each._replace(fills=True).fill()
@@ -237,7 +263,11 @@ class OnlineRuns(Replayer):
                     if not site.is_whole:  # its calls come here as long as its slot is empty
                         site.fill()
             self._changed.notify_all()
-        if len(self._after_s) < _N_AFTER and number <= self.ended_at + _MOST_AFTER and not self._is_over:
+        if (
+            len(self._after_s) < _N_AFTER
+            and number <= self.ended_at + _MOST_AFTER
+            and not self._is_over
+        ):
             return True
         for site in self._sites.met.values():
             if site.is_whole and site.winner is not None:
@@ -250,7 +280,11 @@ class OnlineRuns(Replayer):
 
     def _entered(self) -> dict[tuple[int, str], str]:
         """(Identity of a decorated object, key) -> site, of all that were met in a call that times."""
-        return {(owner, site.key): label for label, site in self._sites.met.items() for owner in site.slots}
+        return {
+            (owner, site.key): label
+            for label, site in self._sites.met.items()
+            for owner in site.slots
+        }
 
     def call(self, function: Callable[[], R]) -> R:
         """One call of the user's."""
@@ -316,7 +350,13 @@ class OnlineRuns(Replayer):
             for each in heard:
                 each.fill()
 
-    def _place(self, schedule: Replay, turns: Mapping[str, Turn], places: list[tuple[Slot, Any]], heard: list[InUse]) -> None:
+    def _place(
+        self,
+        schedule: Replay,
+        turns: Mapping[str, Turn],
+        places: list[tuple[Slot, Any]],
+        heard: list[InUse],
+    ) -> None:
         """Let launches find the turns of a call, in ``places`` with what is in use there, or come here, where it was ``heard``."""
         entered = self._entered()
         for key, each in list(self._known.items()):
@@ -331,7 +371,9 @@ class OnlineRuns(Replayer):
     def _follow_sites(self) -> None:
         """Use the stand-in of sites that were met for the first time."""
         for site in self._sites.met.values():
-            is_new = site.kernel + site.key not in self._by_name  # else it may be made anew in each call
+            is_new = (
+                site.kernel + site.key not in self._by_name
+            )  # else it may be made anew in each call
             if is_new and site.stand_in is not None and site.winner is None:
                 self.use(site, site.stand_in)
 
@@ -339,7 +381,12 @@ class OnlineRuns(Replayer):
         """Use the best candidates so far, at the first call of a batch: the same on all ranks."""
         for label, index in best.items():
             site = self._sites.met.get(label)
-            if site is not None and site.winner is None and index not in site.failures and index != site.stand_in:
+            if (
+                site is not None
+                and site.winner is None
+                and index not in site.failures
+                and index != site.stand_in
+            ):
                 site.stand_in = index
                 self.pace.renew()
                 self.use(site, index)
@@ -391,7 +438,11 @@ class OnlineRuns(Replayer):
             self._wait_for(is_over, "room in the budget")
 
     def run_batch(
-        self, closure: Callable[[], Any], batch: list[Replay], conditions: Conditions, note: Callable[[], object] = lambda: None
+        self,
+        closure: Callable[[], Any],
+        batch: list[Replay],
+        conditions: Conditions,
+        note: Callable[[], object] = lambda: None,
     ) -> None:
         """Let calls of the user's run a batch, and add their times to the samples when the device is through; ``note`` is not called.
 
@@ -402,11 +453,16 @@ class OnlineRuns(Replayer):
         agreed = self._agree(batch, conditions)
         began = time.monotonic()
         self._awaited = agreed.end - 1
-        self._wait_for(lambda: self._calls.n_calls >= agreed.end - 1 and not self._is_trying, f"calls {agreed.first} to {agreed.end - 1}")
+        self._wait_for(
+            lambda: self._calls.n_calls >= agreed.end - 1 and not self._is_trying,
+            f"calls {agreed.first} to {agreed.end - 1}",
+        )
         self._wait_for(lambda: all(span.is_done() for _, _, span in agreed.wholes), "the device")
         self._n_empty = 0 if agreed.wholes else self._n_empty + 1
         if self._n_empty >= _MAX_EMPTY:
-            raise DistTuneError("its calls do not come to this tuning: decorate the step once, and not in each call")
+            raise DistTuneError(
+                "its calls do not come to this tuning: decorate the step once, and not in each call"
+            )
         self.batch_s = time.monotonic() - began
         self.n_replays = agreed.n_before + len(batch)
         for number, schedule, whole in agreed.wholes:
@@ -425,12 +481,17 @@ class OnlineRuns(Replayer):
         """Bring the winners into use with one call on all ranks."""
         self._n_wait = 0
         self._agree([], WARM_UP)
-        self._wait_for(lambda: self.ended_at is not None, "the call from which on the winners are used")
+        self._wait_for(
+            lambda: self.ended_at is not None, "the call from which on the winners are used"
+        )
         self._take_durations()
         n, n_timed = (self.ended_at or 0) - self.began_at, self.n_replays - 1
         waited = f", {self.n_waits} calls waited" * bool(self.n_waits)
         told = f"took {self.pace.slowdown:.1%} of the job's time (at most {self.pace.max_slowdown:.0%})"
-        self._sites.story.info(f"tuned in {n} calls, {n_timed} of them with other configs or timed, which {told}{waited}", shown=True)
+        self._sites.story.info(
+            f"tuned in {n} calls, {n_timed} of them with other configs or timed, which {told}{waited}",
+            shown=True,
+        )
 
     def step_times(self) -> StepTimes:
         """The step of plain calls before the first trial, and of calls with the winners; collective, unless the program ends."""
@@ -438,7 +499,10 @@ class OnlineRuns(Replayer):
 
         with suppress(JobEndedError):
             self._wait_for(
-                lambda: len(after_s) >= _N_AFTER or self._calls.n_calls > (self.ended_at or 0) + _MOST_AFTER,
+                lambda: (
+                    len(after_s) >= _N_AFTER
+                    or self._calls.n_calls > (self.ended_at or 0) + _MOST_AFTER
+                ),
                 "calls with the winners",
                 always=True,
             )
@@ -456,14 +520,22 @@ class OnlineRuns(Replayer):
 
     def _agree(self, runs: list[Replay], conditions: Conditions) -> Batch:
         """Agree with the other ranks on the first call of a batch, in time for all of them."""
-        best = {label: site_best for label in self._sites.met if label in self._race and (site_best := self._race[label].best) is not None}
+        best = {
+            label: site_best
+            for label in self._sites.met
+            if label in self._race and (site_best := self._race[label].best) is not None
+        }
         while True:
             began = time.monotonic()
             part = self._calls.n_calls + 1, self._margin, self.pace.wanted_cycle
             with self.idle():
-                latest, n_apart, margin, self.pace.n_cycle = self._ranks.reduce("calls", part, _latest)
+                latest, n_apart, margin, self.pace.n_cycle = self._ranks.reduce(
+                    "calls", part, _latest
+                )
             if n_apart > _MAX_APART:
-                raise DistTuneError(f"ranks are {n_apart} calls apart: nothing in the step holds them together, so they share no trials")
+                raise DistTuneError(
+                    f"ranks are {n_apart} calls apart: nothing in the step holds them together, so they share no trials"
+                )
             first = latest + 1 + max(margin, self._n_wait)
             batch = Batch(first, self.pace.schedule(first, runs), conditions, self.n_replays, best)
             with self._changed:
@@ -475,7 +547,9 @@ class OnlineRuns(Replayer):
                     is_in_force = self._ranks.reduce("in force", is_in_time, _all)
             finally:
                 with self._changed:  # a call that has waited too long has gone on without it
-                    batch.is_in_force = is_in_force if batch.is_in_force is None else batch.is_in_force
+                    batch.is_in_force = (
+                        is_in_force if batch.is_in_force is None else batch.is_in_force
+                    )
                     self._changed.notify_all()
             if self._is_over:
                 raise JobEndedError("the program ends")
@@ -491,8 +565,12 @@ class OnlineRuns(Replayer):
         """Calls that this rank makes in some exchanges as long as the last one."""
         if self._ranks.is_alone:
             return 0
-        call_s = (time.monotonic() - self._began_s) / max(1, self._calls.n_calls + 1 - self.began_at)
-        return min(100_000, max(2, ceil(_MARGIN * exchange_s / call_s), 2 * self._margin if is_late else 0))
+        call_s = (time.monotonic() - self._began_s) / max(
+            1, self._calls.n_calls + 1 - self.began_at
+        )
+        return min(
+            100_000, max(2, ceil(_MARGIN * exchange_s / call_s), 2 * self._margin if is_late else 0)
+        )
 
     def _take_durations(self) -> None:
         while len(self._begun) > 1 and self._begun[1].at.query():
@@ -518,7 +596,9 @@ class OnlineRuns(Replayer):
                 with self._changed:
                     is_over = self._is_over
                     self._take_durations()
-                    if is_done() and (always or is_over or self.ended_at is not None or self._may_work()):
+                    if is_done() and (
+                        always or is_over or self.ended_at is not None or self._may_work()
+                    ):
                         return
                     if is_over:
                         raise JobEndedError("the program ends")

@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 from dist_tune.compiler import Compiler, noted, reason_of
 from dist_tune.distributed import Ranks
 from dist_tune.errors import DistTuneError, StuckDeviceError, free_frames
-from dist_tune.measure import Clock, Lead, RngState, Span, captured, graph_pool, obstacle_in, wait_for_device
+from dist_tune.measure import (
+    Clock,
+    Lead,
+    RngState,
+    Span,
+    captured,
+    graph_pool,
+    obstacle_in,
+    wait_for_device,
+)
 from dist_tune.replays.first_run import FirstRun
 from dist_tune.replays.trials import Trials
 from dist_tune.runtime import Tunable, interception
@@ -162,7 +171,9 @@ class Replayer:
         value = self.run(closure, {})
         self.trials.take_undo()
         if names := self.first_run.finish():
-            self._sites.story.warning(f"some config has changed {names}, which the first one leaves as it is", shown=True)
+            self._sites.story.warning(
+                f"some config has changed {names}, which the first one leaves as it is", shown=True
+            )
         return value
 
     def give_up(self) -> None:
@@ -245,7 +256,9 @@ class Replayer:
                 number = self.n_replays
                 with noted(self.trials.note_compilation):
                     graph = captured(partial(self.run, closure, schedule), pool)
-                self.graphs[key] = partial(self.trials.repeat, graph, {*self.trials.launched}, self.trials.take_undo())
+                self.graphs[key] = partial(
+                    self.trials.repeat, graph, {*self.trials.launched}, self.trials.take_undo()
+                )
                 if why := self.trials.samples.why_discarded(number):
                     return why
         except Exception as error:  # the reason to compare replays as they are, on all ranks
@@ -259,7 +272,14 @@ class Replayer:
             self._ranks.n_captured += self._ranks.n_issued - n_issued
         return ""
 
-    def run(self, closure: Callable[[], Any], schedule: Replay, whole: Span | None = None, *, times_launches: bool = False) -> Any:
+    def run(
+        self,
+        closure: Callable[[], Any],
+        schedule: Replay,
+        whole: Span | None = None,
+        *,
+        times_launches: bool = False,
+    ) -> Any:
         """One replay; ``whole`` times it."""
         self.trials.begin_replay(self.n_replays, schedule, times_launches=times_launches)
         self.n_replays += 1
@@ -283,7 +303,11 @@ class Replayer:
                 self.trials.samples.disturb(self.n_replays - 1)
 
     def run_batch(
-        self, closure: Callable[[], Any], batch: list[Replay], conditions: Conditions, note: Callable[[], object] = lambda: None
+        self,
+        closure: Callable[[], Any],
+        batch: list[Replay],
+        conditions: Conditions,
+        note: Callable[[], object] = lambda: None,
     ) -> None:
         """Replay a batch, and add the times to the samples when the device is through. ``note``: called after the times of a replay.
 
@@ -300,7 +324,9 @@ class Replayer:
             story.terminal.step(n_before, n_before + len(batch))
         for k, schedule in enumerate(batch):
             self._await_device(wholes[:-_N_AHEAD], n_done, n_before, len(batch))
-            doing, is_new = self.watchdog.describe(f"replay {k} of a batch of {len(batch)}", schedule)
+            doing, is_new = self.watchdog.describe(
+                f"replay {k} of a batch of {len(batch)}", schedule
+            )
             self._beat(doing, is_new=is_new)
             self.restart(compares=k == 0 or not conditions.is_timed)
             while n_done < len(wholes) and wholes[n_done][2].is_done():
@@ -318,7 +344,12 @@ class Replayer:
             whole = self._clock.span()
             wholes.append((self.n_replays, schedule, whole))
             with noted(self.trials.note_compilation):
-                self.run(self.graphs.get(_key(schedule), closure), schedule, whole, times_launches=conditions.times_launches)
+                self.run(
+                    self.graphs.get(_key(schedule), closure),
+                    schedule,
+                    whole,
+                    times_launches=conditions.times_launches,
+                )
             if conditions.is_timed:
                 self._lead.add(self.run_s * 1e3, is_ahead=not whole.has_begun())
             self.undo()
@@ -336,7 +367,9 @@ class Replayer:
     def _beat(self, doing: str, *, is_new: bool = False) -> None:
         began = time.monotonic()
         self._ranks.beat(doing, is_new=is_new)
-        self._talked_s += time.monotonic() - began  # no time of a replay: with a slow store there would be a meeting for each
+        self._talked_s += (
+            time.monotonic() - began
+        )  # no time of a replay: with a slow store there would be a meeting for each
 
     def _n_in_phase(self, conditions: Conditions) -> int:
         """Replays of the phase before this batch."""
@@ -344,7 +377,9 @@ class Replayer:
             self._phase = conditions.phase, self.n_replays
         return self.n_replays - self._phase[1]
 
-    def _end_replay(self, number: int, schedule: Replay, whole: Span, conditions: Conditions) -> float:
+    def _end_replay(
+        self, number: int, schedule: Replay, whole: Span, conditions: Conditions
+    ) -> float:
         """Add the times of a replay that the device is through with to the samples; its milliseconds."""
         ms = whole.ms()
         self.trials.samples.add_replay(number, ms, schedule)
@@ -353,7 +388,9 @@ class Replayer:
         self._journal.end(number, schedule)
         return ms
 
-    def _await_device(self, replays: list[tuple[int, Replay, Span]], n_done: int, n_before: int, n_all: int) -> None:
+    def _await_device(
+        self, replays: list[tuple[int, Replay, Span]], n_done: int, n_before: int, n_all: int
+    ) -> None:
         """Wait until the device has done these replays of a batch of ``n_all``, and leave if another rank ends the tuning meanwhile."""
         since, n_noted = time.monotonic(), -1
         while n_done < len(replays):

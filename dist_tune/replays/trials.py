@@ -14,7 +14,14 @@ from typing import Any
 
 from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
 from dist_tune.distributed import Ranks, is_secondary, n_collectives
-from dist_tune.errors import CandidateFailure, DistTuneError, FailureKind, free_frames, is_machine_failure, kind_of
+from dist_tune.errors import (
+    CandidateFailure,
+    DistTuneError,
+    FailureKind,
+    free_frames,
+    is_machine_failure,
+    kind_of,
+)
 from dist_tune.measure import Clock, Inputs, Snapshot, Span, is_capturing, written
 from dist_tune.replays.turns import Turn
 from dist_tune.replays.variants import Variants
@@ -49,7 +56,15 @@ Launched = Returned | Failed | NotMade
 class Trials:
     """The launches of one tuning on this rank. A ``Listener``."""
 
-    def __init__(self, closure: str, ranks: Ranks, sites: Sites, variants: Variants, clock: Clock, watchdog: Watchdog) -> None:
+    def __init__(
+        self,
+        closure: str,
+        ranks: Ranks,
+        sites: Sites,
+        variants: Variants,
+        clock: Clock,
+        watchdog: Watchdog,
+    ) -> None:
         self.is_watching = True
         self.watchdog = watchdog
         self.members = frozenset() if ranks.is_alone else frozenset(ranks.members)
@@ -105,7 +120,9 @@ class Trials:
 
     def begin_replay(self, number: int, schedule: Replay, *, times_launches: bool = False) -> None:
         """From here on, launches belong to replay ``number`` and run the candidates of ``schedule``."""
-        self._repeated = {label for label, trial in schedule.items() if self._schedule.get(label) == trial}
+        self._repeated = {
+            label for label, trial in schedule.items() if self._schedule.get(label) == trial
+        }
         self._replay, self._schedule, self._times_launches = number, schedule, times_launches
         # Launches that hit matter where no schedule asks for speed: in discovery, in warm-ups of functions and in the final run.
         self.is_watching = not schedule or any(trial.is_checked for trial in schedule.values())
@@ -134,7 +151,9 @@ class Trials:
             if self._log.is_tracing:
                 took = "waited for the host" if ms is None else f"kernel_ms={ms:.4f}"
                 config = self._sites.met[label].texts[candidate]
-                self._log.trace(f'site={label} candidate={candidate} replay={replay} {took} config="{config}"')
+                self._log.trace(
+                    f'site={label} candidate={candidate} replay={replay} {took} config="{config}"'
+                )
         for label, candidate, span in self._warm_ups:
             self.samples.add_warm_up(label, candidate, span.ms())
         self._warm_ups.clear()
@@ -146,9 +165,15 @@ class Trials:
             raise NotLoaded
         if interception.listener_here() is not self or not self._is_timed:
             return
-        around = [f"{label} {self._schedule[label].candidate}" for label, _ in self.functions if label in self._schedule]
+        around = [
+            f"{label} {self._schedule[label].candidate}"
+            for label, _ in self.functions
+            if label in self._schedule
+        ]
         self.samples.lose(self._replay)
-        self._log.info(f"replay={self._replay} does not count: it compiled {self.variants.note_compilation(kernel, around)}")
+        self._log.info(
+            f"replay={self._replay} does not count: it compiled {self.variants.note_compilation(kernel, around)}"
+        )
 
     # -- calls that count ----------------------------------------------------------------------------------------
 
@@ -160,14 +185,20 @@ class Trials:
             if site is None or trial.is_checked or not self._is_plain(site, trial.candidate):
                 continue
             key = label, trial.candidate
-            turn = self._turns.get(key) or self._turns.setdefault(key, Turn(self, self._clock, site, trial.candidate))
+            turn = self._turns.get(key) or self._turns.setdefault(
+                key, Turn(self, self._clock, site, trial.candidate)
+            )
             turn.begin(is_timed=trial.is_timed and self._times_launches)
             found[label] = turn
         return found
 
     def _is_plain(self, site: Site, index: int) -> bool:
         """True of a candidate that a launch with a known config can make as it is."""
-        is_ready = site.is_compiled and index not in site.failures and any(index in each.loaded for each in site.variants)
+        is_ready = (
+            site.is_compiled
+            and index not in site.failures
+            and any(index in each.loaded for each in site.variants)
+        )
         is_open = site.winner is None and site.record is None and not site.is_given_up
         return is_ready and is_open and site.configs[index].pre_hook is None
 
@@ -195,7 +226,13 @@ class Trials:
         launch = interception.launch_of(kernel, args, kwargs)
         return launch.run_known(self.in_use(launch))
 
-    def launch_otherwise(self, site: Site, index: int, call: tuple[Any, tuple[Any, ...], dict[str, Any]], error: BaseException) -> Any:
+    def launch_otherwise(
+        self,
+        site: Site,
+        index: int,
+        call: tuple[Any, tuple[Any, ...], dict[str, Any]],
+        error: BaseException,
+    ) -> Any:
         """Make a launch that did not return the long way, as all launches of the site in the rest of this call."""
         is_inner = (thread := get_ident()) in self.refusing
         self.refusing.discard(thread)
@@ -215,17 +252,25 @@ class Trials:
 
     def _fail(self, site: Site, index: int, error: Exception, launch: Tunable) -> None:
         """A launch of a candidate has failed: a vote."""
-        self._sites.fail(site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error)))
+        self._sites.fail(
+            site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error))
+        )
         # The next config runs on what it has left, as a lock that is held: this may be the cause of all that follows.
         if site.last_error is None and (names := launch.unrestored(error)):
             left = f"what it may have written to {', '.join(names)} stays, because restore_value does not name it"
             self._log.warning(
-                f'site={site.label} config="{site.texts[index]}" failed in its launch: {reason_of(error)}; {left}', shown=True
+                f'site={site.label} config="{site.texts[index]}" failed in its launch: {reason_of(error)}; {left}',
+                shown=True,
             )
 
     def _tells_of_more(self, error: Exception) -> bool:
         """True of an error that is not the doing of the config it was launched with."""
-        return self.is_captured or is_fatal(error) or isinstance(error, DistTuneError) or is_secondary(error)
+        return (
+            self.is_captured
+            or is_fatal(error)
+            or isinstance(error, DistTuneError)
+            or is_secondary(error)
+        )
 
     # -- a listener's part ---------------------------------------------------------------------------------------
 
@@ -258,9 +303,15 @@ class Trials:
             launch.slot.fill(site.winner, site.timings)
             if not launch.keeps(site.winner):
                 return launch.run_known(site.winner)
-            return self._run_recalled(site, launch) if site.is_unchecked else self._run(launch, site.winner)
+            return (
+                self._run_recalled(site, launch)
+                if site.is_unchecked
+                else self._run(launch, site.winner)
+            )
         # As in Triton, where the first launch tunes and the next ones add to what it leaves.
-        self._zeroes = self.in_use is None and (bool(self._schedule) or site.label not in self.launched)
+        self._zeroes = self.in_use is None and (
+            bool(self._schedule) or site.label not in self.launched
+        )
         self.launched.add(site.label)
         trial = self._schedule.get(site.label, Trial(site.first_guess, is_timed=False))
         if site.checker is not None and trial.is_checked and trial.candidate in site.failures:
@@ -271,7 +322,9 @@ class Trials:
 
     def _launch_first(self, site: Site, launch: Tunable, trial: Trial) -> Any:
         """Launch the candidate whose turn it is, or the first one that can stand in for it."""
-        is_kept = launch.keeps(site.configs[trial.candidate])  # else another one runs at this size whenever the candidate is in use
+        is_kept = launch.keeps(
+            site.configs[trial.candidate]
+        )  # else another one runs at this size whenever the candidate is in use
         if not is_kept and not any(map(launch.keeps, site.configs)):
             assert launch.slot.fits is not None
             return launch.slot.fits.run(launch)
@@ -281,7 +334,9 @@ class Trials:
             if index != trial.candidate and self._schedule and is_kept:
                 self.samples.disturb(self._replay)
             if site.is_compiled and site.is_new and site.record is None:
-                if self._schedule and site.stand_in is None:  # compiled and loaded in the middle of what is timed at other sites
+                if (
+                    self._schedule and site.stand_in is None
+                ):  # compiled and loaded in the middle of what is timed at other sites
                     self.samples.disturb(self._replay)
                 if not self._sites.load(site, index):
                     continue
@@ -297,19 +352,29 @@ class Trials:
                     raise site.last_error
                 self.samples.disturb(self._replay)
                 self.failed = site.last_error
-                self.suspects.append(f'candidate {index} "{site.texts[index]}" with {site.failures[index].reason}')
+                self.suspects.append(
+                    f'candidate {index} "{site.texts[index]}" with {site.failures[index].reason}'
+                )
                 return None
         site.is_given_up = True
-        raise none_left(site.label, site.texts, site.failures, f"on rank {self._rank}") from site.last_error
+        raise none_left(
+            site.label, site.texts, site.failures, f"on rank {self._rank}"
+        ) from site.last_error
 
     def _launch_loaded(self, site: Site, launch: Tunable, index: int, trial: Trial) -> Launched:
         """Launch what is loaded for these arguments, in a replay that does not count unless it is the candidate that was asked for."""
         ready, is_asked = self.variants.ready(site, launch, index)
         if not is_asked and self._is_timed:
             self.samples.lose(self._replay)
-        return Failed() if ready is None else self._launch(site, launch, ready, trial, may_compile=True)
+        return (
+            Failed()
+            if ready is None
+            else self._launch(site, launch, ready, trial, may_compile=True)
+        )
 
-    def _launch(self, site: Site, launch: Tunable, index: int, trial: Trial, *, may_compile: bool = False) -> Launched:
+    def _launch(
+        self, site: Site, launch: Tunable, index: int, trial: Trial, *, may_compile: bool = False
+    ) -> Launched:
         """Launch one candidate, and time or check it if it is its turn; only if it is loaded, or ``may_compile``."""
         is_turn = index == trial.candidate
         # Around all launches of a timed replay: events take time, and the replay shall not look faster where fewer are timed.
@@ -319,16 +384,30 @@ class Trials:
         if is_covered:
             self._clock.cover()
         counts = self.in_use is not None
-        is_checked = is_turn and (trial.is_checked or site.is_unchecked) and index not in site.failures and not counts
+        is_checked = (
+            is_turn
+            and (trial.is_checked or site.is_unchecked)
+            and index not in site.failures
+            and not counts
+        )
         checker = site.checker if is_checked else None
         site.is_unchecked &= not is_checked
-        inputs = self.inputs if launch.is_whole else Inputs()  # of a launch inside a closure only while it is judged
-        if not (launch.is_whole or trial.is_timed or counts) and site.record is None and (trial.is_checked or site.checker is not None):
+        inputs = (
+            self.inputs if launch.is_whole else Inputs()
+        )  # of a launch inside a closure only while it is judged
+        if (
+            not (launch.is_whole or trial.is_timed or counts)
+            and site.record is None
+            and (trial.is_checked or site.checker is not None)
+        ):
             inputs.keep(launch.function, *launch.arguments)
         if checker is not None:
             checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
         n_before = n_collectives() if launch.is_whole else 0  # the reference's among them
-        versions, made = _written(launch) if counts and launch.is_whole and trial.is_checked else None, list[Any]()
+        versions, made = (
+            _written(launch) if counts and launch.is_whole and trial.is_checked else None,
+            list[Any](),
+        )
 
         def noting(run: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
             value = run(kernel, *args, **kwargs)
@@ -339,14 +418,31 @@ class Trials:
         noted = self._sites.launching(site.label, index, is_scheduled=bool(self._schedule))
         try:
             inside = around_launches(noting) if versions is not None else nullcontext()
-            with noted, inside, refused() if is_refused else nullcontext() if site.is_compiled else self._running(site, index) as refusal:
+            with (
+                noted,
+                inside,
+                refused()
+                if is_refused
+                else nullcontext()
+                if site.is_compiled
+                else self._running(site, index) as refusal,
+            ):
                 if warm_up is not None:
                     warm_up.begin()
-                with self.watchdog.launching(site.label, index, is_known=site.record is not None or counts):
-                    value = self._run(launch, site.configs[index], span, is_trial=site.record is None and self._zeroes)
+                with self.watchdog.launching(
+                    site.label, index, is_known=site.record is not None or counts
+                ):
+                    value = self._run(
+                        launch,
+                        site.configs[index],
+                        span,
+                        is_trial=site.record is None and self._zeroes,
+                    )
                 if warm_up is not None:
                     warm_up.end()
-            if isinstance(refusal, Refusal) and refusal.is_raised:  # a wrapper around the kernel has caught it
+            if (
+                isinstance(refusal, Refusal) and refusal.is_raised
+            ):  # a wrapper around the kernel has caught it
                 return NotMade()
         except NotLoaded:
             return NotMade()
@@ -358,20 +454,34 @@ class Trials:
             if self._tells_of_more(error):
                 raise
             if launch.is_whole and self.changed is not None and (names := self.changed()):
-                error.add_note(f"{site.label} has changed {names} before, so that no other config can be tried")
+                error.add_note(
+                    f"{site.label} has changed {names} before, so that no other config can be tried"
+                )
                 raise
             inputs.put_back()  # all of it: a comparison would wait for a device that may wait for this rank's next launch
             self._fail(site, index, error, launch)
-            if counts and launch.is_whole and (versions is None or made or versions != _written(launch)):
-                error.add_note(f'{site.label} may have changed something, so that the call is not made again: config="{site.texts[index]}"')
+            if (
+                counts
+                and launch.is_whole
+                and (versions is None or made or versions != _written(launch))
+            ):
+                error.add_note(
+                    f'{site.label} may have changed something, so that the call is not made again: config="{site.texts[index]}"'
+                )
                 raise
-            site.last_error = free_frames(error)  # they hold the memory that the next candidate needs
+            site.last_error = free_frames(
+                error
+            )  # they hold the memory that the next candidate needs
             return Failed(n_collectives() - n_before if launch.is_whole else 0)
         if checker is not None and not self._is_right(site, index, value, launch, inputs):
             return Returned(value)
-        if checker is None and site.checker is not None and not launch.is_whole and not counts:  # the run of a stand-in
+        if (
+            checker is None and site.checker is not None and not launch.is_whole and not counts
+        ):  # the run of a stand-in
             self._undo.take(inputs.values, inputs.changed())
-        if not counts or site.stand_in is None or site.stand_in in site.failures:  # else what is in use
+        if (
+            not counts or site.stand_in is None or site.stand_in in site.failures
+        ):  # else what is in use
             site.stand_in = index
         if is_turn and trial.is_timed:
             self.samples.add_run(site.label, index, self._replay)
@@ -383,13 +493,20 @@ class Trials:
             self._spans.append((site.label, index, self._replay, span))
         return Returned(value)
 
-    def _run(self, launch: Tunable, config: Any, span: Span | None = None, *, is_trial: bool = True) -> Any:
+    def _run(
+        self, launch: Tunable, config: Any, span: Span | None = None, *, is_trial: bool = True
+    ) -> Any:
         """Launch; once more if the machine failed."""
-        n_before, undo = 0 if launch.is_compiled else n_collectives(), self._undo if self.in_use is None else None
+        n_before, undo = (
+            0 if launch.is_compiled else n_collectives(),
+            self._undo if self.in_use is None else None,
+        )
         try:
             return launch.run(config, undo, span, is_trial=is_trial)
         except Exception as error:
-            if not is_machine_failure(error) or not (launch.is_compiled or n_collectives() == n_before):
+            if not is_machine_failure(error) or not (
+                launch.is_compiled or n_collectives() == n_before
+            ):
                 raise
             self.inputs.put_back()
             self.samples.lose(self._replay)
@@ -409,7 +526,9 @@ class Trials:
             self.wrong[site.label] = wrong
         return value
 
-    def _is_right(self, site: Site, index: int, value: Any, launch: Tunable, inputs: Inputs) -> bool:
+    def _is_right(
+        self, site: Site, index: int, value: Any, launch: Tunable, inputs: Inputs
+    ) -> bool:
         """Judge a result, and note which arguments were changed though they are no outputs."""
         assert site.checker is not None
         wrong = site.checker.judge(value, *launch.arguments)
@@ -417,7 +536,11 @@ class Trials:
         if not launch.is_whole:  # nothing else puts back what a closure holds
             self._undo.take(inputs.values, changed)
         if wrong:
-            self._sites.fail(site, index, CandidateFailure(FailureKind.WRONG_RESULT, f"the result is wrong: {wrong}"))
+            self._sites.fail(
+                site,
+                index,
+                CandidateFailure(FailureKind.WRONG_RESULT, f"the result is wrong: {wrong}"),
+            )
         else:
             site.changes.setdefault(index, set()).update(inputs.harmed(changed))
         return not wrong

@@ -46,7 +46,11 @@ class Turn:
     def __call__(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """In place of a launch with the config."""
         trials, clock, site = self._trials, self._clock, self.site
-        if interception.listener_here() is not trials or kwargs.get("warmup") or (clock.is_cuda and is_capturing()):
+        if (
+            interception.listener_here() is not trials
+            or kwargs.get("warmup")
+            or (clock.is_cuda and is_capturing())
+        ):
             return trials.launch_in_use(kernel, args, kwargs)
         kernel.best_config, thread, error = self._own, get_ident(), None
         is_inner = thread in trials.refusing  # a grid may launch another kernel

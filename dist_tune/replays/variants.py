@@ -45,12 +45,18 @@ class Variants:
         """
         if self.endless:
             return index, False
-        label = self._compiler.known_as([each.label for each in site.variants], index, launch, site.configs[index])
-        variant = next((each for each in site.variants if each.label == label), None) or self._enter(site, launch)
+        label = self._compiler.known_as(
+            [each.label for each in site.variants], index, launch, site.configs[index]
+        )
+        variant = next(
+            (each for each in site.variants if each.label == label), None
+        ) or self._enter(site, launch)
         if index in variant.loaded:  # for a kernel object that was made anew in the step
             return index, True
         running = [i for i in range(len(site.configs)) if i not in site.failures]
-        for i in sorted(running, key=lambda i: (i not in variant.loaded, compile_cost(site.configs[i]), i)):
+        for i in sorted(
+            running, key=lambda i: (i not in variant.loaded, compile_cost(site.configs[i]), i)
+        ):
             if self._sites.load(site, i, variant):
                 return i, False
         return None, False
@@ -69,9 +75,15 @@ class Variants:
     def _enter(self, site: Site, launch: Tunable) -> Variant:
         variant = Variant(f"{site.label} > {len(site.variants)}", specialisation(launch))
         first = site.variants[0].arguments
-        told = [f"{name} is {each.text}" for name, each in variant.arguments.items() if name not in first or first[name] != each]
+        told = [
+            f"{name} is {each.text}"
+            for name, each in variant.arguments.items()
+            if name not in first or first[name] != each
+        ]
         told += [f"{name} is not given" for name in first if name not in variant.arguments]
-        self._log.info(f"site={site.label} variant={len(site.variants) + 1} is compiled: {'; '.join(told) or 'other code'}")
+        self._log.info(
+            f"site={site.label} variant={len(site.variants) + 1} is compiled: {'; '.join(told) or 'other code'}"
+        )
         site.variants.append(variant)
         self._compiler.begin(variant.label, launch, dict(enumerate(site.configs)), [])
         self._check_end(site)
@@ -79,10 +91,16 @@ class Variants:
 
     def _check_end(self, site: Site) -> None:
         met = [each.arguments for each in site.variants]
-        classes = {name: {each[name].compiled: each[name] for each in met if name in each} for each in met for name in each}
+        classes = {
+            name: {each[name].compiled: each[name] for each in met if name in each}
+            for each in met
+            for name in each
+        }
         name, found = max(classes.items(), key=lambda item: len(item[1]), default=("", {}))
         compiled = [each.compiled for each in site.variants]
-        has_end = max(len(found), *map(compiled.count, compiled)) <= _MAX_CLASSES  # of one argument, and of the code around equal ones
+        has_end = (
+            max(len(found), *map(compiled.count, compiled)) <= _MAX_CLASSES
+        )  # of one argument, and of the code around equal ones
         if self.endless or has_end or len(met) <= MAX_VARIANTS:
             return
         asked = f"asks for another compilation of every config in each launch of {site.label}"
@@ -90,7 +108,9 @@ class Variants:
             self.endless = f"{asked}, because the kernel, or a value that it captures or takes from triton.heuristics, is another one"
             return
         shown = ", ".join(each.text for each in list(found.values())[:_MAX_SHOWN])
-        no_constant = f"take tl.constexpr off {name} and " if next(iter(found.values())).is_constexpr else ""
+        no_constant = (
+            f"take tl.constexpr off {name} and " if next(iter(found.values())).is_constexpr else ""
+        )
         self.endless = (
             f"{asked}: its argument {name} is compiled in, and had {len(found)} values ({shown}, ...). If it decides nothing about "
             f'the code, {no_constant}decorate the kernel with @triton.jit(do_not_specialize=["{name}"]); if it does, put it into key='

@@ -19,18 +19,27 @@ def compare(before: Sequence[TuningRecord], after: Sequence[TuningRecord]) -> di
     A JSON document: ``pairs``, kernels and keys that are ``only_before`` or ``only_after``, and ``n_slower``, the number of winners that
     got slower by more than the noise. The verdict of a pair is "slower", "faster", "as fast" or "unknown"; times are milliseconds.
     """
-    is_named = len(before) == len(after) == 1 and closure_name(before[0].kernel) == closure_name(after[0].kernel)
+    is_named = len(before) == len(after) == 1 and closure_name(before[0].kernel) == closure_name(
+        after[0].kernel
+    )
     pairs, only_before, left = [], [], list(after)
     for record in before:
         rivals = [each for each in left if is_named or _name(each) == _name(record)]
         if rivals:
-            nearest = max(rivals, key=lambda other: (-len(_differences(record, other)), other.tuned_at))
+            nearest = max(
+                rivals, key=lambda other: (-len(_differences(record, other)), other.tuned_at)
+            )
             left.remove(nearest)
             pairs.append(_pair(record, nearest))
         else:
             only_before.append(_name(record))
     n_slower = sum(pair["verdict"] == "slower" for pair in pairs)
-    return {"pairs": pairs, "only_before": only_before, "only_after": [_name(each) for each in left], "n_slower": n_slower}
+    return {
+        "pairs": pairs,
+        "only_before": only_before,
+        "only_after": [_name(each) for each in left],
+        "n_slower": n_slower,
+    }
 
 
 def _name(record: TuningRecord) -> str:
@@ -44,12 +53,20 @@ def comparison_lines(found: dict[str, Any]) -> list[str]:
         times = f"{pair['verdict']}; noise {pair['noise_ms']:.2g} ms"
         if pair["before_ms"] and pair["after_ms"]:
             change = 100 * (pair["after_ms"] / pair["before_ms"] - 1)
-            times = f"{pair['before_ms']:.4g} -> {pair['after_ms']:.4g} ms ({change:+.1f} %), {times}"
-        lines += [f"{pair['name']}: {times}", *(f"  {each['name']}: {each['before']} -> {each['after']}" for each in pair["changes"])]
+            times = (
+                f"{pair['before_ms']:.4g} -> {pair['after_ms']:.4g} ms ({change:+.1f} %), {times}"
+            )
+        lines += [
+            f"{pair['name']}: {times}",
+            *(f"  {each['name']}: {each['before']} -> {each['after']}" for each in pair["changes"]),
+        ]
     lines += [f"only in the first: {each}" for each in found["only_before"]] + [
         f"only in the second: {each}" for each in found["only_after"]
     ]
-    counts = ", ".join(f"{n} {verdict}" for verdict, n in Counter(pair["verdict"] for pair in found["pairs"]).items())
+    counts = ", ".join(
+        f"{n} {verdict}"
+        for verdict, n in Counter(pair["verdict"] for pair in found["pairs"]).items()
+    )
     return [*lines, *[f"{len(found['pairs'])} compared: {counts}"] * bool(counts)]
 
 
@@ -58,20 +75,44 @@ def _pair(before: TuningRecord, after: TuningRecord) -> dict[str, Any]:
     changes = [*_differences(before, after), ("winner", before.best.config, after.best.config)]
     changes.append(("outcome", account.fates(before), account.fates(after)))
     before_ms, after_ms = before.best.latency_ms, after.best.latency_ms
-    noise_ms = max((before.best.spread_ms or 0.0) + (after.best.spread_ms or 0.0), LEAST_NOISE * (before_ms or 0.0))
+    noise_ms = max(
+        (before.best.spread_ms or 0.0) + (after.best.spread_ms or 0.0),
+        LEAST_NOISE * (before_ms or 0.0),
+    )
     verdict = "unknown"
     if before_ms is not None and after_ms is not None:
-        verdict = "as fast" if abs(after_ms - before_ms) <= noise_ms else "slower" if after_ms > before_ms else "faster"
+        verdict = (
+            "as fast"
+            if abs(after_ms - before_ms) <= noise_ms
+            else "slower"
+            if after_ms > before_ms
+            else "faster"
+        )
     told = [{"name": name, "before": a, "after": b} for name, a, b in changes if a != b]
     times = {"before_ms": before_ms, "after_ms": after_ms, "noise_ms": noise_ms, "verdict": verdict}
-    return {"name": _name(after), "kernel": after.kernel, "key": after.key, "changes": told, **times}
+    return {
+        "name": _name(after),
+        "kernel": after.kernel,
+        "key": after.key,
+        "changes": told,
+        **times,
+    }
 
 
 def _differences(before: TuningRecord, after: TuningRecord) -> list[tuple[str, str, str]]:
     """Between their keys: name, before, after."""
-    n_common = len({each.config for each in before.candidates} & {each.config for each in after.candidates})
+    n_common = len(
+        {each.config for each in before.candidates} & {each.config for each in after.candidates}
+    )
     candidates = (f"{len(before.candidates)}", f"{len(after.candidates)}, {n_common} in common")
-    named = [(name, getattr(before, name), getattr(after, name)) for name in ("kernel", "key")] + [("code", before.source, after.source)]
-    named += [("candidates", *candidates)] * (before.cache_key.candidates != after.cache_key.candidates)
-    named += [(name.replace("_", " "), str(value), str(getattr(after.environment, name))) for name, value in before.environment]
+    named = [(name, getattr(before, name), getattr(after, name)) for name in ("kernel", "key")] + [
+        ("code", before.source, after.source)
+    ]
+    named += [("candidates", *candidates)] * (
+        before.cache_key.candidates != after.cache_key.candidates
+    )
+    named += [
+        (name.replace("_", " "), str(value), str(getattr(after.environment, name)))
+        for name, value in before.environment
+    ]
     return [each for each in named if each[1] != each[2]]

@@ -26,9 +26,23 @@ def summary(story: Story) -> dict[str, Any]:
     sites = []
     for number, (tuning, name, site) in enumerate(story.sites, 1):
         of = story.name_of(tuning) if len(story.tunings) > 1 else ""
-        sites.append({"number": number, "label": name, "tuning": of, "n_pruned": site.met.n_pruned, **_outcome(site)})
+        sites.append(
+            {
+                "number": number,
+                "label": name,
+                "tuning": of,
+                "n_pruned": site.met.n_pruned,
+                **_outcome(site),
+            }
+        )
     tunings = [_tuning(story, each) for each in story.tunings.values()]
-    return {"title": title, "machine": machine(story), "tunings": tunings, "notes": [*story.damage.values(), *story.notes], "sites": sites}
+    return {
+        "title": title,
+        "machine": machine(story),
+        "tunings": tunings,
+        "notes": [*story.damage.values(), *story.notes],
+        "sites": sites,
+    }
 
 
 def machine(story: Story) -> dict[str, str]:
@@ -47,12 +61,24 @@ def _tuning(story: Story, tuning: TuningStory) -> dict[str, Any]:
     end = tuning.teller.done or events.TuningEnded(at=0.0, rank=0)
     parts: dict[str, float] = {name: end.seconds.get(name, 0.0) for name in PHASES}
     parts["other"] = end.seconds.get("total", 0.0) - sum(parts.values())
-    told = {"name": shortened(story.name_of(tuning), 80), "first_ms": end.first_ms, "best_ms": end.best_ms, "step": "", "took": ""}
+    told = {
+        "name": shortened(story.name_of(tuning), 80),
+        "first_ms": end.first_ms,
+        "best_ms": end.best_ms,
+        "step": "",
+        "took": "",
+    }
     if end.first_ms and end.best_ms:
-        steps = f"{end.first_ms:.4g} ms with the first configs, {end.best_ms:.4g} ms with the winners"
+        steps = (
+            f"{end.first_ms:.4g} ms with the first configs, {end.best_ms:.4g} ms with the winners"
+        )
         told["step"] = f"{steps}: {end.first_ms / end.best_ms:.2f}x"
-    if seconds := ", ".join(f"{phase_told(name)} {seconds:.1f}" for name, seconds in parts.items() if seconds > 0.005):
-        told["took"] = f"{end.seconds.get('total', 0.0):.1f} s ({seconds}), {amount(end.n_replays, 'replay')}"
+    if seconds := ", ".join(
+        f"{phase_told(name)} {seconds:.1f}" for name, seconds in parts.items() if seconds > 0.005
+    ):
+        told["took"] = (
+            f"{end.seconds.get('total', 0.0):.1f} s ({seconds}), {amount(end.n_replays, 'replay')}"
+        )
     meetings = end.seconds.get("meetings", 0.0)
     return told | {"meetings": f"{meetings:.2f} s, a part of the phases" * bool(meetings)}
 
@@ -63,20 +89,34 @@ def messages(story: Story, limit: int) -> list[str]:
     ranks = defaultdict[tuple[str, str], set[int]](set)
     for each in story.messages:
         text = each.text
-        for label in sorted(names, key=len, reverse=True) if "site=" in text else ():  # one label may begin with another
+        for label in (
+            sorted(names, key=len, reverse=True) if "site=" in text else ()
+        ):  # one label may begin with another
             text = text.replace(label, names[label])
         ranks[each.level, text].add(each.rank)
     found = list(ranks.items())[-limit:]
-    return [f"rank{'s' * (len(writers) > 1)} {numbers(writers)}, {level}: {text}" for (level, text), writers in found]
+    return [
+        f"rank{'s' * (len(writers) > 1)} {numbers(writers)}, {level}: {text}"
+        for (level, text), writers in found
+    ]
 
 
 def _outcome(site: SiteStory) -> dict[str, Any]:
     """The winner of a site, or how far the race has come."""
     record, rung = site.record, site.rung
     if record is not None and site.won is not None:
-        told = {"ms": record.best.latency_ms, "gain": account.gain(record), "record_id": site.won.record_id}
+        told = {
+            "ms": record.best.latency_ms,
+            "gain": account.gain(record),
+            "record_id": site.won.record_id,
+        }
         return {**told, "facts": account.facts(record)}
-    return {"ms": rung.best_ms if rung else None, "gain": None, "record_id": "", "facts": {"chosen": f"not yet: {_state(site)}"}}
+    return {
+        "ms": rung.best_ms if rung else None,
+        "gain": None,
+        "record_id": "",
+        "facts": {"chosen": f"not yet: {_state(site)}"},
+    }
 
 
 def _state(site: SiteStory) -> str:
@@ -95,7 +135,10 @@ def render(story: Story) -> str:
     """The page."""
     told = summary(story)
     told["notes"] += messages(story, 50)
-    told["sites"] = [row | _further(row, site) for row, (_, _, site) in zip(told["sites"], story.sites, strict=True)]
+    told["sites"] = [
+        row | _further(row, site)
+        for row, (_, _, site) in zip(told["sites"], story.sites, strict=True)
+    ]
     embedded = json.dumps(told, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return (files("dist_tune.report") / "page.html").read_text().replace("STORY", embedded, 1)
 
@@ -103,7 +146,12 @@ def render(story: Story) -> str:
 def _further(row: dict[str, Any], site: SiteStory) -> dict[str, Any]:
     """What the page has of a site besides: its candidates, each with its cells, its time on each rank and its config as Python."""
     label = shortened(", ".join(filter(None, (row["label"], row["tuning"]))), 140)
-    told = {"label": label, "site": f"{site.met.kernel} {site.met.key}", "miss": site.met.miss, "candidates": []}
+    told = {
+        "label": label,
+        "site": f"{site.met.kernel} {site.met.key}",
+        "miss": site.met.miss,
+        "candidates": [],
+    }
     if (record := site.record) is None:
         return told
     rows, candidates = account.candidate_rows(record), []
@@ -122,7 +170,13 @@ def _further(row: dict[str, Any], site: SiteStory) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    return float(f"{value:.4g}") if isinstance(value, float) else shortened(value) if isinstance(value, str) else value
+    return (
+        float(f"{value:.4g}")
+        if isinstance(value, float)
+        else shortened(value)
+        if isinstance(value, str)
+        else value
+    )
 
 
 def python_config(fields: Mapping[str, Any]) -> str:
@@ -138,7 +192,9 @@ def python_config(fields: Mapping[str, Any]) -> str:
         else:
             values[name] = repr(value)
     is_config = {"num_warps", "num_stages"} <= values.keys()
-    options = "".join(f", {name}={values.pop(name)}" for name in _OPTIONS if is_config and name in values)
+    options = "".join(
+        f", {name}={values.pop(name)}" for name in _OPTIONS if is_config and name in values
+    )
     plain = f"{{{', '.join(f'{name!r}: {text}' for name, text in values.items())}}}"
     return f"triton.Config({plain}{options}){hook}" if is_config else plain + hook
 
@@ -149,7 +205,10 @@ def python_config(fields: Mapping[str, Any]) -> str:
 def text(story: Story) -> str:
     """The head, then a few lines for each site."""
     told = summary(story)
-    lines = [f"Tuning of {told['title']}", *(f"  {name}: {value}" for name, value in told["machine"].items())]
+    lines = [
+        f"Tuning of {told['title']}",
+        *(f"  {name}: {value}" for name, value in told["machine"].items()),
+    ]
     for each in told["tunings"]:
         of = f"{each['name']}, " * (len(told["tunings"]) > 1)
         facts = {"step": each["step"], "took": each["took"], "waits": each["meetings"]}
@@ -161,5 +220,9 @@ def text(story: Story) -> str:
         lines += ["", f"{row['tuning']}:"] * (row["tuning"] != of)
         of = row["tuning"]
         pruned = {"pruned before": row["n_pruned"]} if row["n_pruned"] else {}
-        lines += ["", row["label"], *(f"  {heading}: {value}" for heading, value in (row["facts"] | pruned).items())]
+        lines += [
+            "",
+            row["label"],
+            *(f"  {heading}: {value}" for heading, value in (row["facts"] | pruned).items()),
+        ]
     return "".join(f"{printable(line)}\n" for line in lines)

@@ -102,16 +102,31 @@ def story_of_folder(folder: Path) -> Story:
 
 def _gaps(story: Story) -> Iterator[str]:
     """Sentences about what is missing, other than what damaged files would have told."""
-    unreadable = {site.met.site: site.unreadable for _, _, site in story.sites if site.record is None and site.unreadable}
-    yield from (f"site {number}: its record cannot be read ({reason})" for number, reason in unreadable.items())
+    unreadable = {
+        site.met.site: site.unreadable
+        for _, _, site in story.sites
+        if site.record is None and site.unreadable
+    }
+    yield from (
+        f"site {number}: its record cannot be read ({reason})"
+        for number, reason in unreadable.items()
+    )
     for tuning in story.tunings.values():
         n_ranks, ranks = tuning.world_size, tuning.ranks
         if absent := set(range(min(n_ranks, 100_000))) - ranks.keys() - story.damage.keys():
             yield f"{tuning.title}: no events of {len(absent)} of {n_ranks} ranks ({numbers(absent)}), which may log to other folders"
         if n_open := sum(each.done is None for each in ranks.values()):
             yield f"{tuning.title}: the tuning had not ended on {n_open} of {len(ranks)} ranks"
-        yield from [each.done.error for _, each in sorted(ranks.items()) if each.done and each.done.is_cut_off][:1]
+        yield from [
+            each.done.error
+            for _, each in sorted(ranks.items())
+            if each.done and each.done.is_cut_off
+        ][:1]
         failed = [
-            (rank, each.done.error) for rank, each in sorted(ranks.items()) if each.done and each.done.error and not each.done.is_cut_off
+            (rank, each.done.error)
+            for rank, each in sorted(ranks.items())
+            if each.done and each.done.error and not each.done.is_cut_off
         ]
-        yield from (f"{tuning.title}: rank {rank} ended with {error[:300]}" for rank, error in failed)
+        yield from (
+            f"{tuning.title}: rank {rank} ended with {error[:300]}" for rank, error in failed
+        )

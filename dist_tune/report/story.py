@@ -43,7 +43,9 @@ class SiteStory:
 
     def config(self, index: int) -> str:
         """A candidate's config for people."""
-        return self.met.configs[index] if 0 <= index < len(self.met.configs) else f"candidate {index}"
+        return (
+            self.met.configs[index] if 0 <= index < len(self.met.configs) else f"candidate {index}"
+        )
 
 
 @dataclass
@@ -92,7 +94,13 @@ class TuningStory:
         """By kernel and key for people, no two alike."""
         sites = self.teller.sites.values()
         otherwise = [f"{each.met.label} ({k})" for k, each in enumerate(sites, 1)]
-        return dict(zip(site_names([(each.met.kernel, each.met.key) for each in sites], otherwise), sites, strict=True))
+        return dict(
+            zip(
+                site_names([(each.met.kernel, each.met.key) for each in sites], otherwise),
+                sites,
+                strict=True,
+            )
+        )
 
     @property
     def title(self) -> str:
@@ -116,7 +124,11 @@ class Story:
     @property
     def sites(self) -> list[tuple[TuningStory, str, SiteStory]]:
         """All sites with their tunings and names, in the order in which they were met."""
-        return [(tuning, name, site) for tuning in self.tunings.values() for name, site in tuning.sites.items()]
+        return [
+            (tuning, name, site)
+            for tuning in self.tunings.values()
+            for name, site in tuning.sites.items()
+        ]
 
     def name_of(self, tuning: TuningStory) -> str:
         """The tuning's title; with the number of the call, "step, call 4", where several tunings share the title."""
@@ -135,7 +147,11 @@ class Story:
                 tuning.closure, tuning.world_size = event.closure, event.world_size
                 tuning.ranks.pop(event.rank, None)  # of another closure of the same name
             rank = tuning.ranks.setdefault(event.rank, RankStory(event.rank))
-            if rank.done and isinstance(event, events.Won | events.TuningEnded) and _MIXED not in self.notes:
+            if (
+                rank.done
+                and isinstance(event, events.Won | events.TuningEnded)
+                and _MIXED not in self.notes
+            ):
                 self.notes.append(_MIXED)  # the event of the last run alone follows the end
             rank.take(event)
 
@@ -145,21 +161,44 @@ def story_of_records(records: Iterable[TuningRecord]) -> Story:
     story, together = Story(), defaultdict[str, list[TuningRecord]](list)
     for record in records:
         # Sites of one tuning have these in common.
-        together[f"{record.closure} {record.seconds!r} {record.n_replays} {record.environment!r}"].append(record)
+        together[
+            f"{record.closure} {record.seconds!r} {record.n_replays} {record.environment!r}"
+        ].append(record)
     for number, group in enumerate(together.values(), 1):
         first, of = group[0], dict[str, Any](at=0.0, rank=0, tuning=f"tuning {number}")
-        versions = first.environment.model_dump(include={"python", "torch", "triton", "cuda"}, exclude_none=True)
+        versions = first.environment.model_dump(
+            include={"python", "torch", "triton", "cuda"}, exclude_none=True
+        )
         date = f"{first.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-        header = dict[str, Any](date=date, device=first.environment.device, world_size=first.environment.world_size, versions=versions)
+        header = dict[str, Any](
+            date=date,
+            device=first.environment.device,
+            world_size=first.environment.world_size,
+            versions=versions,
+        )
         story.runs[len(story.runs)] = RunBegun(**of, **header, host="", pid=0, command=[])
         story.take(events.TuningBegun(closure=first.closure, world_size=1, **of))
         for k, each in enumerate(group):
             label, configs = f"{each.kernel} {each.key}", [one.config for one in each.candidates]
-            story.take(events.SiteMet(site=k, label=label, kernel=each.kernel, key=each.key, configs=configs, **of))
-            story.take(events.Won.model_construct(site=k, record=each, reason=each.reason, record_id="", **of))
+            story.take(
+                events.SiteMet(
+                    site=k, label=label, kernel=each.kernel, key=each.key, configs=configs, **of
+                )
+            )
+            story.take(
+                events.Won.model_construct(
+                    site=k, record=each, reason=each.reason, record_id="", **of
+                )
+            )
         first_ms, best_ms = account.step_times(group)
         # Unchecked, because figures of a record have other limits than those of an event.
-        of |= {"seconds": first.spent.model_dump(), "n_replays": first.n_replays, "first_ms": first_ms, "best_ms": best_ms, "error": ""}
+        of |= {
+            "seconds": first.spent.model_dump(),
+            "n_replays": first.n_replays,
+            "first_ms": first_ms,
+            "best_ms": best_ms,
+            "error": "",
+        }
         story.take(events.TuningEnded.model_construct(**of))
     return story
 

@@ -9,7 +9,13 @@ from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
 from dist_tune.runtime.interception import Listener
 from dist_tune.runtime.kernel import Argument, Launch, NoFitError, specialisation
 from dist_tune.runtime.libraries import own_runs, unheard_tuners
-from dist_tune.runtime.recording import LaunchRecorder, RecordedLaunch, around_launches, predict, refusing_talk
+from dist_tune.runtime.recording import (
+    LaunchRecorder,
+    RecordedLaunch,
+    around_launches,
+    predict,
+    refusing_talk,
+)
 from dist_tune.runtime.stores import noting_tensors, noting_training
 from dist_tune.runtime.tunable import Slot, Timings, Tunable
 

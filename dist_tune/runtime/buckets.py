@@ -38,7 +38,9 @@ class Bucketing(dict[str, Callable[[Any], Any]]):
 
 
 NO_BUCKETS = Bucketing({})
-_FORM = 'bucket must map names of kernels to their arguments, as {"layer_norm_*": {"NB": power_of_two}}'
+_FORM = (
+    'bucket must map names of kernels to their arguments, as {"layer_norm_*": {"NB": power_of_two}}'
+)
 
 
 class Buckets:
@@ -54,7 +56,12 @@ class Buckets:
             if not arguments:
                 raise ValueError(f"bucket names no argument of {pattern!r}: {_FORM}")
             for name, function in arguments.items():
-                check_function(f"bucket of {name!r} of {pattern!r}", function, "function(size), as power_of_two", is_needed=True)
+                check_function(
+                    f"bucket of {name!r} of {pattern!r}",
+                    function,
+                    "function(size), as power_of_two",
+                    is_needed=True,
+                )
         self._given = {pattern: dict(arguments) for pattern, arguments in given.items()}
         self._of = WeakKeyDictionary[Any, Bucketing]()
         self._names = set[str]()
@@ -69,22 +76,50 @@ class Buckets:
     def told(self, step: str) -> dict[str, str]:
         """Topic -> text of what has no effect on the kernels that were launched so far."""
         kernels = ", ".join(sorted({name.rpartition(".")[2] for name in self._names}))
-        unmatched = [pattern for pattern in self._given if not any(_fits(name, pattern) for name in self._names)] if kernels else []
-        misnamed = {pattern: f"{pattern!r}: no kernel launched so far is called so, they are {kernels}" for pattern in unmatched}
-        return {f"bucket {name}": f"{step}: bucket= has no effect on {text}" for name, text in (misnamed | self._keyless).items()}
+        unmatched = (
+            [
+                pattern
+                for pattern in self._given
+                if not any(_fits(name, pattern) for name in self._names)
+            ]
+            if kernels
+            else []
+        )
+        misnamed = {
+            pattern: f"{pattern!r}: no kernel launched so far is called so, they are {kernels}"
+            for pattern in unmatched
+        }
+        return {
+            f"bucket {name}": f"{step}: bucket= has no effect on {text}"
+            for name, text in (misnamed | self._keyless).items()
+        }
 
     def _read(self, kernel: Any) -> Bucketing:
         self._names.add(name := name_of(kernel.base_fn))
         # The first pattern wins.
-        arguments = {each: fn for pattern in reversed(self._given) if _fits(name, pattern) for each, fn in self._given[pattern].items()}
+        arguments = {
+            each: fn
+            for pattern in reversed(self._given)
+            if _fits(name, pattern)
+            for each, fn in self._given[pattern].items()
+        }
         if not arguments or len(kernel.configs) < 2:
             return NO_BUCKETS
         keys, of_key = [*kernel.keys], f"whose key is {[*kernel.keys]}"
         if isinstance(kernel, tuple(own_runs)):
-            keys, of_key = [], f"whose tuner {type(kernel).__module__}.{type(kernel).__qualname__} makes the key itself"
+            keys, of_key = (
+                [],
+                f"whose tuner {type(kernel).__module__}.{type(kernel).__qualname__} makes the key itself",
+            )
         for argument in [each for each in arguments if each not in keys]:
             self._keyless[f"{name} {argument}"] = f"{argument!r} of {name}, {of_key}"
-        return Bucketing({each: _bucket(name, each, function) for each, function in arguments.items() if each in keys})
+        return Bucketing(
+            {
+                each: _bucket(name, each, function)
+                for each, function in arguments.items()
+                if each in keys
+            }
+        )
 
 
 def _fits(name: str, pattern: str) -> bool:
@@ -100,7 +135,9 @@ def _bucket(kernel: str, argument: str, function: Callable[[int], Any]) -> Calla
             found = function(value)
             # NaN, an object, the function that size_classes without its limits makes: no launch would find its like again.
             if type(found) not in (int, str) and (found != found or {found} != {function(value)}):
-                raise TypeError(f"it returned {spelled(found)}, which is not equal to what it returns next")
+                raise TypeError(
+                    f"it returned {spelled(found)}, which is not equal to what it returns next"
+                )
         except Exception as error:
             where = f"it was asked of {argument}={value}, and must return what can be hashed and is equal each time, as an int"
             raise rule_error("bucket", kernel, error, where) from error

@@ -42,9 +42,13 @@ class TunableFunction:
     def __post_init__(self) -> None:
         self.names = frozenset(name for config in self.configs for name in config)
         """Keyword arguments that come from configs."""
-        self.body: Callable[..., Any] = cast("MethodType", self.function).__func__ if self.n_bound else self.function
+        self.body: Callable[..., Any] = (
+            cast("MethodType", self.function).__func__ if self.n_bound else self.function
+        )
         """What calls run."""
-        self.text_of = {id(config): text for config, text in zip(self.configs, self.texts, strict=True)}
+        self.text_of = {
+            id(config): text for config, text in zip(self.configs, self.texts, strict=True)
+        }
         self.fits = Fits() if self.prune_fn is not None else None
         """Of calls with one key, where ``prune_fn`` may see more than that."""
         self._codes: dict[type | None, Code] = {}
@@ -64,12 +68,19 @@ class TunableFunction:
         With the check, because a winner that was chosen without one may be wrong.
         """
         check = [] if self.check is None else [self.check]
-        return _together([read_code(each) for each in [self.function, *functions_in(self.configs), *check]])
+        return _together(
+            [read_code(each) for each in [self.function, *functions_in(self.configs), *check]]
+        )
 
     @cached_property
     def identity(self) -> Mapping[str, str]:
         """Digests of the functions that decide results and candidates, each value that they captured, and the configs."""
-        rules = {"key_fn": self.key_fn, "prune_fn": self.prune_fn, "check": self.check, "bucket": self.bucket}
+        rules = {
+            "key_fn": self.key_fn,
+            "prune_fn": self.prune_fn,
+            "check": self.check,
+            "bucket": self.bucket,
+        }
         inner = {f"function{k}": each for k, each in enumerate(functions_in(self.configs))}
         others = {name: str(read_code(each).captured) for name, each in {**rules, **inner}.items()}
         return {**read_code(self.function).captured, **others, "configs": digest(self.texts)}
@@ -78,7 +89,11 @@ class TunableFunction:
         """Code for a call; of a method with its class, because it may call other methods through ``self``."""
         cls = type(args[0]) if args else None
         if cls not in self._codes:
-            member = inspect.getattr_static(cls, getattr(self.function, "__name__", ""), None) if cls is not None else None
+            member = (
+                inspect.getattr_static(cls, getattr(self.function, "__name__", ""), None)
+                if cls is not None
+                else None
+            )
             is_method = getattr(member, "__wrapped__", None) is self.function
             self._codes[cls] = _together([self.code, read_code(cls)]) if is_method else self.code
         return self._codes[cls]
@@ -92,11 +107,17 @@ class TunableFunction:
         try:
             return key if self.bucket is None else bucketed(key, self.bucket)
         except Exception as error:
-            raise rule_error("bucket", self.name, error, f"it was asked of each size in the key {spelled(key)}") from error
+            raise rule_error(
+                "bucket", self.name, error, f"it was asked of each size in the key {spelled(key)}"
+            ) from error
 
-    def key_error(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception:
+    def key_error(
+        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Exception:
         """The error for what ``key_fn`` raised."""
-        return rule_error("key_fn", self.name, error, f"it was called with {argument_texts(args, kwargs)}")
+        return rule_error(
+            "key_fn", self.name, error, f"it was called with {argument_texts(args, kwargs)}"
+        )
 
     def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         """The tuning key of a call, which may pass some of the configs' arguments itself."""
@@ -128,13 +149,19 @@ class TunableFunction:
             TypeError: it cannot be hashed, holds a tensor, or can be gone through once.
         """
         if isinstance(key, Iterator):  # it has a hash, and is equal to no other
-            raise TypeError(f"key_fn of {self.name} returned {spelled(key)}, which can be gone through once: return a tuple of it")
+            raise TypeError(
+                f"key_fn of {self.name} returned {spelled(key)}, which can be gone through once: return a tuple of it"
+            )
         try:
             hash(key)
         except TypeError as error:
-            raise TypeError(f"key_fn of {self.name} returned {spelled(key)}: {error}. Return a tuple, or to_hashable() of it") from error
+            raise TypeError(
+                f"key_fn of {self.name} returned {spelled(key)}: {error}. Return a tuple, or to_hashable() of it"
+            ) from error
         if _has_tensor(key):
-            raise TypeError(f"key_fn of {self.name} returned a tensor, which is equal to no other: return to_hashable() of it")
+            raise TypeError(
+                f"key_fn of {self.name} returned a tensor, which is equal to no other: return to_hashable() of it"
+            )
 
     def check_arguments(self, args: Any, kwargs: Any) -> None:
         """Refuse what does not fit the function's parameters: it fits with no config.
@@ -149,14 +176,23 @@ class TunableFunction:
         try:
             signature.bind(*args, **{**self.configs[0], **kwargs})
         except TypeError as error:
-            raise TypeError(f"{self.name}: {error}; autotune passes {sorted(self.names)} as keywords") from None
+            raise TypeError(
+                f"{self.name}: {error}; autotune passes {sorted(self.names)} as keywords"
+            ) from None
 
 
 class FunctionLaunch(Tunable):
     """One call. A launch whose kernel is the whole function."""
 
     def __init__(
-        self, tunable: TunableFunction, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], group: Any = None, *, is_whole: bool
+        self,
+        tunable: TunableFunction,
+        key: Hashable,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        group: Any = None,
+        *,
+        is_whole: bool,
     ) -> None:
         """``group``: the process group that decides, where the call names one; it has winners of its own."""
         self.is_whole = is_whole
@@ -165,7 +201,9 @@ class FunctionLaunch(Tunable):
         self.exact = to_hashable(exact_sizes(args, kwargs)) if tunable.fits is not None else None
         text = key_text(key)
         self.name, self.key_text = tunable.name, text if text.startswith("[") else f"[{text}]"
-        self.function: Callable[..., Any] = MethodType(tunable.body, args[0]) if tunable.n_bound else tunable.body
+        self.function: Callable[..., Any] = (
+            MethodType(tunable.body, args[0]) if tunable.n_bound else tunable.body
+        )
         args = args[tunable.n_bound :]
         self.given = args, kwargs
         """Arguments of the call, with those that replace a config's."""
@@ -174,7 +212,9 @@ class FunctionLaunch(Tunable):
         self.arguments = args, own
         if fixed:  # configs that differ in nothing else are one
             self._configs, texts = distinct([{**config, **fixed} for config in tunable.configs])
-            self._text_of = {id(config): text for config, text in zip(self._configs, texts, strict=True)}
+            self._text_of = {
+                id(config): text for config, text in zip(self._configs, texts, strict=True)
+            }
 
     def code(self) -> Code:
         """Digest of the code, and of all it calls."""
@@ -206,8 +246,16 @@ class FunctionLaunch(Tunable):
 
     def _keeps(self, verdict: Any) -> bool:
         """The answer of ``prune_fn``, None being a rule without a return. A list is refused, since any that is not empty would be True."""
-        is_bool = verdict is None or isinstance(verdict, bool | np.bool_) or (isinstance(verdict, int) and verdict in (0, 1))
-        if not is_bool and not (isinstance(verdict, torch.Tensor) and verdict.dtype is torch.bool and verdict.numel() == 1):
+        is_bool = (
+            verdict is None
+            or isinstance(verdict, bool | np.bool_)
+            or (isinstance(verdict, int) and verdict in (0, 1))
+        )
+        if not is_bool and not (
+            isinstance(verdict, torch.Tensor)
+            and verdict.dtype is torch.bool
+            and verdict.numel() == 1
+        ):
             raise TypeError(
                 f"prune_fn of {self.name} returned {spelled(verdict)}: it is asked of each config, and must return True to keep it or "
                 f"False. A function that returns the configs to keep is early_config_prune of triton.autotune"
@@ -216,9 +264,18 @@ class FunctionLaunch(Tunable):
 
     def describe(self, config: FunctionConfig) -> str:
         """A candidate on one line."""
-        return self._text_of.get(id(config)) or describe(config)  # of another call that passed the same config arguments itself
+        return self._text_of.get(id(config)) or describe(
+            config
+        )  # of another call that passed the same config arguments itself
 
-    def run(self, config: FunctionConfig, undo: Snapshot | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
+    def run(
+        self,
+        config: FunctionConfig,
+        undo: Snapshot | None,
+        span: Span | None = None,
+        *,
+        is_trial: bool = True,
+    ) -> Any:
         """Call the function.
 
         Raises:
@@ -238,8 +295,14 @@ class FunctionLaunch(Tunable):
 
 
 def _together(codes: list[Code]) -> Code:
-    return Code(digest([each.digest for each in codes]), sorted({name for each in codes for name in each.not_followed}), {})
+    return Code(
+        digest([each.digest for each in codes]),
+        sorted({name for each in codes for name in each.not_followed}),
+        {},
+    )
 
 
 def _has_tensor(key: object) -> bool:
-    return isinstance(key, torch.Tensor) or (isinstance(key, tuple | frozenset) and any(map(_has_tensor, key)))
+    return isinstance(key, torch.Tensor) or (
+        isinstance(key, tuple | frozenset) and any(map(_has_tensor, key))
+    )

@@ -117,7 +117,11 @@ class _Patch:
     def buckets_of(self, kernel: Any, kwargs: dict[str, Any]) -> Bucketing:
         """Those that this thread's listener has for a launch."""
         listener = listener_here() if self.has_buckets and kwargs.get("warmup") is False else None
-        return NO_BUCKETS if listener is None or listener.buckets is None else listener.buckets.of(kernel)
+        return (
+            NO_BUCKETS
+            if listener is None or listener.buckets is None
+            else listener.buckets.of(kernel)
+        )
 
     def prune_configs(self, kernel: Any, kwargs: dict[str, Any]) -> Any:
         """Called on a miss: leave if this thread has a listener."""
@@ -131,9 +135,13 @@ class _Patch:
         listener = listener_here()
         assert listener is not None
         launch = launch_of(kernel, args, kwargs)
-        if (config := launch.slot.config) is not None:  # of a bucket, at another size or with a hook
+        if (
+            config := launch.slot.config
+        ) is not None:  # of a bucket, at another size or with a hook
             if id(config) in self.turns and launch.keeps(config):
-                if launch.slot.fits is not None:  # else another thread has filled the slot meanwhile
+                if (
+                    launch.slot.fits is not None
+                ):  # else another thread has filled the slot meanwhile
                     launch.slot.fits.note(launch, config, config)
                 return self.turns[id(config)](kernel, args, kwargs)
             return launch.run_known(config)
@@ -147,7 +155,11 @@ class _Patch:
         if self.is_watched:
             self.announce(kernel, args, kwargs)
         key = own_key(kernel, args, kwargs) if len(kernel.configs) > 1 else ()
-        return run(kernel, *args, **kwargs) if not key or key[0] in kernel.cache else self.deliver(kernel, args, kwargs)
+        return (
+            run(kernel, *args, **kwargs)
+            if not key or key[0] in kernel.cache
+            else self.deliver(kernel, args, kwargs)
+        )
 
 
 _AROUND = """
@@ -188,7 +200,9 @@ class _AskPatch(ast.NodeTransformer):
 def _listening_code(function: Any, patch: _Patch) -> CodeType:
     """The code of ``Autotuner.run`` in which a miss can leave; files and lines are the original's."""
     lines, first_line = inspect.getsourcelines(function)
-    original = ast.increment_lineno(ast.parse(textwrap.dedent("".join(lines))), first_line - 1).body[0]
+    original = ast.increment_lineno(
+        ast.parse(textwrap.dedent("".join(lines))), first_line - 1
+    ).body[0]
     around = ast.parse(_AROUND).body[0]
     asking = _AskPatch()
     asking.visit(original)
@@ -198,7 +212,9 @@ def _listening_code(function: Any, patch: _Patch) -> CodeType:
         if isinstance(node, ast.Try) and node.handlers:
             node.body += original.body
     original.body = around.body
-    module = compile(ast.fix_missing_locations(ast.Module([original], [])), function.__code__.co_filename, "exec")
+    module = compile(
+        ast.fix_missing_locations(ast.Module([original], [])), function.__code__.co_filename, "exec"
+    )
     (code,) = (constant for constant in module.co_consts if isinstance(constant, CodeType))
     if asking.n_found != 1 or code.co_freevars or function.__globals__ is not vars(autotuner):
         raise DistTuneError(
@@ -206,7 +222,9 @@ def _listening_code(function: Any, patch: _Patch) -> CodeType:
             f"function that looks up a config and prunes on a miss. Another package may have replaced it before dist_tune was imported."
         )
     # Exchanged code sees Triton's globals; a constant is how it finds us.
-    return code.replace(co_consts=tuple(patch if constant == "patch" else constant for constant in code.co_consts))
+    return code.replace(
+        co_consts=tuple(patch if constant == "patch" else constant for constant in code.co_consts)
+    )
 
 
 def _skip_in_dynamo(code: CodeType) -> None:
@@ -230,7 +248,9 @@ def triton_patch() -> _Patch:
         DistTuneError: ``Autotuner.run`` is not Triton's, or of an unknown version.
     """
     begin_digest()  # of Triton's files: the first launch needs it
-    return _Patch(inspect.unwrap(Autotuner.run))  # another package may have put a wrapper around it, which calls it
+    return _Patch(
+        inspect.unwrap(Autotuner.run)
+    )  # another package may have put a wrapper around it, which calls it
 
 
 def push(listener: Listener) -> None:
@@ -246,7 +266,9 @@ def push(listener: Listener) -> None:
             _skip_in_dynamo(own.__code__)
         enter_own_runs()
         patch.is_watched |= listener.launching is not None
-    except BaseException:  # an interrupt of the user's: later calls would be taken for calls inside this one
+    except (
+        BaseException
+    ):  # an interrupt of the user's: later calls would be taken for calls inside this one
         pop()
         raise
 
@@ -272,7 +294,9 @@ def enter_own_runs() -> None:
 def leave_own_runs() -> None:
     """Restore them, if no listener is left."""
     for cls, ours in list(own_runs.items()):
-        if not listeners and cls.__dict__["run"] is ours:  # asked each time: Python may change threads in between
+        if (
+            not listeners and cls.__dict__["run"] is ours
+        ):  # asked each time: Python may change threads in between
             cls.run = ours.__wrapped__  # type: ignore[attr-defined]
 
 
@@ -280,7 +304,9 @@ def replace(old: Listener, new: Listener) -> None:
     """Put ``new`` in the place of ``old``, also for ``pop``; called from within a miss, which may be in a thread of autograd's."""
     mine = get_ident()
     for ident, listener in list(listeners.items()):
-        if listener is old and (ident == mine or mine not in listeners):  # not that of another thread in a call of the same closure
+        if listener is old and (
+            ident == mine or mine not in listeners
+        ):  # not that of another thread in a call of the same closure
             listeners[ident] = new
     triton_patch().is_watched |= new.launching is not None
 

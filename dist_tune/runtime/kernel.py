@@ -46,7 +46,13 @@ class Launch(Tunable):
 
     is_compiled = True
 
-    def __init__(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], buckets: Bucketing = NO_BUCKETS) -> None:
+    def __init__(
+        self,
+        kernel: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        buckets: Bucketing = NO_BUCKETS,
+    ) -> None:
         self.owner = self.kernel = kernel
         self.arguments = args, kwargs
         key = tuning_key(kernel, args, kwargs, buckets)
@@ -56,7 +62,9 @@ class Launch(Tunable):
             buckets.note(self.exact, key)
         self.slot = KernelSlot(kernel, key, buckets.fits if buckets else None)
         self.identify = partial(_identity_of, kernel)
-        if "<locals>" in kernel.base_fn.__qualname__:  # at once, because what a kernel of a factory has captured may change
+        if (
+            "<locals>" in kernel.base_fn.__qualname__
+        ):  # at once, because what a kernel of a factory has captured may change
             self.identify()
 
     def code(self) -> Code:
@@ -69,9 +77,13 @@ class Launch(Tunable):
         before: list[triton.Config] = self.kernel.configs
         self.kernel.nargs = self._named()
         try:
-            configs = list(self.kernel.prune_configs(self.arguments[1]))  # Triton goes through them once: a rule may be a generator
+            configs = list(
+                self.kernel.prune_configs(self.arguments[1])
+            )  # Triton goes through them once: a rule may be a generator
             if not configs:
-                raise AutotunerError(f"No valid autotuner configs after pruning of {self.name}: its rules yield none")
+                raise AutotunerError(
+                    f"No valid autotuner configs after pruning of {self.name}: its rules yield none"
+                )
         except AutotunerError:  # Triton's own words: a rule keeps none
             raise
         except Exception as error:
@@ -90,7 +102,14 @@ class Launch(Tunable):
             self._describe([*self.kernel.configs, config])
         return _texts[self.kernel][id(config)][1]
 
-    def run(self, config: triton.Config, undo: Snapshot | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
+    def run(
+        self,
+        config: triton.Config,
+        undo: Snapshot | None,
+        span: Span | None = None,
+        *,
+        is_trial: bool = True,
+    ) -> Any:
         """Launch with ``config``. Hooks, zeroing and copies are outside the span; a failed launch is undone.
 
         Without ``is_trial`` as Triton launches a known config: no zeroing, none of the kernel's own hooks. Without ``undo`` it counts.
@@ -106,9 +125,13 @@ class Launch(Tunable):
         finally:
             kernel.nargs = None  # would keep the tensors alive
 
-    def _run(self, config: triton.Config, undo: Snapshot | None, span: Span | None, is_trial: bool) -> Any:
+    def _run(
+        self, config: triton.Config, undo: Snapshot | None, span: Span | None, is_trial: bool
+    ) -> Any:
         full, kernel, (args, kwargs) = self._full(config), self.kernel, self.arguments
-        pre_hook, post_hook = (own_hook(kernel, name) if is_trial else None for name in ("pre_hook", "post_hook"))
+        pre_hook, post_hook = (
+            own_hook(kernel, name) if is_trial else None for name in ("pre_hook", "post_hook")
+        )
         if config.pre_hook is not None:
             config.pre_hook(full)
         before = Snapshot()
@@ -126,7 +149,10 @@ class Launch(Tunable):
             result = kernel.fn.run(*args, **kwargs, **config.all_kwargs())
             if span is not None:
                 span.end()
-        except (Exception, NotLoaded) as error:  # undone, and raised again: the caller turns it into a vote, or into another launch
+        except (
+            Exception,
+            NotLoaded,
+        ) as error:  # undone, and raised again: the caller turns it into a vote, or into another launch
             before.put_back()
             if post_hook is not None:
                 post_hook(full, exception=error)
@@ -148,11 +174,17 @@ class Launch(Tunable):
             return []
         named = {**self._named(), **self.arguments[1]}
         restored = {*self.kernel.restore_value, *self.kernel.reset_to_zero}
-        return [name for name, value in named.items() if name not in restored and tensor_of(value) is not None]
+        return [
+            name
+            for name, value in named.items()
+            if name not in restored and tensor_of(value) is not None
+        ]
 
     def compile(self, config: triton.Config) -> Any:
         """Triton's compiled kernel for ``config``, not launched; None under the interpreter."""
-        if config.pre_hook is not None and any(hasattr(value, "block_shape") for value in self._named().values()):
+        if config.pre_hook is not None and any(
+            hasattr(value, "block_shape") for value in self._named().values()
+        ):
             # The hooks of tensor-descriptor kernels set the block shape, which is compiled in.
             self.kernel.nargs = self._named()
             try:
@@ -178,18 +210,28 @@ class Launch(Tunable):
             ValueError: it is to restore or zero what it has not.
         """
         kernel = self.kernel
-        inner = next((each for each in _layers(kernel)[1:] if isinstance(each, autotuner.Autotuner)), None)
-        twice = kernel.configs[0].all_kwargs().keys() & inner.configs[0].all_kwargs().keys() if inner is not None else ()
+        inner = next(
+            (each for each in _layers(kernel)[1:] if isinstance(each, autotuner.Autotuner)), None
+        )
+        twice = (
+            kernel.configs[0].all_kwargs().keys() & inner.configs[0].all_kwargs().keys()
+            if inner is not None
+            else ()
+        )
         if twice:
             raise TypeError(
                 f"kernel {self.name} is decorated with triton.autotune twice, and Triton cannot launch it: both decorators pass "
                 f"{' and '.join(sorted(twice))}. Give one decorator the configs of both, as their product"
             )
         given = self._full(kernel.configs[0])
-        for option in ("restore_value", "reset_to_zero") if own_hook(kernel, "pre_hook") is None else ():
+        for option in (
+            ("restore_value", "reset_to_zero") if own_hook(kernel, "pre_hook") is None else ()
+        ):
             for name in getattr(kernel, option):
                 if name not in kernel.arg_names:
-                    raise ValueError(f"{option} of kernel {self.name} names {name!r}, and its arguments are {', '.join(kernel.arg_names)}")
+                    raise ValueError(
+                        f"{option} of kernel {self.name} names {name!r}, and its arguments are {', '.join(kernel.arg_names)}"
+                    )
                 if name not in given:
                     raise ValueError(
                         f"{option} of kernel {self.name} names {name!r}, which this launch leaves out: pass it, None if there is none, or "
@@ -198,7 +240,9 @@ class Launch(Tunable):
 
     def _describe(self, configs: Sequence[triton.Config]) -> list[str]:
         texts = describe_all(configs)
-        _texts[self.kernel] = {id(config): (ref(config), text) for config, text in zip(configs, texts, strict=True)}
+        _texts[self.kernel] = {
+            id(config): (ref(config), text) for config, text in zip(configs, texts, strict=True)
+        }
         return texts
 
     def _named(self) -> dict[str, Any]:
@@ -217,18 +261,42 @@ class Launch(Tunable):
 def _rule_in(error: Exception, kernel: Any) -> tuple[str, str]:
     """The rule of ``prune_configs_by`` that has raised, and at which config."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    codes = {getattr(getattr(kernel, name, None), "__code__", None): name for name in ("early_config_prune", "perf_model")}
-    rule = next((codes[frame.f_code] for frame in frames if frame.f_code in codes), "prune_configs_by")
-    texts = {id(config): text for config, text in zip(kernel.configs, describe_all(kernel.configs), strict=True)}
-    at = [texts[id(value)] for frame in reversed(frames) for value in [*frame.f_locals.values()] if id(value) in texts]
-    return rule, f'it was at config "{at[0]}"' if at else f'it got {len(texts)} configs, the first "{next(iter(texts.values()))}"'
+    codes = {
+        getattr(getattr(kernel, name, None), "__code__", None): name
+        for name in ("early_config_prune", "perf_model")
+    }
+    rule = next(
+        (codes[frame.f_code] for frame in frames if frame.f_code in codes), "prune_configs_by"
+    )
+    texts = {
+        id(config): text
+        for config, text in zip(kernel.configs, describe_all(kernel.configs), strict=True)
+    }
+    at = [
+        texts[id(value)]
+        for frame in reversed(frames)
+        for value in [*frame.f_locals.values()]
+        if id(value) in texts
+    ]
+    return (
+        rule,
+        f'it was at config "{at[0]}"'
+        if at
+        else f'it got {len(texts)} configs, the first "{next(iter(texts.values()))}"',
+    )
 
 
 def _text(key: Any) -> str:
     values = key if isinstance(key, tuple) else (key,)  # a library's own is often a string
     if values[-1:] == _IN_BUCKETS:
         values = values[:-1]
-    return "[" + ",".join(_word(value) if isinstance(value, str) else stable_repr(value) for value in values) + "]"
+    return (
+        "["
+        + ",".join(
+            _word(value) if isinstance(value, str) else stable_repr(value) for value in values
+        )
+        + "]"
+    )
 
 
 class NoFitError(NoValidConfigError, triton.OutOfResources):  # type: ignore[misc]  # untyped
@@ -238,10 +306,14 @@ class NoFitError(NoValidConfigError, triton.OutOfResources):  # type: ignore[mis
     __str__ = Exception.__str__
 
 
-NoFitError.__name__ = NoFitError.__qualname__ = NoValidConfigError.__name__  # as the other ranks raise it
+NoFitError.__name__ = NoFitError.__qualname__ = (
+    NoValidConfigError.__name__
+)  # as the other ranks raise it
 
 
-def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], buckets: Bucketing = NO_BUCKETS) -> Any:
+def tuning_key(
+    kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], buckets: Bucketing = NO_BUCKETS
+) -> Any:
     """The key of ``Autotuner.run`` into ``kernel.cache``; the same in Triton 3.3 to 3.9. Empty for kernels with one config.
 
     A tuple, or what a library's own ``run`` looks up.
@@ -253,7 +325,9 @@ def tuning_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], bucke
     return key_of(kernel, dict(zip(kernel.arg_names, args, strict=False)), kwargs, buckets)
 
 
-def key_of(kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any], buckets: Bucketing = NO_BUCKETS) -> tuple[Any, ...]:
+def key_of(
+    kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any], buckets: Bucketing = NO_BUCKETS
+) -> tuple[Any, ...]:
     """The key of a kernel with several configs. ``nargs``: the positional arguments by name. ``buckets``: of what stands for a size."""
     names, named = kernel.arg_names, nargs
     if len(kwargs) > 2:  # beside grid and warmup, which each launch has
@@ -262,7 +336,11 @@ def key_of(kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any], buckets: 
                 named = {**named, name: value}
     values = [named[name] for name in kernel.keys if name in named]
     if buckets:
-        values = [buckets[name](named[name]) if name in buckets else named[name] for name in kernel.keys if name in named]
+        values = [
+            buckets[name](named[name]) if name in buckets else named[name]
+            for name in kernel.keys
+            if name in named
+        ]
     for value in named.values():
         if type(value) is not int and hasattr(value, "dtype"):
             values.append(_dtype_texts[value.dtype])
@@ -309,7 +387,9 @@ class KernelSlot(Slot):
         if type(self._kernel.cache) is _Forgetful:
             self._kernel.cache = self._kernel.cache.mapping
         self._kernel.cache[self.key] = config
-        self._kernel.configs_timings = {each: list(quantiles_ms) for each, quantiles_ms in timings.quantiles_ms}
+        self._kernel.configs_timings = {
+            each: list(quantiles_ms) for each, quantiles_ms in timings.quantiles_ms
+        }
         self._kernel.bench_time = timings.seconds
         if self.fits is not None:
             self.fits.rank(self.key, config, timings)
@@ -344,7 +424,9 @@ class KernelSlot(Slot):
         cache = self._kernel.cache
         if self.key not in cache:
             return
-        with suppress(TypeError, AttributeError, KeyError, NotImplementedError):  # it knows no deletion
+        with suppress(
+            TypeError, AttributeError, KeyError, NotImplementedError
+        ):  # it knows no deletion
             del cache[self.key]
         if self.key in cache:  # still, or it has the config from elsewhere
             self._kernel.cache = _Forgetful(cache)
@@ -387,7 +469,13 @@ def _code_of(kernel: Any) -> Code:
 def _identity_of(kernel: Any) -> Mapping[str, str]:
     """First the kernel's own code with what that has captured; then rules that prune, names of the key, and the configs before pruning."""
     if kernel not in _identities:
-        rules = *(getattr(kernel, name, None) for name in ("early_config_prune", "perf_model", "configs_top_k")), *kernel.keys
+        rules = (
+            *(
+                getattr(kernel, name, None)
+                for name in ("early_config_prune", "perf_model", "configs_top_k")
+            ),
+            *kernel.keys,
+        )
         _identities[kernel] = {
             **read_code(_layers(kernel)[-1]).captured,
             "heuristics": str(_code_of(kernel).captured),
@@ -413,25 +501,50 @@ class Argument:
 
 def specialisation(launch: Tunable) -> dict[str, Argument]:
     """Name -> argument, without those of the config; empty where nothing is compiled, or the kernel is not Triton's own."""
-    if not isinstance(launch, Launch) or not isinstance(kernel := _layers(launch.kernel)[-1], JITFunction):
+    if not isinstance(launch, Launch) or not isinstance(
+        kernel := _layers(launch.kernel)[-1], JITFunction
+    ):
         return {}
-    named = {**dict(zip(launch.kernel.arg_names, launch.arguments[0], strict=False)), **launch.arguments[1]}
+    named = {
+        **dict(zip(launch.kernel.arg_names, launch.arguments[0], strict=False)),
+        **launch.arguments[1],
+    }
     # Triton raises what it likes for arguments that it cannot take: the launch itself will say so.
     with suppress(Exception):
         device = triton.runtime.driver.active.get_current_device()
-        _, classes, _ = kernel.device_caches[device][-1](**{each.name: named.get(each.name) for each in kernel.params})
+        _, classes, _ = kernel.device_caches[device][-1](
+            **{each.name: named.get(each.name) for each in kernel.params}
+        )
         given = zip(kernel.params, classes, strict=True)
-        return {each.name: _argument(each, named[each.name], found) for each, found in given if each.name in named}
+        return {
+            each.name: _argument(each, named[each.name], found)
+            for each, found in given
+            if each.name in named
+        }
     return {}
 
 
 def _argument(param: Any, value: Any, found: Any) -> Argument:
     if hasattr(value, "block_shape"):  # the config's hook sets the blocks, later
         return Argument(f"descriptor {getattr(value.base, 'dtype', '')}", "a descriptor")
-    text = repr(value) if isinstance(value, bool | int | float | str | None) else getattr(value, "__name__", type(value).__name__)
+    text = (
+        repr(value)
+        if isinstance(value, bool | int | float | str | None)
+        else getattr(value, "__name__", type(value).__name__)
+    )
     if hasattr(value, "data_ptr"):
         offset = value.data_ptr() % 16
         text = f"at an address of {offset} modulo 16" if offset else "aligned to 16 bytes"
     elif type(value) is int and not param.is_constexpr:
-        text += " (1, a constant)" if value == 1 else " (a multiple of 16)" if value % 16 == 0 else " (no multiple of 16)"
-    return Argument(str(found), text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}...", param.is_constexpr)
+        text += (
+            " (1, a constant)"
+            if value == 1
+            else " (a multiple of 16)"
+            if value % 16 == 0
+            else " (no multiple of 16)"
+        )
+    return Argument(
+        str(found),
+        text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}...",
+        param.is_constexpr,
+    )

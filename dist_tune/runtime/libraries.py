@@ -28,8 +28,14 @@ def find_own_runs(hear: Hear) -> list[FunctionType]:
     def in_place_of(run: FunctionType, hear: Hear) -> Any:
         return wraps(run)(lambda kernel, /, *args, **kwargs: hear(run, kernel, args, kwargs))
 
-    tuners = {cls: in_place_of(run, hear) for cls, run in _tuners() if "cache" in run.__code__.co_names}
-    wrappers = {cls: in_place_of(run, _run_wrapper) for cls, run in _own_classes() if not issubclass(cls, Autotuner)}
+    tuners = {
+        cls: in_place_of(run, hear) for cls, run in _tuners() if "cache" in run.__code__.co_names
+    }
+    wrappers = {
+        cls: in_place_of(run, _run_wrapper)
+        for cls, run in _own_classes()
+        if not issubclass(cls, Autotuner)
+    }
     found = {cls: ours for cls, ours in (tuners | wrappers).items() if cls not in own_runs}
     own_runs.update(found)
     return list(found.values())
@@ -41,7 +47,11 @@ def unheard_tuners() -> list[str]:
 
 
 def _tuners() -> Iterator[tuple[type, FunctionType]]:
-    return ((cls, run) for cls, run in _own_classes() if issubclass(cls, Autotuner) and "prune_configs" in run.__code__.co_names)
+    return (
+        (cls, run)
+        for cls, run in _own_classes()
+        if issubclass(cls, Autotuner) and "prune_configs" in run.__code__.co_names
+    )
 
 
 def _own_classes() -> Iterator[tuple[type, FunctionType]]:
@@ -77,7 +87,11 @@ class _StandIn:
 
 def own_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """The key that a kernel's own ``run`` looks up, alone in a tuple; empty if it has or inherits none, or that looks up none, or fails."""
-    cls = next((each for each in type(kernel).__mro__ if each in own_runs), None) if own_runs else None
+    cls = (
+        next((each for each in type(kernel).__mro__ if each in own_runs), None)
+        if own_runs
+        else None
+    )
     if cls is None:
         return ()
     try:
@@ -95,7 +109,9 @@ _under_way: dict[int, list[tuple[Any, _Kept]]] = {}
 """Thread -> wrappers whose run is under way in it, the outermost first."""
 
 
-def _run_wrapper(run: FunctionType, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_wrapper(
+    run: FunctionType, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Run a wrapper, and take from it what it has kept, if ``note_wrappers`` was called meanwhile."""
     kept: _Kept = []
     wrappers = _under_way.setdefault(get_ident(), [])
@@ -105,7 +121,9 @@ def _run_wrapper(run: FunctionType, wrapper: Any, args: tuple[Any, ...], kwargs:
     finally:
         wrappers.pop()
         for mapping, known in kept:
-            for key in frozenset(mapping) - known:  # at once, because other threads may be launching
+            for key in (
+                frozenset(mapping) - known
+            ):  # at once, because other threads may be launching
                 mapping.pop(key, None)
 
 
@@ -113,6 +131,8 @@ def note_wrappers() -> None:
     """Called in a launch that a tuning decides, or may yet decide: the wrappers around it are to keep nothing of it."""
     for wrapper, kept in _under_way.get(get_ident(), ()):
         for value in vars(wrapper).values():
-            for each in value if isinstance(value, tuple | list) else (value,):  # one for each device
+            for each in (
+                value if isinstance(value, tuple | list) else (value,)
+            ):  # one for each device
                 if isinstance(each, MutableMapping):
                     kept.append((each, frozenset(each)))

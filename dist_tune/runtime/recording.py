@@ -51,7 +51,11 @@ _around: dict[int, list[Around]] = {}
 def here(by_thread: Mapping[int, T]) -> T | None:
     """What the calling thread has there; one that Python did not start, as autograd's in a backward pass, what the only one has."""
     mine = by_thread.get(get_ident())
-    if mine is None and len(by_thread) == 1 and isinstance(threading.current_thread(), threading._DummyThread):
+    if (
+        mine is None
+        and len(by_thread) == 1
+        and isinstance(threading.current_thread(), threading._DummyThread)
+    ):
         return next(iter([*by_thread.values()]), None)
     return mine
 
@@ -74,8 +78,12 @@ def _heard_run(run: Run) -> Run:
     def within(run: Run, around: Around) -> Run:
         return lambda kernel, /, *args, **kwargs: around(run, kernel, args, kwargs)
 
-    def launch(kernel: Any, /, *args: Any, **kwargs: Any) -> Any:  # an argument may be named so, too
-        return reduce(within, [] if kwargs.get("warmup") else here(_around) or [], run)(kernel, *args, **kwargs)
+    def launch(
+        kernel: Any, /, *args: Any, **kwargs: Any
+    ) -> Any:  # an argument may be named so, too
+        return reduce(within, [] if kwargs.get("warmup") else here(_around) or [], run)(
+            kernel, *args, **kwargs
+        )
 
     return launch
 
@@ -84,7 +92,10 @@ def _heard_run(run: Run) -> Run:
 def _heard_launches() -> Iterator[None]:
     interpreter = sys.modules.get("triton.runtime.interpreter")
     with ExitStack() as stack:
-        for cls in (JITFunction, *([interpreter.InterpretedFunction] if interpreter is not None else [])):
+        for cls in (
+            JITFunction,
+            *([interpreter.InterpretedFunction] if interpreter is not None else []),
+        ):
             stack.enter_context(replaced(cls, "run", _heard_run))
         yield
 
@@ -113,11 +124,23 @@ class RecordedLaunch(triton.Config):  # type: ignore[misc]  # untyped
     As a ``triton.Config`` it has the ints that are compiled in, by which the compiler estimates its cost.
     """
 
-    def __init__(self, label: str, candidate: int, kernel: Any, given: dict[str, Any], n_args: int) -> None:
+    def __init__(
+        self, label: str, candidate: int, kernel: Any, given: dict[str, Any], n_args: int
+    ) -> None:
         """``label``: of the function's site. ``given``: arguments and options, those by position first, with pointers for tensors."""
-        self.label, self.candidate, self.kernel, self.given, self.n_args = label, candidate, kernel, given, n_args
+        self.label, self.candidate, self.kernel, self.given, self.n_args = (
+            label,
+            candidate,
+            kernel,
+            given,
+            n_args,
+        )
         ints = {name: value for name, value in given.items() if type(value) is int}
-        constants = {each.name: ints[each.name] for each in kernel.params if each.is_constexpr and each.name in ints}
+        constants = {
+            each.name: ints[each.name]
+            for each in kernel.params
+            if each.is_constexpr and each.name in ints
+        }
         super().__init__(constants, **{name: ints[name] for name in _OPTIONS if name in ints})
 
     @staticmethod
@@ -133,7 +156,12 @@ class RecordedLaunch(triton.Config):  # type: ignore[misc]  # untyped
         if other.kernel is not self.kernel or mine.keys() != theirs.keys():
             return False
         values = {each.name for each in self.kernel.params if not each.is_constexpr}
-        return all(_kind(mine[name]) == _kind(theirs[name]) if name in values else is_same(mine[name], theirs[name]) for name in mine)
+        return all(
+            _kind(mine[name]) == _kind(theirs[name])
+            if name in values
+            else is_same(mine[name], theirs[name])
+            for name in mine
+        )
 
 
 class PredictedFailureError(triton.OutOfResources):  # type: ignore[misc]  # untyped
@@ -158,10 +186,22 @@ class LaunchRecorder:
         """Make a launch, and record it; to be given to ``around_launches``."""
         if self._under_way and isinstance(kernel, JITFunction):
             at = self._under_way[-1]
-            given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs, "grid": None}  # a grid may hold tensors, too
-            launch = RecordedLaunch(*at, kernel, {name: _without_memory(value) for name, value in given.items()}, len(args))
+            given = {
+                **dict(zip(kernel.arg_names, args, strict=False)),
+                **kwargs,
+                "grid": None,
+            }  # a grid may hold tensors, too
+            launch = RecordedLaunch(
+                *at,
+                kernel,
+                {name: _without_memory(value) for name, value in given.items()},
+                len(args),
+            )
             mine = self.launches[at]
-            if len(mine) < _MAX_LAUNCHES and sum(each.kernel is kernel for each in mine) < _MAX_OF_KERNEL:
+            if (
+                len(mine) < _MAX_LAUNCHES
+                and sum(each.kernel is kernel for each in mine) < _MAX_OF_KERNEL
+            ):
                 mine.append(launch)
             for each, reason in self.failures:
                 if (each.label, each.candidate) == at and each.is_like(launch):
@@ -211,7 +251,9 @@ def _without_memory(value: Any) -> Any:
         return Pointer(value.dtype, value.data_ptr())
     if isinstance(value, tuple):
         parts = [_without_memory(each) for each in value]
-        if any(part is not each for part, each in zip(parts, value, strict=True)):  # else it may be a value of the config's
+        if any(
+            part is not each for part, each in zip(parts, value, strict=True)
+        ):  # else it may be a value of the config's
             return value._make(parts) if hasattr(value, "_make") else tuple(parts)
     if isinstance(getattr(value, "base", None), torch.Tensor) and hasattr(value, "block_shape"):
         value = copy.copy(value)  # a hook may write to it, too
@@ -221,21 +263,36 @@ def _without_memory(value: Any) -> Any:
 
 def _kind(value: Any) -> object:
     if hasattr(value, "block_shape") and hasattr(value, "base"):
-        return getattr(value.base, "dtype", None), getattr(value, "layout", None), *value.block_shape
+        return (
+            getattr(value.base, "dtype", None),
+            getattr(value, "layout", None),
+            *value.block_shape,
+        )
     if isinstance(value, tuple):
         return type(value), *map(_kind, value)
     if isinstance(value, Pointer):
         return value.dtype, value.address % 16 == 0
-    return (int, value == 1, value % 16 == 0, value.bit_length() > 31) if type(value) is int else type(value)
+    return (
+        (int, value == 1, value % 16 == 0, value.bit_length() > 31)
+        if type(value) is int
+        else type(value)
+    )
 
 
 def is_same(value: object, other: object) -> bool:
     """True for one object, or equal plain values of one type."""
-    return value is other or (type(value) is type(other) and isinstance(value, bool | int | float | str) and value == other)
+    return value is other or (
+        type(value) is type(other)
+        and isinstance(value, bool | int | float | str)
+        and value == other
+    )
 
 
 def predict(
-    candidates: Sequence[FunctionConfig], texts: Sequence[str], ran: Mapping[int, Sequence[RecordedLaunch]], wanted: Collection[int]
+    candidates: Sequence[FunctionConfig],
+    texts: Sequence[str],
+    ran: Mapping[int, Sequence[RecordedLaunch]],
+    wanted: Collection[int],
 ) -> dict[int, list[RecordedLaunch]]:
     """What the ``wanted`` candidates of a function launch: what one did if it ran, or else as the last of its kind, or the first of all.
 
@@ -243,21 +300,34 @@ def predict(
     out, and those with descriptors for which a config's hook fails: it may want more than the kernel's arguments.
     """
     kinds, fields = [kind_of(text) for text in texts], [_fields(config) for config in candidates]
-    hooks: list[Any] = [next((each.pre_hook for each in config.values() if isinstance(each, triton.Config)), None) for config in candidates]
-    shown = {i: [(each, found) for each in launches if (found := _followed(each, fields[i]))] for i, launches in ran.items()}
-    last, first = {kinds[i]: launches for i, launches in shown.items()}, next(iter(shown.values()), [])
+    hooks: list[Any] = [
+        next((each.pre_hook for each in config.values() if isinstance(each, triton.Config)), None)
+        for config in candidates
+    ]
+    shown = {
+        i: [(each, found) for each in launches if (found := _followed(each, fields[i]))]
+        for i, launches in ran.items()
+    }
+    last, first = (
+        {kinds[i]: launches for i, launches in shown.items()},
+        next(iter(shown.values()), []),
+    )
     predicted: dict[int, list[RecordedLaunch]] = {}
     for i in sorted(wanted):
         for each, followed in shown.get(i, last.get(kinds[i], first)):
             values = _exchanged(each, followed, fields[i], is_hooked=None not in hooks)
             if values is not None:
                 given = {**each.given, **values}
-                if hooks[i] is not None and any(hasattr(value, "block_shape") for value in given.values()):
+                if hooks[i] is not None and any(
+                    hasattr(value, "block_shape") for value in given.values()
+                ):
                     try:
                         hooks[i](given)
                     except Exception:  # noqa: BLE001  # the user's; where the function calls it, an error counts
                         continue
-                predicted.setdefault(i, []).append(RecordedLaunch(each.label, i, each.kernel, given, each.n_args))
+                predicted.setdefault(i, []).append(
+                    RecordedLaunch(each.label, i, each.kernel, given, each.n_args)
+                )
     return predicted
 
 
@@ -265,22 +335,45 @@ def _followed(launch: RecordedLaunch, fields: Mapping[str, Any]) -> dict[str, st
     """Kernel's argument -> the field of the launch's own config that it shows."""
     names = {name.lower(): name for name in fields}
     # No others are exchanged: a default that is spelled out makes another key for Triton.
-    return {name: field for name, value in launch.given.items() if (field := names.get(name.lower())) and is_same(value, fields[field])}
+    return {
+        name: field
+        for name, value in launch.given.items()
+        if (field := names.get(name.lower())) and is_same(value, fields[field])
+    }
 
 
-def _exchanged(launch: RecordedLaunch, followed: Mapping[str, str], fields: Mapping[str, Any], *, is_hooked: bool) -> dict[str, Any] | None:
+def _exchanged(
+    launch: RecordedLaunch,
+    followed: Mapping[str, str],
+    fields: Mapping[str, Any],
+    *,
+    is_hooked: bool,
+) -> dict[str, Any] | None:
     """What a launch with the ``fields`` of another config has in place of its own values.
 
     A size of a descriptor's block is that of the constant with its value. None if two constants have it that now differ, or if a layout
     follows from a block that changes, as in Gluon. ``is_hooked``: hooks of all configs set the blocks; they get copies to write to.
     """
-    given, values = launch.given, {name: fields.get(field, launch.given[name]) for name, field in followed.items()}
-    constants = [] if is_hooked else [each.name for each in launch.kernel.params if each.is_constexpr and each.name in followed]
+    given, values = (
+        launch.given,
+        {name: fields.get(field, launch.given[name]) for name, field in followed.items()},
+    )
+    constants = (
+        []
+        if is_hooked
+        else [
+            each.name
+            for each in launch.kernel.params
+            if each.is_constexpr and each.name in followed
+        ]
+    )
     for name, value in given.items():
         if hasattr(value, "block_shape"):
             block: list[Any] = []
             for size in value.block_shape:
-                first, *others = [values[each] for each in constants if is_same(given[each], size)] or [size]
+                first, *others = [
+                    values[each] for each in constants if is_same(given[each], size)
+                ] or [size]
                 if any(not is_same(first, other) for other in others):
                     return None
                 block.append(first)

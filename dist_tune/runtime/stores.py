@@ -25,7 +25,9 @@ from dist_tune.runtime.recording import around_launches
 def noting_tensors(note: Callable[[str, torch.Tensor], object]) -> Iterator[None]:
     """Call ``note(name, tensor)`` of the tensors that kernels are given in this block, before each launch; not of peers' memory."""
 
-    def around(run: Callable[..., Any], kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def around(
+        run: Callable[..., Any], kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         for name, value in (*zip(kernel.arg_names, args, strict=False), *kwargs.items()):
             for each in value if isinstance(value, tuple | list) else (value,):
                 tensor = tensor_of(each)
@@ -71,7 +73,9 @@ def _noted(run: Callable[..., Any]) -> Callable[..., Any]:
 def _heard_training() -> Iterator[None]:
     """Schedulers and scalers by the methods of their classes: the probe compares those alone that the step leads to."""
     with ExitStack() as stack:
-        stack.callback(register_optimizer_step_pre_hook(_noted(lambda optimizer, args, kwargs: None)).remove)
+        stack.callback(
+            register_optimizer_step_pre_hook(_noted(lambda optimizer, args, kwargs: None)).remove
+        )
         classes = [LRScheduler, torch.amp.GradScaler]
         for cls in classes:
             classes += cls.__subclasses__()
@@ -80,4 +84,6 @@ def _heard_training() -> Iterator[None]:
         yield
 
 
-_training = SharedContext(_heard_training)  # a second thread that makes a first call would put back the first one's methods
+_training = SharedContext(
+    _heard_training
+)  # a second thread that makes a first call would put back the first one's methods

@@ -45,7 +45,10 @@ class Fits:
     def rank(self, key: Any, config: Any, timings: Timings) -> None:
         """Take the times of a bucket's configs; the one in use is the best."""
         times = {id(each): ms for each, (ms, _, _) in timings.quantiles_ms}
-        self._ranked[key] = sorted((each for each, _ in timings.quantiles_ms), key=lambda each: (each is not config, times[id(each)]))
+        self._ranked[key] = sorted(
+            (each for each, _ in timings.quantiles_ms),
+            key=lambda each: (each is not config, times[id(each)]),
+        )
 
     def known(self, place: Any, config: Any) -> Any:
         """The config to use at a size whose bucket has ``config``; None if that is yet to be seen."""
@@ -64,7 +67,10 @@ class Fits:
 
     def run(self, launch: Tunable, config: Any = None) -> Any:
         """Launch with the bucket's config (None: it has none), or the next best that the rules keep; of a kernel one that runs."""
-        if config is not None and (used := self.known(self._place(launch, config), config)) is not None:
+        if (
+            config is not None
+            and (used := self.known(self._place(launch, config), config)) is not None
+        ):
             return launch.run(used, None, is_trial=False)
         first, before = None, Snapshot()
         if launch.is_compiled and is_interpreted():  # an interpreted kernel may fail half way
@@ -113,9 +119,15 @@ class Fits:
         texts = [launch.describe(each) for each in ranked]
         if texts and texts[0] in kept:
             yield config  # itself, by which it is found again
-        yield from [kept[text] for text in dict.fromkeys(texts[1:]) if text in kept and text != texts[0]]
+        yield from [
+            kept[text] for text in dict.fromkeys(texts[1:]) if text in kept and text != texts[0]
+        ]
         words = set(texts[0].split() if texts else ())
-        yield from [kept[text] for text in sorted(kept, key=lambda text: -len(words.intersection(text.split()))) if text not in texts]
+        yield from [
+            kept[text]
+            for text in sorted(kept, key=lambda text: -len(words.intersection(text.split())))
+            if text not in texts
+        ]
 
     def _kept_at(self, launch: Tunable) -> dict[str, Any]:
         if launch.exact not in self._kept:
@@ -197,7 +209,9 @@ class Tunable(Protocol):
     def describe(self, config: Any) -> str:
         """A candidate on one line, the same on every rank; no two read alike."""
 
-    def run(self, config: Any, undo: Snapshot | None, span: Span | None = None, *, is_trial: bool = True) -> Any:
+    def run(
+        self, config: Any, undo: Snapshot | None, span: Span | None = None, *, is_trial: bool = True
+    ) -> Any:
         """Launch with ``config``; only the launch is inside the span. ``is_trial``: with the zeroing and the hooks of tuning.
 
         Raises:
@@ -210,7 +224,11 @@ class Tunable(Protocol):
 
     def run_known(self, config: Any) -> Any:
         """Launch with the config in use, as it is used at this very size."""
-        return self.run(config, None, is_trial=False) if self.slot.fits is None else self.slot.fits.run(self, config)
+        return (
+            self.run(config, None, is_trial=False)
+            if self.slot.fits is None
+            else self.slot.fits.run(self, config)
+        )
 
     def compile(self, config: Any) -> Any:
         """As of a ``Compilable``, where ``is_compiled``."""
@@ -236,7 +254,11 @@ class Tunable(Protocol):
 def name_of(function: Any) -> str:
     """A function's name with its module, the same on all ranks; without the functions that it was made in."""
     qualname = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"{getattr(function, '__module__', '')}.{qualname.rpartition('<locals>.')[2]}".removeprefix("__main__.")
+    return (
+        f"{getattr(function, '__module__', '')}.{qualname.rpartition('<locals>.')[2]}".removeprefix(
+            "__main__."
+        )
+    )
 
 
 def rule_error(rule: str, name: str, error: Exception, where: str) -> ValueError | TypeError:
@@ -248,5 +270,8 @@ def rule_error(rule: str, name: str, error: Exception, where: str) -> ValueError
 def argument_texts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """The arguments of a call for a message, tensors by shape."""
     named = [*(("", each) for each in args), *((f"{name}=", each) for name, each in kwargs.items())]
-    texts = [f"{name}{f'tensor {list(each.shape)}' if isinstance(each, torch.Tensor) else spelled(each)}" for name, each in named]
+    texts = [
+        f"{name}{f'tensor {list(each.shape)}' if isinstance(each, torch.Tensor) else spelled(each)}"
+        for name, each in named
+    ]
     return f"({', '.join(texts)})"

@@ -7,7 +7,18 @@ clocks nor disk.
 from typing import TYPE_CHECKING
 
 from dist_tune import found_on_use
-from dist_tune.search.plan import NOT_TRIED, Account, CandidateResult, Objective, Plan, PriorTimes, Replay, SearchName, Times, Trial
+from dist_tune.search.plan import (
+    NOT_TRIED,
+    Account,
+    CandidateResult,
+    Objective,
+    Plan,
+    PriorTimes,
+    Replay,
+    SearchName,
+    Times,
+    Trial,
+)
 
 if TYPE_CHECKING:
     from dist_tune.search.guided import Guide, guide_of

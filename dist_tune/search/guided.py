@@ -58,8 +58,14 @@ class ConfigSpace:
     """The candidates of one site, by their described configs."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        rows = [{name: word if "(" in word else word.rstrip(")") for name, word in _FIELD.findall(text)} for text in texts]
-        columns = [[row.get(name, "") for row in rows] for name in dict.fromkeys(name for row in rows for name in row)]
+        rows = [
+            {name: word if "(" in word else word.rstrip(")") for name, word in _FIELD.findall(text)}
+            for text in texts
+        ]
+        columns = [
+            [row.get(name, "") for row in rows]
+            for name in dict.fromkeys(name for row in rows for name in row)
+        ]
         self._fields = [_field(each) for each in columns if len(set(each)) > 1]
         self._n = len(texts)
         self._order: list[int] = []
@@ -79,7 +85,12 @@ class ConfigSpace:
         return self._order[:n]
 
     def wave(
-        self, n: int, times_ms: Mapping[int, float], failures: Collection[int], untried: Collection[int], near_share: float = _NEAR_SHARE
+        self,
+        n: int,
+        times_ms: Mapping[int, float],
+        failures: Collection[int],
+        untried: Collection[int],
+        near_share: float = _NEAR_SHARE,
     ) -> list[int]:
         """The ``n`` most promising of the ``untried``: this share of them neighbours of the best, the others by the model alone.
 
@@ -113,9 +124,13 @@ class ConfigSpace:
         for each in speeds:
             mean += each / len(speeds)
         shifted = np.array(speeds) - mean
-        squares = [sum((each * each for each in self._differences(i)), np.zeros(self._n)) for i in learnt]
+        squares = [
+            sum((each * each for each in self._differences(i)), np.zeros(self._n)) for i in learnt
+        ]
         kernels = np.stack([1.0 / (1.0 + each / (_REACH * _REACH)) for each in squares])
-        pivots, rows = _eliminated(kernels[:, learnt] + _NOISE * np.eye(len(learnt)), np.column_stack([shifted, kernels]))
+        pivots, rows = _eliminated(
+            kernels[:, learnt] + _NOISE * np.eye(len(learnt)), np.column_stack([shifted, kernels])
+        )
         predicted, variance = np.full(self._n, mean), np.full(self._n, 1.0 + _NOISE)
         for pivot, row in zip(pivots, rows, strict=True):
             predicted += row[1:] * row[0] / pivot
@@ -126,9 +141,13 @@ class ConfigSpace:
 
     def n_differing(self, i: int) -> _Levels:
         """Fields in which each candidate differs from this one."""
-        return sum((levels != levels[i] for levels, _ in self._fields), np.zeros(self._n, dtype=np.int64))
+        return sum(
+            (levels != levels[i] for levels, _ in self._fields), np.zeros(self._n, dtype=np.int64)
+        )
 
-    def _beyond(self, times_ms: Mapping[int, float], failures: Collection[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def _beyond(
+        self, times_ms: Mapping[int, float], failures: Collection[int]
+    ) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Candidates that need at least as much of everything as a failed one, unless such a candidate has run."""
         beyond = np.zeros(self._n, dtype=bool)
         ran = list(times_ms)
@@ -153,7 +172,9 @@ def _field(texts: Sequence[str]) -> tuple[_Levels, bool]:
     """One field of all configs: its value's place among all values, and whether these are numbers."""
     distinct = set(texts)
     is_number = all(re.fullmatch(r"-?\d+(\.\d+)?", text) for text in distinct)
-    places = {text: place for place, text in enumerate(sorted(distinct, key=float if is_number else None))}
+    places = {
+        text: place for place, text in enumerate(sorted(distinct, key=float if is_number else None))
+    }
     return np.array([places[text] for text in texts]), is_number
 
 
@@ -173,15 +194,23 @@ class Guide:
     that an earlier tuning has found good, beside those.
     """
 
-    def __init__(self, texts: Sequence[str], n_tried: int | None = None, known: Collection[int | None] = ()) -> None:
+    def __init__(
+        self, texts: Sequence[str], n_tried: int | None = None, known: Collection[int | None] = ()
+    ) -> None:
         self._space, self._n = ConfigSpace(texts), len(texts)
         self.n_planned = _n_planned(len(texts)) if n_tried is None else min(n_tried, len(texts))
         """Candidates that are tried at most, if any of them runs."""
-        self.spread = self._space.spread(math.ceil((_FIRST_SHARE if n_tried is None else _FIRST_SHARE_OF_FEW) * self.n_planned))
+        self.spread = self._space.spread(
+            math.ceil((_FIRST_SHARE if n_tried is None else _FIRST_SHARE_OF_FEW) * self.n_planned)
+        )
         """Those that are tried first."""
         self.untried = set(range(len(texts))) - {*self.spread, *known}
         """Those that it has not come to: neither compiled nor run."""
-        self._n_wave = _FEW if n_tried is not None else min(_MAX_WAVE, math.ceil(_FIRST_SHARE / 2 * self.n_planned))
+        self._n_wave = (
+            _FEW
+            if n_tried is not None
+            else min(_MAX_WAVE, math.ceil(_FIRST_SHARE / 2 * self.n_planned))
+        )
         self._near_share = _NEAR_SHARE_OF_FEW if n_tried is not None else _NEAR_SHARE
         self._may_end = n_tried is None
         self._best_ms = math.inf
@@ -196,7 +225,11 @@ class Guide:
         is_better = best_ms < (1 - _GAIN) * self._best_ms
         self._n_stale = 0 if is_better or not times_ms else self._n_stale + 1
         self._best_ms = min(best_ms, self._best_ms)
-        n = min(self._n_wave, self.n_planned - self._n + len(self.untried)) if times_ms else self._n_wave
+        n = (
+            min(self._n_wave, self.n_planned - self._n + len(self.untried))
+            if times_ms
+            else self._n_wave
+        )
         if n <= 0 or (self._may_end and self._n_stale >= _MAX_STALE):
             return []
         wave = self._space.wave(n, times_ms, failures, self.untried, self._near_share)
@@ -238,7 +271,11 @@ def guide_of(
     if n_tried is not None:
         return Guide(texts, max(n_tried, 2), known) if len(texts) > 2 else None
     n_new = len(texts) - (len(prior.times) if prior is not None else 0)
-    is_guided = n_new > max(_LARGE, _ROUNDS * n_threads) if search is None else search == "guided" and _n_planned(n_new) < n_new
+    is_guided = (
+        n_new > max(_LARGE, _ROUNDS * n_threads)
+        if search is None
+        else search == "guided" and _n_planned(n_new) < n_new
+    )
     return Guide(texts, known=known) if is_guided else None
 
 

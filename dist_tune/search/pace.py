@@ -96,14 +96,18 @@ class Pace:
             for _ in range(min(N_PLAIN, len(calls) - 1)):
                 calls.popleft()
 
-    def add(self, call: int, seconds: float, *, is_trial: bool = False, is_ours: bool = False) -> None:
+    def add(
+        self, call: int, seconds: float, *, is_trial: bool = False, is_ours: bool = False
+    ) -> None:
         """Take in a call that is over. ``is_ours``: something of the tuning was at work beside it."""
         self._job_s += seconds
         if is_trial or is_ours:
             n, sum_s = self._open[is_trial]
             self._open[is_trial] = n + 1, sum_s + seconds
             self._has_tried |= is_trial
-        elif not self.has_begun or (self.is_quiet(call) and self.is_quiet(call - 1)):  # other ranks see its start later
+        elif not self.has_begun or (
+            self.is_quiet(call) and self.is_quiet(call - 1)
+        ):  # other ranks see its start later
             if self._is_stale:
                 self._recent.clear()
                 if not self._has_tried:
@@ -111,7 +115,9 @@ class Pace:
                 self._is_stale = False
             self._recent.append(seconds)
             middle_s = statistics.median(self._recent)
-            self._usual_s = statistics.fmean([min(each, _USUAL * middle_s) for each in self._recent])
+            self._usual_s = statistics.fmean(
+                [min(each, _USUAL * middle_s) for each in self._recent]
+            )
             self._n_plain += 1
             if self._n_plain > 4 * N_PLAIN:  # the first calls of a job are slow by themselves
                 self._unusual_s += max(0.0, seconds - _USUAL * middle_s)
@@ -133,13 +139,20 @@ class Pace:
     def _spent_s(self, is_trial: bool) -> float:
         n, sum_s = self._open[is_trial]
         unusual_s = self._unusual_s / max(1, self._n_plain - 4 * N_PLAIN)
-        return self._settled_s[is_trial] + sum_s - n * self._usual_s - (self._n_settled[is_trial] + n) * unusual_s
+        return (
+            self._settled_s[is_trial]
+            + sum_s
+            - n * self._usual_s
+            - (self._n_settled[is_trial] + n) * unusual_s
+        )
 
     @property
     def account(self) -> Account:
         """Of this rank."""
         trials_s = self._spent_s(is_trial=True)
-        return Account(self._job_s, trials_s + self._spent_s(is_trial=False), trials_s, self._usual_s)
+        return Account(
+            self._job_s, trials_s + self._spent_s(is_trial=False), trials_s, self._usual_s
+        )
 
     @property
     def slowdown(self) -> float:
@@ -150,7 +163,11 @@ class Pace:
     def may_work(self, call: int) -> bool:
         """True if something of the tuning may be at work beside this call."""
         spent_s = self.account.spent_s
-        return bool(self._recent) and not self.is_quiet(call) and spent_s <= self.max_slowdown * self._job_s
+        return (
+            bool(self._recent)
+            and not self.is_quiet(call)
+            and spent_s <= self.max_slowdown * self._job_s
+        )
 
     @property
     def wanted_cycle(self) -> int:
@@ -197,12 +214,16 @@ class Pace:
     def end(self, race: Race, runs: Sequence[Replay]) -> None:
         """They are over, and the race knows their times."""
         self._known_ms.clear()
-        self._is_based |= any(race[label].best in race[label].times for each in runs for label in each)
+        self._is_based |= any(
+            race[label].best in race[label].times for each in runs for label in each
+        )
         self._foreseen_ms += sum(self._by_device_ms(race, each) for each in runs)
 
     @property
     def _left_ms(self) -> float:
-        return max(0.0, _PLANNED * self.max_slowdown * self.agreed.job_s - self.agreed.spent_s) * 1e3
+        return (
+            max(0.0, _PLANNED * self.max_slowdown * self.agreed.job_s - self.agreed.spent_s) * 1e3
+        )
 
     def _expected_ms(self, race: Race, replay: Replay) -> float:
         """What a call is expected to take beyond what is in use, by the calls' clock."""
@@ -237,4 +258,8 @@ def _costs(site: SiteRace) -> tuple[float, dict[int, float]]:
 def _in_use(race: Race, batch: Sequence[Replay]) -> Replay:
     """A call of the best candidates so far, timed."""
     labels = dict.fromkeys(label for replay in batch for label in replay)
-    return {label: Trial(best, is_timed=True) for label in labels if (best := race[label].best) is not None}
+    return {
+        label: Trial(best, is_timed=True)
+        for label in labels
+        if (best := race[label].best) is not None
+    }

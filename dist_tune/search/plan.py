@@ -40,15 +40,24 @@ class Plan:
         check_number("n_repeat", self.n_repeat, 1)
         if self.budget_s is not None:
             check_number("budget_s", self.budget_s, 1e-3, (int, float))
-        for name, text, known in (("search", self.search, SearchName), ("objective", self.objective, Objective)):
+        for name, text, known in (
+            ("search", self.search, SearchName),
+            ("objective", self.objective, Objective),
+        ):
             if text not in get_args(known) and not (name == "search" and text is None):
                 raise ValueError(f"{name} must be one of {get_args(known)}, got {spelled(text)}")
         if self.objective == "graph" and self.search in ("exhaustive", "online"):
-            raise ValueError(f'objective="graph" compares finalists by captured replays of the step: search={self.search!r} has none')
+            raise ValueError(
+                f'objective="graph" compares finalists by captured replays of the step: search={self.search!r} has none'
+            )
 
     def __str__(self) -> str:
         """The options as a user writes them, for messages; the same on all ranks if the plan is."""
-        given = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None and value is not False}
+        given = {
+            field.name: value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) is not None and value is not False
+        }
         return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
 

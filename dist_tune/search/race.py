@@ -52,7 +52,9 @@ class Race:
         """Site -> function around it -> the candidate beside which the site has raced."""
         self._elapsed_s = self._replays_s = 0.0
         self._began_s: float | None = None
-        self._latest_s = inf if plan.budget_s is not None else 0.0  # of a replay; endless if it may be long
+        self._latest_s = (
+            inf if plan.budget_s is not None else 0.0
+        )  # of a replay; endless if it may be long
 
     def add(
         self,
@@ -68,7 +70,9 @@ class Race:
         ``equal``: candidate -> the one of lower index with the same kernel, which races for both. ``guide``: None if all race at once.
         """
         rules = self._plan, self._options
-        self._sites[site] = SiteRace(site, rules, n_candidates, failures, prior or PriorTimes(), equal or {}, guide)
+        self._sites[site] = SiteRace(
+            site, rules, n_candidates, failures, prior or PriorTimes(), equal or {}, guide
+        )
         n_open = sum(each.n_racing > 0 for each in self._sites.values())
         for each in self._sites.values():
             each.n_open = n_open
@@ -102,7 +106,10 @@ class Race:
 
     def kernel_times_ms(self) -> dict[str, dict[int, float]]:
         """Site -> candidate -> reduced time of its launches in a replay, so far."""
-        return {name: {i: each.launches_ms for i, each in site.times.items()} for name, site in self._sites.items()}
+        return {
+            name: {i: each.launches_ms for i, each in site.times.items()}
+            for name, site in self._sites.items()
+        }
 
     # -- guided searches and warm-ups ----------------------------------------------------------------------------
 
@@ -111,7 +118,9 @@ class Race:
         before: Collection[str] | None = None
         while True:
             turn = () if self.is_spent else self._next_turn()
-            asked = [name for name, site in self._sites.items() if name in turn or site.is_barren]  # each replay may launch these
+            asked = [
+                name for name, site in self._sites.items() if name in turn or site.is_barren
+            ]  # each replay may launch these
             waves = {name: wave for name in asked if (wave := self._sites[name].wave())}
             if waves or self.is_spent or turn == before:
                 return waves
@@ -123,16 +132,34 @@ class Race:
         for name, wave in waves.items():
             self._sites[name].join(wave)
 
-    def warm_up(self, sites: Mapping[str, int], waves: Mapping[str, Collection[int]], early: Mapping[str, Collection[int]]) -> list[Replay]:
+    def warm_up(
+        self,
+        sites: Mapping[str, int],
+        waves: Mapping[str, Collection[int]],
+        early: Mapping[str, Collection[int]],
+    ) -> list[Replay]:
         """Untimed and checked runs of the candidates in ``waves`` of these sites: site -> runs of each. The ``early`` ones come first."""
         orders: dict[str, list[int]] = {}
         for name, n_runs in sites.items():
-            site = self._sites[name]  # an earlier winner first: where time runs out it has had its turn
-            alive = sorted(site.alive(), key=lambda i: (i != site.prior_winner, i not in early[name]))
+            site = self._sites[
+                name
+            ]  # an earlier winner first: where time runs out it has had its turn
+            alive = sorted(
+                site.alive(), key=lambda i: (i != site.prior_winner, i not in early[name])
+            )
             orders[name] = [i for i in alive if i in waves[name] for _ in range(n_runs)]
-        others = {name: Trial(best, is_timed=False) for name, site in self._sites.items() if (best := site.best) is not None}
+        others = {
+            name: Trial(best, is_timed=False)
+            for name, site in self._sites.items()
+            if (best := site.best) is not None
+        }
         return [
-            others | {name: Trial(order[k], is_timed=False, is_checked=True) for name, order in orders.items() if k < len(order)}
+            others
+            | {
+                name: Trial(order[k], is_timed=False, is_checked=True)
+                for name, order in orders.items()
+                if k < len(order)
+            }
             for k in range(max(map(len, orders.values()), default=0))
         ]
 
@@ -145,7 +172,9 @@ class Race:
 
     def is_enough(self, sites: Collection[str]) -> bool:
         """True if the budget is spent and each of these sites has a candidate that has had its warm-up."""
-        return self.is_spent and all(set(self._sites[name].alive()) & self._sites[name].warm_ups.keys() for name in sites)
+        return self.is_spent and all(
+            set(self._sites[name].alive()) & self._sites[name].warm_ups.keys() for name in sites
+        )
 
     def end_warm_up(self, sites: Collection[str]) -> None:
         """Go on to the race of these sites, with the candidates whose warm-ups took no multiple of the best one's."""
@@ -185,7 +214,9 @@ class Race:
         for site, functions in report.nesting.items():
             for function, candidates in functions.items():
                 if function != site:
-                    self._nesting.setdefault(site, {}).setdefault(function, set()).update(candidates)
+                    self._nesting.setdefault(site, {}).setdefault(function, set()).update(
+                        candidates
+                    )
 
     def _advance(self) -> None:
         """Let the sites whose turn it is come to their next replays, and then the next ones, until some have replays to run."""
@@ -194,7 +225,9 @@ class Race:
             before = turn
             for name in turn:
                 self._sites[name].advance()
-                if self._is_half_spent and any(self._sites[function].stage != "done" for function in self._around(name)):
+                if self._is_half_spent and any(
+                    self._sites[function].stage != "done" for function in self._around(name)
+                ):
                     self._sites[name].end(_HALF_SPENT)
             if self.is_final:
                 self._begin_round()
@@ -203,19 +236,36 @@ class Race:
 
     def _queued(self) -> list[Replay]:
         queues = {name: queue for name in self._turn if (queue := self._sites[name].queue)}
-        doubtful = [name for name, queue in queues.items() if queue[0].candidate in self._sites[name].suspects]
+        doubtful = [
+            name
+            for name, queue in queues.items()
+            if queue[0].candidate in self._sites[name].suspects
+        ]
         # Suspects wait until no other site has trials left, and then for their turn.
         for name in doubtful if len(doubtful) < len(queues) else doubtful[1:]:
             del queues[name]
         self._running = queues.keys()
         # A rung lasts as long as its longest site; an exhaustive search goes on with the winner of the site that is through.
-        n_replays = (min if self._plan.search == "exhaustive" else max)(map(len, queues.values()), default=0)
-        others = {name: Trial(best, is_timed=False) for name, site in self._sites.items() if (best := site.best) is not None}
+        n_replays = (min if self._plan.search == "exhaustive" else max)(
+            map(len, queues.values()), default=0
+        )
+        others = {
+            name: Trial(best, is_timed=False)
+            for name, site in self._sites.items()
+            if (best := site.best) is not None
+        }
         others |= {name: Trial(i, is_timed=False) for name, i in self._fixed.items()}
-        return [others | {name: queue[k] for name, queue in queues.items() if k < len(queue)} for k in range(n_replays)]
+        return [
+            others | {name: queue[k] for name, queue in queues.items() if k < len(queue)}
+            for k in range(n_replays)
+        ]
 
     def _begin_round(self) -> None:
-        waiting = [each for name in self._turn if (each := self._sites[name]).stage == "finals" and not each.queue]
+        waiting = [
+            each
+            for name in self._turn
+            if (each := self._sites[name]).stage == "finals" and not each.queue
+        ]
         lengths = [site.round_length() for site in waiting]
         for site, own in zip(waiting, lengths, strict=True):
             site.begin_round(max(lengths) if own else 0)
@@ -229,10 +279,17 @@ class Race:
         ready = [name for name in racing if not any(name in around[other] for other in racing)]
         latest, self._fixed = self._fixed, {}
         if nested := [name for name in ready if around[name]]:
-            first = min(nested, key=lambda name: name not in self._beside)  # what is under way goes on
+            first = min(
+                nested, key=lambda name: name not in self._beside
+            )  # what is under way goes on
             latest |= self._beside.get(first, {})
-            runs = {name: best for name, site in self._sites.items() if (best := site.best) is not None}
-            runs |= {function: self._fixed_one(function, launching, latest.get(function)) for function, launching in around[first].items()}
+            runs = {
+                name: best for name, site in self._sites.items() if (best := site.best) is not None
+            }
+            runs |= {
+                function: self._fixed_one(function, launching, latest.get(function))
+                for function, launching in around[first].items()
+            }
             for name in nested:
                 if any(runs[function] in launching for function, launching in around[name].items()):
                     setting = {function: runs[function] for function in around[name]}
@@ -242,8 +299,14 @@ class Race:
                     ready.remove(name)
         elif not racing and not self.is_spent:  # inside once more, from the outermost
             for n_around in sorted({len(functions) for functions in around.values() if functions}):
-                settings = {name: {f: i for f, (i, *_) in each.items()} for name, each in around.items() if len(each) == n_around}
-                if ready := [name for name, setting in settings.items() if self._begins_anew(name, setting)]:
+                settings = {
+                    name: {f: i for f, (i, *_) in each.items()}
+                    for name, each in around.items()
+                    if len(each) == n_around
+                }
+                if ready := [
+                    name for name, setting in settings.items() if self._begins_anew(name, setting)
+                ]:
                     break
         self._turn = ready
         return ready
@@ -282,8 +345,14 @@ class Race:
     def n_next(self, replays: Sequence[Replay]) -> int:
         """Replays of a list to run before the next meeting: all if they are short, so many that a budget is kept otherwise."""
         # Up to the first that runs a suspect; that one alone, because the next one needs a meeting before it.
-        doubtful = (k for k, replay in enumerate(replays) if any(t.candidate in self._sites[name].suspects for name, t in replay.items()))
-        expected_s = [self._expected_s(replay) for replay in replays[: max(1, next(doubtful, len(replays)))]]
+        doubtful = (
+            k
+            for k, replay in enumerate(replays)
+            if any(t.candidate in self._sites[name].suspects for name, t in replay.items())
+        )
+        expected_s = [
+            self._expected_s(replay) for replay in replays[: max(1, next(doubtful, len(replays)))]
+        ]
         budget_s = self._plan.budget_s
         if budget_s is None and sum(expected_s) < LONG_S * len(expected_s):
             return len(expected_s)
@@ -302,7 +371,10 @@ class Race:
     def _is_half_spent(self) -> bool:
         """True if half of the budget that the race had at its beginning is spent: the other half is for functions that wait."""
         began_s = self._began_s or 0.0
-        return self._plan.budget_s is not None and self._elapsed_s - began_s >= (self._plan.budget_s - began_s) / 2
+        return (
+            self._plan.budget_s is not None
+            and self._elapsed_s - began_s >= (self._plan.budget_s - began_s) / 2
+        )
 
     @property
     def _why_spent(self) -> str:

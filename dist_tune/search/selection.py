@@ -98,18 +98,35 @@ def hopeless(
     """
     if not times:
         return set()
-    best_ms, closure_ms = min(each.launches_ms for each in times.values()), min(each.closure_ms for each in times.values())
-    typical_ms = {i: (each.typical_ms or each.kernel_ms) * each.n_launches for i, each in times.items()}
+    best_ms, closure_ms = (
+        min(each.launches_ms for each in times.values()),
+        min(each.closure_ms for each in times.values()),
+    )
+    typical_ms = {
+        i: (each.typical_ms or each.kernel_ms) * each.n_launches for i, each in times.items()
+    }
     least_ms = options.insured_ms if is_first else 0.0
     slow = {i for i, each in times.items() if each.launches_ms > max(HOPELESS * best_ms, least_ms)}
     if objective != "kernel":
-        slow = {i for i in slow if times[i].closure_ms > closure_ms + options.margin(0) * best_ms}  # else the rest is faster for it
+        slow = {
+            i for i in slow if times[i].closure_ms > closure_ms + options.margin(0) * best_ms
+        }  # else the rest is faster for it
     if is_first:
         slow = {i for i in slow if typical_ms[i] > HOPELESS * min(typical_ms.values())}
-    if objective == "closure" and closure_ms > 0 and (not is_first or (is_alone and options.has_even_steps)):
+    if (
+        objective == "closure"
+        and closure_ms > 0
+        and (not is_first or (is_alone and options.has_even_steps))
+    ):
         limit_ms = max(HOPELESS * closure_ms, closure_ms + options.insured_ms)
-        slow |= {i for i, each in times.items() if each.closure_ms - is_first * (each.launches_ms - typical_ms[i]) > limit_ms}
-    return slow - {i for i, each in warm_ups.items() if is_first and each.launches_ms <= HOPELESS * best_ms}
+        slow |= {
+            i
+            for i, each in times.items()
+            if each.closure_ms - is_first * (each.launches_ms - typical_ms[i]) > limit_ms
+        }
+    return slow - {
+        i for i, each in warm_ups.items() if is_first and each.launches_ms <= HOPELESS * best_ms
+    }
 
 
 def kept(
@@ -129,20 +146,41 @@ def kept(
     """
     if not times:
         return []
-    launches_ms = {i: (each.typical_ms or each.kernel_ms if by_typical else each.kernel_ms) * each.n_launches for i, each in times.items()}
+    launches_ms = {
+        i: (each.typical_ms or each.kernel_ms if by_typical else each.kernel_ms) * each.n_launches
+        for i, each in times.items()
+    }
     # For the kernel's time alone both orders are the same, but for the slowest rank's kernel beside the middle one's.
-    closure_ms = {i: each.closure_ms if objective != "kernel" else each.launches_ms for i, each in times.items()}
+    closure_ms = {
+        i: each.closure_ms if objective != "kernel" else each.launches_ms
+        for i, each in times.items()
+    }
     allowed_ms = margin * min(launches_ms.values())
     limits_ms = min(launches_ms.values()) + allowed_ms, min(closure_ms.values()) + allowed_ms
     hopeful = {i for i in times if launches_ms[i] <= limits_ms[0] or closure_ms[i] <= limits_ms[1]}
-    by_kernel, by_closure = (sorted(times, key=lambda i: (ms[i], i)) for ms in (launches_ms, closure_ms))
-    in_turn = list(dict.fromkeys(i for pair in zip(by_kernel, by_closure, strict=True) for i in pair))
+    by_kernel, by_closure = (
+        sorted(times, key=lambda i: (ms[i], i)) for ms in (launches_ms, closure_ms)
+    )
+    in_turn = list(
+        dict.fromkeys(i for pair in zip(by_kernel, by_closure, strict=True) for i in pair)
+    )
     chosen = [i for n, i in enumerate(in_turn) if i in hopeful or n < n_least][:quota]
-    near = {i for i in hopeful if launches_ms[i] <= min(launches_ms.values()) + N_ERRORS * error_ms} if error_ms else set()
+    near = (
+        {i for i in hopeful if launches_ms[i] <= min(launches_ms.values()) + N_ERRORS * error_ms}
+        if error_ms
+        else set()
+    )
     return sorted({*chosen, *near})
 
 
-def select(times: Mapping[int, Times], objective: Objective, tie: float, *, is_alone: bool = False, step_errors: float = 2.0) -> Selection:
+def select(
+    times: Mapping[int, Times],
+    objective: Objective,
+    tie: float,
+    *,
+    is_alone: bool = False,
+    step_errors: float = 2.0,
+) -> Selection:
     """Choose among contenders; ties and noise go to the faster kernel, then to the lower index. With more noise than a tie: the best.
 
     A candidate's cost has two estimates: its launches, which are precise but blind to all else, and the closure, which holds the noise
@@ -152,13 +190,23 @@ def select(times: Mapping[int, Times], objective: Objective, tie: float, *, is_a
     """
     rest_ms = {i: each.closure_ms - each.launches_ms for i, each in times.items()}
     middle_ms = statistics.median(rest_ms.values())
-    launch_error_ms = error_of_median_ms([(each.spread_ms * each.n_launches, each.n_timed) for each in times.values()]) or 0.0
-    rest_error_ms = error_of_median_ms([(each.rest_spread_ms, each.n_replays) for each in times.values()])
+    launch_error_ms = (
+        error_of_median_ms(
+            [(each.spread_ms * each.n_launches, each.n_timed) for each in times.values()]
+        )
+        or 0.0
+    )
+    rest_error_ms = error_of_median_ms(
+        [(each.rest_spread_ms, each.n_replays) for each in times.values()]
+    )
     weight = 0.0
     if objective != "kernel" and rest_error_ms is None:
         weight = 1.0 if is_alone else 0.0
     elif objective != "kernel" and rest_error_ms is not None and len(times) > 1:
-        bias = max(0.0, statistics.variance(rest_ms.values()) - (step_errors * rest_error_ms) ** 2) + launch_error_ms**2
+        bias = (
+            max(0.0, statistics.variance(rest_ms.values()) - (step_errors * rest_error_ms) ** 2)
+            + launch_error_ms**2
+        )
         weight = bias / (bias + rest_error_ms**2) if bias > 0 else 0.0
     cost_ms = {i: each.launches_ms + weight * (rest_ms[i] - middle_ms) for i, each in times.items()}
     error_ms = sqrt(2) * hypot((1 - weight) * launch_error_ms, weight * (rest_error_ms or 0.0))
@@ -168,9 +216,17 @@ def select(times: Mapping[int, Times], objective: Objective, tie: float, *, is_a
     behind_ms = {i: ms - cost_ms[leader] for i, ms in cost_ms.items() if i != leader}
     tied = [leader, *(i for i, ms in behind_ms.items() if ms <= max(tie_ms, error_ms))]
     least_ms = min(times[i].launches_ms for i in tied)
-    winner = leader if error_ms > tie_ms else min(i for i in tied if times[i].launches_ms <= least_ms + tie_ms)
+    winner = (
+        leader
+        if error_ms > tie_ms
+        else min(i for i in tied if times[i].launches_ms <= least_ms + tie_ms)
+    )
     # By both times: if they contradict each other, a GPU may have been slowed down for a while, and more replays can tell.
-    worse = frozenset(i for i, ms in behind_ms.items() if ms > tie_ms + 2 * error_ms and times[i].launches_ms >= times[leader].launches_ms)
+    worse = frozenset(
+        i
+        for i, ms in behind_ms.items()
+        if ms > tie_ms + 2 * error_ms and times[i].launches_ms >= times[leader].launches_ms
+    )
     is_clear = all(i in worse or ms + error_ms <= tie_ms for i, ms in behind_ms.items())
     if len(times) == 1:
         reason = "fastest in the race"  # the others were hopeless beside it by both times
@@ -186,7 +242,11 @@ def error_of_median_ms(spreads_ms: list[tuple[float, int]]) -> float | None:
     repeated = [(ms, n) for ms, n in spreads_ms if n > 1]
     if not repeated:
         return None
-    return _SE_OF_MEDIAN * statistics.median(ms for ms, _ in repeated) / sqrt(statistics.median(n for _, n in repeated))
+    return (
+        _SE_OF_MEDIAN
+        * statistics.median(ms for ms, _ in repeated)
+        / sqrt(statistics.median(n for _, n in repeated))
+    )
 
 
 def clock_error_ms(times: Mapping[int, Times], options: RacingOptions, n_sites: int) -> float:
@@ -198,9 +258,15 @@ def clock_error_ms(times: Mapping[int, Times], options: RacingOptions, n_sites: 
         return 0.0
     each_of = times.values()
     most_ms = options.clock_ms * sqrt(
-        statistics.median(each.n_launches for each in each_of) / statistics.median(each.n_timed for each in each_of)
+        statistics.median(each.n_launches for each in each_of)
+        / statistics.median(each.n_timed for each in each_of)
     )
-    spread_ms = error_of_median_ms([(each.spread_ms * sqrt(each.n_launches), each.n_timed) for each in each_of])
+    spread_ms = error_of_median_ms(
+        [(each.spread_ms * sqrt(each.n_launches), each.n_timed) for each in each_of]
+    )
     error_ms = most_ms if spread_ms is None else min(spread_ms, most_ms)
-    part_ms = max(min(each.launches_ms for each in each_of), min(each.closure_ms for each in each_of) / n_sites)
+    part_ms = max(
+        min(each.launches_ms for each in each_of),
+        min(each.closure_ms for each in each_of) / n_sites,
+    )
     return error_ms if error_ms > options.tie / 4 * part_ms else 0.0

@@ -11,7 +11,14 @@ from typing import Literal
 
 from dist_tune.search.guided import Guide
 from dist_tune.search.plan import NOT_TRIED, CandidateResult, Plan, PriorTimes, Times, Trial
-from dist_tune.search.selection import RacingOptions, Selection, clock_error_ms, hopeless, kept, select
+from dist_tune.search.selection import (
+    RacingOptions,
+    Selection,
+    clock_error_ms,
+    hopeless,
+    kept,
+    select,
+)
 
 WARM_UP_MS = 1000.0
 """Untimed replays before a race last about this long at most, where that is known."""
@@ -27,7 +34,9 @@ def _joined(earlier: Times, now: Times) -> Times:
         for one, other in ((earlier.kernel_ms, now.kernel_ms), (earlier.spread_ms, now.spread_ms))
     )
     n_timed = earlier.n_timed + now.n_timed
-    return now._replace(kernel_ms=kernel_ms, spread_ms=spread_ms, n_replays=n_earlier + n_now, n_timed=n_timed)
+    return now._replace(
+        kernel_ms=kernel_ms, spread_ms=spread_ms, n_replays=n_earlier + n_now, n_timed=n_timed
+    )
 
 
 class SiteRace:
@@ -74,7 +83,9 @@ class SiteRace:
         self._rung = self._n_rounds = 0
         self._n_last = 0  # replays that were asked for after the end of the budget
         self._n_repeats = 0  # replays that a plain race would not have had
-        self._wanted: dict[int, int] = {}  # candidate -> timed replays that it needs by the end of the queue
+        self._wanted: dict[
+            int, int
+        ] = {}  # candidate -> timed replays that it needs by the end of the queue
         self._n_asked = 0  # times that this was not enough
         self._timed_in_finals: set[int] = set()
         self.drop(failures)
@@ -85,7 +96,9 @@ class SiteRace:
         """Times of the attempt before, which count as this race's own."""
         self.times.update(self._attempt)
         winner = self.equal.get(prior.winner, prior.winner) if prior.winner is not None else None
-        self.prior_winner = winner if winner in self.prior_times and winner not in self.suspects else None
+        self.prior_winner = (
+            winner if winner in self.prior_times and winner not in self.suspects else None
+        )
         self._leave_by_prior_times()
         self._begin()
 
@@ -93,7 +106,9 @@ class SiteRace:
 
     def alive(self) -> list[int]:
         """Candidates that run everywhere and have not left the race; suspects last."""
-        return sorted((i for i in self._runnable() if i not in self.left), key=self.suspects.__contains__)
+        return sorted(
+            (i for i in self._runnable() if i not in self.left), key=self.suspects.__contains__
+        )
 
     @property
     def best(self) -> int | None:
@@ -103,7 +118,14 @@ class SiteRace:
         runnable = self._runnable()
         for known in (self.times, self.warm_ups, self.prior_times):
             if found := [i for i in runnable if i in known]:
-                return min(found, key=lambda i: (known is not self.times and i != self.prior_winner, known[i].kernel_ms, i))
+                return min(
+                    found,
+                    key=lambda i: (
+                        known is not self.times and i != self.prior_winner,
+                        known[i].kernel_ms,
+                        i,
+                    ),
+                )
         return next(iter([*self.alive(), *runnable]), None)
 
     @property
@@ -113,7 +135,11 @@ class SiteRace:
             return self._why_alone(self.best)
         chosen = self.selection.winner
         is_lost = chosen in self.failures
-        return f"fastest of the rest: candidate {chosen} was chosen, and failed afterwards" if is_lost else self.selection.reason
+        return (
+            f"fastest of the rest: candidate {chosen} was chosen, and failed afterwards"
+            if is_lost
+            else self.selection.reason
+        )
 
     def results(self) -> list[CandidateResult]:
         """The result of each candidate, with the time of an earlier tuning where there is no new one."""
@@ -145,11 +171,17 @@ class SiteRace:
         if self.stage == "finals":
             return n_queued + n_finals
         n_untried = max(0, self.n_racing - len(self._wanted)) if self._guide is not None else 0
-        n_rungs = sum(1 + options.quota(self.n_racing, rung) for rung in range(self._rung, plan.n_repeat - 1))
+        n_rungs = sum(
+            1 + options.quota(self.n_racing, rung) for rung in range(self._rung, plan.n_repeat - 1)
+        )
         return n_queued + n_untried + n_rungs + n_finals
 
     def _runnable(self) -> list[int]:
-        return [i for i in range(self.n_candidates) if i not in self.failures and i not in self.equal and i not in self.untried]
+        return [
+            i
+            for i in range(self.n_candidates)
+            if i not in self.failures and i not in self.equal and i not in self.untried
+        ]
 
     def _measured(self, candidates: Iterable[int]) -> dict[int, Times]:
         return {i: self.times[i] for i in candidates if i in self.times}
@@ -167,7 +199,10 @@ class SiteRace:
             return "fastest by earlier times"
         if self.is_unclear:
             return "nothing was measured: the device waited for the host in each of its launches"
-        return next((self.left[i] for i in runnable if i in self.left), "nothing was measured: no replay met this site")
+        return next(
+            (self.left[i] for i in runnable if i in self.left),
+            "nothing was measured: no replay met this site",
+        )
 
     # -- what is told --------------------------------------------------------------------------------------------
 
@@ -179,7 +214,9 @@ class SiteRace:
         self.failures = {**failures, **self.failures}
         for i, first in self.equal.items():
             if first in self.failures:
-                self.failures.setdefault(i, f"the same kernel as candidate {first}: {self.failures[first]}")
+                self.failures.setdefault(
+                    i, f"the same kernel as candidate {first}: {self.failures[first]}"
+                )
 
     def tell(self, n_replays: int, times: Mapping[int, Times]) -> None:
         """Take in the reduced times after some replays of the queue; they replace older ones."""
@@ -187,13 +224,26 @@ class SiteRace:
         self.queue = self.queue[n_replays:]
         if times:
             n_launches = max(each.n_launches for each in times.values())
-            for i, each in self._attempt.items():  # which has not kept how many launches a call makes
+            for (
+                i,
+                each,
+            ) in self._attempt.items():  # which has not kept how many launches a call makes
                 earlier = each._replace(n_launches=n_launches)
-                self.times[i] = _joined(earlier, times[i]) if i in times else self.times[i]._replace(n_launches=n_launches)
+                self.times[i] = (
+                    _joined(earlier, times[i])
+                    if i in times
+                    else self.times[i]._replace(n_launches=n_launches)
+                )
         self.times.update({i: each for i, each in times.items() if i not in self._attempt})
         # A rank that met the site late may be the slowest, so times without it do not count.
-        n_owners = max((each.n_owners for i, each in self.times.items() if i not in self._attempt), default=0)
-        self.times = {i: each for i, each in self.times.items() if i in self._attempt or each.n_owners == n_owners}
+        n_owners = max(
+            (each.n_owners for i, each in self.times.items() if i not in self._attempt), default=0
+        )
+        self.times = {
+            i: each
+            for i, each in self.times.items()
+            if i in self._attempt or each.n_owners == n_owners
+        }
         self.suspects -= self.times.keys()
         if self.stage == "finals":
             self._timed_in_finals |= times.keys()
@@ -201,7 +251,9 @@ class SiteRace:
     def end_warm_up(self, budget: str) -> None:
         """Go on to the race, all untimed runs done. ``budget``: the reason why candidates without one do not race; empty: they do."""
         if budget:
-            self.left.update(dict.fromkeys((i for i in self.alive() if i not in self.warm_ups), budget))
+            self.left.update(
+                dict.fromkeys((i for i in self.alive() if i not in self.warm_ups), budget)
+            )
         if not self._has_run:
             self._begin()
 
@@ -214,7 +266,11 @@ class SiteRace:
         self.advance()  # trials that were missed come first
         if self.queue:
             return []
-        times_ms = {i: each.launches_ms for i, each in {**self.prior_times, **self.times}.items() if i not in self.failures}
+        times_ms = {
+            i: each.launches_ms
+            for i, each in {**self.prior_times, **self.times}.items()
+            if i not in self.failures
+        }
         wave = self._guide.wave(times_ms, self.failures) if self.times or self.is_barren else []
         if not wave:
             self._guide = None
@@ -225,7 +281,9 @@ class SiteRace:
         queued = {trial.candidate for trial in self.queue}
         joining = [i for i in wave if i in self.alive() and i not in queued]
         self._wanted.update(dict.fromkeys(joining, 1))
-        if (best := self.best) is not None and joining and not self.queue:  # the device has rested while they were compiled
+        if (
+            (best := self.best) is not None and joining and not self.queue
+        ):  # the device has rested while they were compiled
             self.queue = self._warm_up(best)
         self.queue += self._shuffled(joining, f"wave of {len(self._wanted)}")
 
@@ -239,13 +297,17 @@ class SiteRace:
         winner, n_most = self.best, self._options.max_finalists
         if self.stage == "done":
             measured = {i: each for i, each in self.times.items() if i not in self.failures}
-            near = kept(measured, n_most, self._options.margin(0), self._plan.objective, n_least=n_most)
+            near = kept(
+                measured, n_most, self._options.margin(0), self._plan.objective, n_least=n_most
+            )
             near.sort(key=lambda i: (measured[i].kernel_ms, i))
             best = [i for i in dict.fromkeys([winner, *near]) if i in measured][:n_most]
             if len(best) < 2:
                 return False
             slower = [i for i in self.alive() if i not in best]
-            self.left = {i: why for i, why in self.left.items() if i not in best} | dict.fromkeys(slower, _BESIDE_ANOTHER)
+            self.left = {i: why for i, why in self.left.items() if i not in best} | dict.fromkeys(
+                slower, _BESIDE_ANOTHER
+            )
         self.prior_winner = winner if winner in self.times else self.prior_winner
         self.prior_times |= self.times
         self.times, self.selection, self._has_run = {}, None, False
@@ -261,7 +323,9 @@ class SiteRace:
             return
         best = self.best
         is_untried = best is not None and self.known_ms(best) is None
-        if best is not None and is_untried and self._n_last <= len(self.failures):  # once, and again only for one that failed
+        if (
+            best is not None and is_untried and self._n_last <= len(self.failures)
+        ):  # once, and again only for one that failed
             self._n_last += 1
             self.queue = [Trial(best, is_timed=True)]
         else:
@@ -280,22 +344,39 @@ class SiteRace:
         self.queue = [trial for trial in self.queue if trial.candidate not in self.failures]
         if len(alive) < 2 and self._guide is None:
             # The last one, of a rung or after the budget, may not have run yet, and be no better than those that failed.
-            is_untried = (self._has_run or self._n_last > 0) and any(self.known_ms(each.candidate) is None for each in self.queue)
+            is_untried = (self._has_run or self._n_last > 0) and any(
+                self.known_ms(each.candidate) is None for each in self.queue
+            )
             self.queue = [trial for trial in self.queue if trial.is_timed][:1] if is_untried else []
         if self.queue or self.stage == "done":
             return
-        n_missed = {i: n - (times[i].n_replays if i in times else 0) for i, n in self._wanted.items() if i in alive}
+        n_missed = {
+            i: n - (times[i].n_replays if i in times else 0)
+            for i, n in self._wanted.items()
+            if i in alive
+        }
         if len(alive) < 2 and self._guide is None:
             self._choose()
-        elif times and self._n_asked < self._options.max_asked and max(n_missed.values(), default=0) > 0:
+        elif (
+            times
+            and self._n_asked < self._options.max_asked
+            and max(n_missed.values(), default=0) > 0
+        ):
             self._n_asked += 1
-            self.queue = [Trial(i, is_timed=True) for k in range(max(n_missed.values())) for i in alive if k < n_missed.get(i, 0)]
+            self.queue = [
+                Trial(i, is_timed=True)
+                for k in range(max(n_missed.values()))
+                for i in alive
+                if k < n_missed.get(i, 0)
+            ]
         elif self.stage == "race":
             if self._guide is None:
                 self._end_rung(alive)
         elif self.stage == "exhaustive":
             self.end(NOT_MET, None if times else self.best)
-        elif self._n_rounds > 0:  # before the first round it waits for other sites to end their races
+        elif (
+            self._n_rounds > 0
+        ):  # before the first round it waits for other sites to end their races
             self._end_round()
 
     def begin_round(self, n_replays: int) -> None:
@@ -303,21 +384,29 @@ class SiteRace:
         if n_replays == 0:
             self._choose()
             return
-        rounds = (self._shuffled(self.alive(), f"final {self._n_rounds} {k}") for k in range(n_replays))
+        rounds = (
+            self._shuffled(self.alive(), f"final {self._n_rounds} {k}") for k in range(n_replays)
+        )
         self.queue = list(islice((trial for each in rounds for trial in each), n_replays))
         self._n_rounds += 1
         self._wanted = {}  # more repeats are optional here
 
     def round_length(self) -> int:
         """Replays of a round of finals. Fewer finalists run more often, so that finals do not grow with the number of sites."""
-        n_replays = min(self._options.max_finalists, self.n_racing) * min(self._plan.n_repeat, self._n_enough())
-        return n_replays if n_replays >= 2 * len(self.alive()) else 0  # the noise is known from repeats only
+        n_replays = min(self._options.max_finalists, self.n_racing) * min(
+            self._plan.n_repeat, self._n_enough()
+        )
+        return (
+            n_replays if n_replays >= 2 * len(self.alive()) else 0
+        )  # the noise is known from repeats only
 
     def _leave_by_prior_times(self) -> None:
         """Drop those that lost to the prior winner; without one, those that were hopeless beside others of the same tuning."""
         prior, winner = self.prior_times, self.prior_winner
         # One sample may be a hiccup: the best few have another try.
-        n_least = self._options.max_finalists if any(each.n_replays < 2 for each in prior.values()) else 1
+        n_least = (
+            self._options.max_finalists if any(each.n_replays < 2 for each in prior.values()) else 1
+        )
         hopeful = kept(prior, len(prior), self._options.margin(0), "kernel", n_least=n_least)
         for i in prior.keys() - {*(hopeful if winner is None else [winner])}:
             self.left[i] = "not raced: slower in an earlier tuning"
@@ -332,7 +421,11 @@ class SiteRace:
         if plan.search == "exhaustive":
             self.stage = "exhaustive"
             self._want(alive, plan.n_repeat)
-            self.queue = [Trial(i, k >= plan.n_warmup) for i in alive for k in range(plan.n_warmup + plan.n_repeat)]
+            self.queue = [
+                Trial(i, k >= plan.n_warmup)
+                for i in alive
+                for k in range(plan.n_warmup + plan.n_repeat)
+            ]
         else:
             self.stage = "race"
             self._want(alive, 1)
@@ -343,18 +436,37 @@ class SiteRace:
             self.queue.sort(key=lambda trial: trial.candidate != known)
 
     def _end_rung(self, alive: list[int]) -> None:
-        plan, options, n_finalists, n_rungs = self._plan, self._options, self._options.max_finalists, self._rung + 1
+        plan, options, n_finalists, n_rungs = (
+            self._plan,
+            self._options,
+            self._options.max_finalists,
+            self._rung + 1,
+        )
         measured, is_first, n_enough = self._measured(alive), self._rung == 0, self._n_enough()
         is_long = n_enough < 2  # one sample says as much as many short ones
         margin = options.margins[-1] if is_long else options.margin(self._rung)
-        no_more = hopeless(measured, self.warm_ups, options, plan.objective, is_first=is_first, is_alone=self.n_open < 2)
+        no_more = hopeless(
+            measured,
+            self.warm_ups,
+            options,
+            plan.objective,
+            is_first=is_first,
+            is_alone=self.n_open < 2,
+        )
         # Beaten in the finals or not at all, unless that costs real time.
-        prior = [i for i in alive if i == self.prior_winner and not (i in no_more and measured[i].launches_ms > options.insured_ms)]
+        prior = [
+            i
+            for i in alive
+            if i == self.prior_winner
+            and not (i in no_more and measured[i].launches_ms > options.insured_ms)
+        ]
         hopeful = {i: each for i, each in measured.items() if i not in no_more}
         # The best few of the others always reach the finals: one hiccup of the leader's rivals shall not end the race.
         n_least = 1 if is_long else n_finalists
         quota = options.quota(len(self._runnable()), self._rung)
-        best_of = partial(kept, hopeful, quota, margin, plan.objective, n_least=n_least, by_typical=is_first)
+        best_of = partial(
+            kept, hopeful, quota, margin, plan.objective, n_least=n_least, by_typical=is_first
+        )
         plain = best = best_of()
         error_ms = clock_error_ms(measured, options, self.n_open)
         n_left = max(0, self.n_spare - self._n_repeats) if error_ms else 0
@@ -370,13 +482,20 @@ class SiteRace:
             self._n_repeats += n_more * len(staying) - n_plain * goes_on
             self._rung += n_more
             self._want(staying, self._rung + 1)
-            turns = [(self._lacking(staying, n_more - 1 - k), f"{k}" if k else "") for k in range(n_more)]
-            self.queue = [trial for lacking, salt in turns for trial in self._shuffled(lacking, salt)]
+            turns = [
+                (self._lacking(staying, n_more - 1 - k), f"{k}" if k else "") for k in range(n_more)
+            ]
+            self.queue = [
+                trial for lacking, salt in turns for trial in self._shuffled(lacking, salt)
+            ]
             if not self.queue:  # the attempt before has come further
                 self.advance()
             return
         if len(staying) > n_finalists:
-            best = kept(self._measured(staying), n_finalists, margin, plan.objective) or staying[:n_finalists]
+            best = (
+                kept(self._measured(staying), n_finalists, margin, plan.objective)
+                or staying[:n_finalists]
+            )
             staying = self._leave(staying, [*prior, *best])
         self.stage = "finals"
         if len(staying) < 2 or self.round_length() == 0:
@@ -384,12 +503,16 @@ class SiteRace:
 
     def _leave(self, racing: list[int], staying: list[int]) -> list[int]:
         for i in set(racing) - set(staying):
-            self.left[i] = f"left the race after round {self._rung + 1}" if i in self.times else NOT_MET
+            self.left[i] = (
+                f"left the race after round {self._rung + 1}" if i in self.times else NOT_MET
+            )
         return self.alive()
 
     def _end_round(self) -> None:
         selection = self._choose()
-        self.left.update(dict.fromkeys(selection.worse, f"left the finals after round {self._n_rounds}"))
+        self.left.update(
+            dict.fromkeys(selection.worse, f"left the finals after round {self._n_rounds}")
+        )
         may_go_on = len(self.alive()) > 1 and self._n_rounds < self._options.n_final_rounds
         if not selection.is_clear and may_go_on and self.round_length() > 0:
             self.stage, self.selection = "finals", None
@@ -398,23 +521,43 @@ class SiteRace:
         self.stage = "done"
         options, objective, in_finals = self._options, self._plan.objective, self._timed_in_finals
         if contenders := self._measured(self.alive()):
-            times = {i: contenders[i] for i in kept(contenders, options.max_finalists, options.margins[-1], objective)}
+            times = {
+                i: contenders[i]
+                for i in kept(contenders, options.max_finalists, options.margins[-1], objective)
+            }
             # Finals are timed unlike the race: where only some of the best few had them, the kernels alone are compared.
             is_mixed = bool(in_finals) and not times.keys() <= in_finals
             # Ties below the clock's error would add up over many short kernels.
-            is_long = options.tie * min(each.launches_ms for each in times.values()) > options.clock_ms
+            is_long = (
+                options.tie * min(each.launches_ms for each in times.values()) > options.clock_ms
+            )
             tie, is_alone = options.tie if is_long else 0.0, self.n_open < 2
-            self.selection = select(times, "kernel" if is_mixed else objective, tie, is_alone=is_alone, step_errors=options.step_errors)
+            self.selection = select(
+                times,
+                "kernel" if is_mixed else objective,
+                tie,
+                is_alone=is_alone,
+                step_errors=options.step_errors,
+            )
         else:  # never met: the first that runs
-            self.selection = Selection(self.best or 0, frozenset(), is_clear=True, closure_weight=0.0)
+            self.selection = Selection(
+                self.best or 0, frozenset(), is_clear=True, closure_weight=0.0
+            )
         if len(contenders) < 2:
             self.selection = replace(self.selection, reason=self._why_alone(self.selection.winner))
         return self.selection
 
     def _lacking(self, candidates: Iterable[int], n_later: int = 0) -> list[int]:
         """Those that need another trial, beside some later ones: all, but for what an attempt before has timed."""
-        known = {i: self.times[i].n_replays if i in self._attempt and i in self.times else 0 for i in candidates}
-        return [i for i in candidates if i not in self._attempt or known[i] + n_later < self._wanted.get(i, 1)]
+        known = {
+            i: self.times[i].n_replays if i in self._attempt and i in self.times else 0
+            for i in candidates
+        }
+        return [
+            i
+            for i in candidates
+            if i not in self._attempt or known[i] + n_later < self._wanted.get(i, 1)
+        ]
 
     def _want(self, candidates: Iterable[int], n_timed: int) -> None:
         self._wanted, self._n_asked = dict.fromkeys(candidates, n_timed), 0
@@ -423,11 +566,15 @@ class SiteRace:
         if candidate is None:
             return []
         n_runs, ms = self._plan.n_warmup, self.known_ms(candidate)
-        return [Trial(candidate, is_timed=False)] * (n_runs if not ms else min(n_runs, int(WARM_UP_MS / ms)))
+        return [Trial(candidate, is_timed=False)] * (
+            n_runs if not ms else min(n_runs, int(WARM_UP_MS / ms))
+        )
 
     def _n_enough(self) -> int:
         """Samples of a candidate that are long enough together, by the best one's time; all if there is none."""
-        best_ms = min((each.launches_ms for each in self._measured(self.alive()).values()), default=0.0)
+        best_ms = min(
+            (each.launches_ms for each in self._measured(self.alive()).values()), default=0.0
+        )
         return int(self._options.enough_ms / best_ms) if best_ms > 0 else self._plan.n_repeat
 
     def _shuffled(self, candidates: Iterable[int], salt: str = "") -> list[Trial]:

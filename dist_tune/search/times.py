@@ -64,7 +64,9 @@ def reduce_reports(reports: Mapping[int, Report]) -> Report:
     for rank, report in reports.items():
         for site, candidates in report.failures.items():
             for candidate, (kind, reason) in candidates.items():
-                failures.setdefault(site, {}).setdefault(candidate, CandidateFailure(kind, f"rank {rank}: {reason}"))
+                failures.setdefault(site, {}).setdefault(
+                    candidate, CandidateFailure(kind, f"rank {rank}: {reason}")
+                )
         for site, functions in report.nesting.items():
             for function, launching in functions.items():
                 seen = nesting.setdefault(site, {}).get(function, [])
@@ -72,15 +74,22 @@ def reduce_reports(reports: Mapping[int, Report]) -> Report:
         for site, measured in report.times.items():
             by_site.setdefault(site, {})[rank] = measured
             for candidate, each in measured.items():
-                if not (isfinite(each.kernel_ms) and each.kernel_ms > 0 and isfinite(each.closure_ms)):
-                    failure = CandidateFailure(FailureKind.CLOCK, f"rank {rank}: the clock gave {each.kernel_ms} ms")
+                if not (
+                    isfinite(each.kernel_ms) and each.kernel_ms > 0 and isfinite(each.closure_ms)
+                ):
+                    failure = CandidateFailure(
+                        FailureKind.CLOCK, f"rank {rank}: the clock gave {each.kernel_ms} ms"
+                    )
                     failures.setdefault(site, {}).setdefault(candidate, failure)
     everyone = reports.values()
     compiled = {label for each in everyone for label in each.equal}
     return Report(
         # Measured by all who own the site, or not at all: a MAX over some ranks may hide the slowest.
         {
-            site: {i: _reduce({rank: each[i] for rank, each in ranks.items()}) for i in sorted(set.intersection(*map(set, ranks.values())))}
+            site: {
+                i: _reduce({rank: each[i] for rank, each in ranks.items()})
+                for i in sorted(set.intersection(*map(set, ranks.values())))
+            }
             for site, ranks in by_site.items()
         },
         failures,
@@ -91,8 +100,15 @@ def reduce_reports(reports: Mapping[int, Report]) -> Report:
         lost=sorted({replay for each in everyone for replay in each.lost}),
         has_new_variants=any(each.has_new_variants for each in everyone),
         nesting=nesting,
-        equal={label: equal_on_all([each.equal[label] for each in everyone if label in each.equal]) for label in compiled},
-        n_variants={label: max(each.n_variants.get(label, 1) for each in everyone) for one in everyone for label in one.n_variants},
+        equal={
+            label: equal_on_all([each.equal[label] for each in everyone if label in each.equal])
+            for label in compiled
+        },
+        n_variants={
+            label: max(each.n_variants.get(label, 1) for each in everyone)
+            for one in everyone
+            for label in one.n_variants
+        },
         unclear=sorted({site for each in everyone for site in each.unclear}),
         job=Account(*map(max, zip(*(each.job for each in everyone), strict=True))),
         endless=next((each.endless for each in everyone if each.endless), ""),
@@ -103,7 +119,11 @@ def equal_on_all(ranks: Sequence[Mapping[int, int]]) -> dict[int, int]:
     """Candidate -> the one of lower index that is equal to it on every rank. ``ranks``: the same of each rank."""
     first: dict[tuple[int, ...], int] = {}
     named = sorted({i for each in ranks for pair in each.items() for i in pair})
-    return {i: k for i in named if (k := first.setdefault(tuple(each.get(i, i) for each in ranks), i)) != i}
+    return {
+        i: k
+        for i in named
+        if (k := first.setdefault(tuple(each.get(i, i) for each in ranks), i)) != i
+    }
 
 
 def _reduce(by_rank: Mapping[int, Times]) -> Times:
@@ -117,7 +137,11 @@ def _reduce(by_rank: Mapping[int, Times]) -> Times:
         n_timed=min(each.n_timed for each in by_rank.values()),
         n_owners=len(by_rank),
         typical_ms=median(list(ms.values())),
-        rank_latencies_ms={r: each for r, each in ms.items() if len(by_rank) <= MAX_RANKS_LISTED or r in (slowest, fastest)},
+        rank_latencies_ms={
+            r: each
+            for r, each in ms.items()
+            if len(by_rank) <= MAX_RANKS_LISTED or r in (slowest, fastest)
+        },
     )
 
 
@@ -131,7 +155,9 @@ class Samples:
     def __init__(self) -> None:
         self._runs: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         """Site -> candidate -> replays that time it."""
-        self._launches: dict[str, dict[int, dict[int, list[float | None]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+        self._launches: dict[str, dict[int, dict[int, list[float | None]]]] = defaultdict(
+            lambda: defaultdict(lambda: defaultdict(list))
+        )
         """Site -> candidate -> replay -> launches."""
         self._warm_ups: dict[str, dict[int, float]] = {}
         """Function -> candidate -> its shortest untimed run."""
@@ -166,7 +192,9 @@ class Samples:
         """Reason why the times of a replay do not count, as far as this rank is the cause; empty if they do."""
         if replay in self._lost:
             return "a kernel was compiled in it"
-        return "another candidate stood in, or had to be released" if replay in self._disturbed else ""
+        return (
+            "another candidate stood in, or had to be released" if replay in self._disturbed else ""
+        )
 
     def add_replay(self, replay: int, ms: float, schedule: Replay) -> None:
         """Add the time of a whole replay, and its schedule."""
@@ -202,7 +230,13 @@ class Samples:
                     self._launches[site][candidate].pop(replay, None)
         return bool(new)
 
-    def report(self, failures: Failures, batch: Sequence[Replay], reduced_ms: Known, has_new_sites: bool = False) -> Report:
+    def report(
+        self,
+        failures: Failures,
+        batch: Sequence[Replay],
+        reduced_ms: Known,
+        has_new_sites: bool = False,
+    ) -> Report:
         """Report the times of the candidates of ``batch``, this rank's failures, and the replays that it disturbed.
 
         ``reduced_ms``: reduced times so far, from which follows the time that other sites' candidates added to a replay.
@@ -214,18 +248,35 @@ class Samples:
         beyond_ms: dict[int, dict[str, float]] = {}
         for site in self._launches:  # also those not met recently: this rank still owns them
             times[site] = {}
-            for candidate in sorted({each[site].candidate for each in batch if site in each and each[site].is_timed}):
-                replays = sorted(self._runs[site][candidate] & self._closures.keys())  # others are under way
-                launches = [ms for each in self._launches[site][candidate].values() for ms in each if ms is not None]
-                absurd = [ms for ms in (*launches, *(self._closures[k][0] for k in replays)) if not (isfinite(ms) and ms > 0)]
-                if replays and absurd:  # JSON has no such numbers, and no median or maximum should hide one
+            for candidate in sorted(
+                {each[site].candidate for each in batch if site in each and each[site].is_timed}
+            ):
+                replays = sorted(
+                    self._runs[site][candidate] & self._closures.keys()
+                )  # others are under way
+                launches = [
+                    ms
+                    for each in self._launches[site][candidate].values()
+                    for ms in each
+                    if ms is not None
+                ]
+                absurd = [
+                    ms
+                    for ms in (*launches, *(self._closures[k][0] for k in replays))
+                    if not (isfinite(ms) and ms > 0)
+                ]
+                if (
+                    replays and absurd
+                ):  # JSON has no such numbers, and no median or maximum should hide one
                     failure = CandidateFailure(FailureKind.CLOCK, f"the clock gave {absurd[0]} ms")
                     all_failures.setdefault(site, {}).setdefault(candidate, failure)
                 elif replays and launches:
                     for k in replays:
                         if k not in beyond_ms:
                             beyond_ms[k] = self._beyond_ms(k, fastest_ms, reduced_ms)
-                    others_ms = {k: sum(beyond_ms[k].values()) - beyond_ms[k].get(site, 0.0) for k in replays}
+                    others_ms = {
+                        k: sum(beyond_ms[k].values()) - beyond_ms[k].get(site, 0.0) for k in replays
+                    }
                     times[site][candidate] = self._measured(site, candidate, others_ms)
                 elif replays and any(self._launches[site][candidate].values()):
                     unclear.add(site)
@@ -236,17 +287,27 @@ class Samples:
 
     def report_warm_ups(self, failures: Failures) -> Report:
         """Report the shortest untimed run of each candidate so far: a first run compiles and allocates, a hiccup only adds."""
-        times = {site: {i: Times(_to_ns(ms), _to_ns(ms)) for i, ms in runs.items()} for site, runs in self._warm_ups.items()}
+        times = {
+            site: {i: Times(_to_ns(ms), _to_ns(ms)) for i, ms in runs.items()}
+            for site, runs in self._warm_ups.items()
+        }
         return Report(times, failures, nesting=self._nesting)
 
     def _measured(self, site: str, candidate: int, others_ms: Mapping[int, float]) -> Times:
         """``others_ms``: replay -> what other sites' candidates added to it."""
         # A function's launches hold those inside, which run their winners meanwhile: turns see to that.
-        by_replay = {replay: each for replay, each in self._launches[site][candidate].items() if each}
-        launches = without_outliers([ms for each in by_replay.values() for ms in each if ms is not None])
+        by_replay = {
+            replay: each for replay, each in self._launches[site][candidate].items() if each
+        }
+        launches = without_outliers(
+            [ms for each in by_replay.values() for ms in each if ms is not None]
+        )
         closures = [self._closures[replay][0] - added_ms for replay, added_ms in others_ms.items()]
         # Less its own launches, if they were timed in the same replay: their noise is not that of the rest.
-        rests = [ms - _sum_ms(by_replay.get(replay, ())) for replay, ms in zip(others_ms, closures, strict=True)]
+        rests = [
+            ms - _sum_ms(by_replay.get(replay, ()))
+            for replay, ms in zip(others_ms, closures, strict=True)
+        ]
         return Times(
             kernel_ms=_to_ns(median(launches)),
             closure_ms=_to_ns(median(without_outliers(closures))),
@@ -257,7 +318,9 @@ class Samples:
             n_timed=sum(any(ms is not None for ms in each) for each in by_replay.values()),
         )
 
-    def _beyond_ms(self, replay: int, fastest_ms: Mapping[str, float], known_ms: Known) -> dict[str, float]:
+    def _beyond_ms(
+        self, replay: int, fastest_ms: Mapping[str, float], known_ms: Known
+    ) -> dict[str, float]:
         """Milliseconds that each site's candidate added to a replay, beyond the site's fastest known one."""
         schedule = self._closures[replay][1]
         return {

@@ -15,7 +15,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dist_tune.cache import JOURNALS, LINES_SUFFIX, QUARANTINE, CacheLookup, Journal, QuarantinedConfig, digest, quarantine, read_quarantine
+from dist_tune.cache import (
+    JOURNALS,
+    LINES_SUFFIX,
+    QUARANTINE,
+    CacheLookup,
+    Journal,
+    QuarantinedConfig,
+    digest,
+    quarantine,
+    read_quarantine,
+)
 from dist_tune.errors import CandidateFailure, FailureKind, NoValidConfigError, StuckDeviceError
 from dist_tune.files import warn_once
 from dist_tune.output import AnyEvent, Story, events
@@ -43,9 +53,16 @@ def read_attempts(journal: Iterable[AnyEvent]) -> dict[str, Attempts]:
     keys: dict[int, str] = {}
     under_way = list[tuple[str, int]]()
     for event in [*journal, None]:
-        if event is None or event.kind == "run":  # the end of an attempt, with all that was under way
+        if (
+            event is None or event.kind == "run"
+        ):  # the end of an attempt, with all that was under way
             again = [pair for pair in under_way if found[pair[0]].deaths[pair[1]]]
-            for key, i in under_way:  # of several one is the cause: at most one that was there before counts twice
+            for (
+                key,
+                i,
+            ) in (
+                under_way
+            ):  # of several one is the cause: at most one that was there before counts twice
                 if len(under_way) == 1 or len(again) == 1 or (key, i) not in again:
                     found[key].deaths[i] += 1
             under_way = []
@@ -59,15 +76,23 @@ def read_attempts(journal: Iterable[AnyEvent]) -> dict[str, Attempts]:
         elif event.kind == "died" and event.site in keys:
             dict.update(found[keys[event.site]].deaths, event.deaths)
         elif event.kind == "dropped" and event.site in keys and event.failure in _KEPT_KINDS:
-            found[keys[event.site]].failures[event.candidate] = CandidateFailure(FailureKind(event.failure), event.reason)
+            found[keys[event.site]].failures[event.candidate] = CandidateFailure(
+                FailureKind(event.failure), event.reason
+            )
     return found
 
 
 class TuningJournal:
     """The journal of one tuning; nothing is read or written without a cache, or before a site without a record is met."""
 
-    def __init__(self, closure: str, rank: int, members: Sequence[int], lookup: CacheLookup, story: Story) -> None:
-        self._identity, self._rank, self._is_first = [closure, str(rank), str(len(members)), str(os.getuid())], rank, rank == members[0]
+    def __init__(
+        self, closure: str, rank: int, members: Sequence[int], lookup: CacheLookup, story: Story
+    ) -> None:
+        self._identity, self._rank, self._is_first = (
+            [closure, str(rank), str(len(members)), str(os.getuid())],
+            rank,
+            rank == members[0],
+        )
         self._lookup, self._story = lookup, story
         self._file: Journal | None = None
         self._attempts: dict[str, Attempts] = {}
@@ -91,7 +116,13 @@ class TuningJournal:
         path = cache.folder / QUARANTINE / f"{key}{LINES_SUFFIX}"
         for i, text in enumerate(site.texts):
             if found.deaths[i] >= MAX_DEATHS:
-                config = QuarantinedConfig(kernel=site.kernel, key=site.key, config=text, rank=self._rank, since=time.time())
+                config = QuarantinedConfig(
+                    kernel=site.kernel,
+                    key=site.key,
+                    config=text,
+                    rank=self._rank,
+                    since=time.time(),
+                )
                 quarantine(path, config, cache.rights)
         for each in read_quarantine(path):
             reason = (
@@ -99,10 +130,14 @@ class TuningJournal:
                 f"dist-tune cache clear --quarantine lets it run again"
             )
             if each.config in site.texts:
-                found.failures[site.texts.index(each.config)] = CandidateFailure(FailureKind.QUARANTINED, reason)
+                found.failures[site.texts.index(each.config)] = CandidateFailure(
+                    FailureKind.QUARANTINED, reason
+                )
         indices = range(len(site.configs))  # a damaged journal may have others
         found.failures = {i: found.failures[i] for i in indices if i in found.failures}
-        found.deaths = Counter({i: found.deaths[i] for i in indices if found.deaths[i] and i not in found.failures})
+        found.deaths = Counter(
+            {i: found.deaths[i] for i in indices if found.deaths[i] and i not in found.failures}
+        )
         site.failures.update(found.failures)
         site.suspects |= found.deaths.keys() | found.failures.keys()
         return key
@@ -134,9 +169,13 @@ class TuningJournal:
     def note(self, label: str, deaths: Mapping[int, int]) -> None:
         """Before a site is tuned: note the deaths of all ranks, as the next one may be another's. A config in quarantine begins anew."""
         if self._file is not None and self._file.is_taken:
-            warn_once(f"dist_tune: tuning goes on without its journal: another process is tuning the same, and has {self._file.path}")
+            warn_once(
+                f"dist_tune: tuning goes on without its journal: another process is tuning the same, and has {self._file.path}"
+            )
         if (times := self.attempts_at(label).times) and self._is_first:
-            told = f"the times of {len(times)} candidates are taken from an earlier attempt's journal"
+            told = (
+                f"the times of {len(times)} candidates are taken from an earlier attempt's journal"
+            )
             self._story.info(f"site={label} {told}", shown=True)
         if known := {**dict.fromkeys(self.attempts_at(label).failures, 0), **deaths}:
             self._story.emit(events.Died, label, deaths=known)
@@ -144,7 +183,9 @@ class TuningJournal:
     def agreed(self, times: Mapping[str, Mapping[int, Times]]) -> None:
         """After a meeting: site -> candidate -> times, the same on all ranks."""
         for label, each in times.items():
-            told = {i: ((t.kernel_ms, t.closure_ms, t.spread_ms), t.n_replays) for i, t in each.items()}
+            told = {
+                i: ((t.kernel_ms, t.closure_ms, t.spread_ms), t.n_replays) for i, t in each.items()
+            }
             self._story.emit(events.Agreed, label, times=told)
 
     @contextmanager
@@ -166,7 +207,9 @@ class TuningJournal:
     def begin(self, replay: int, schedule: Replay) -> None:
         """Before a replay."""
         pairs = [(label, trial.candidate) for label, trial in schedule.items()]
-        self._under_way[replay] = [each for each in pairs if schedule[each[0]].is_timed or each not in self._has_run]
+        self._under_way[replay] = [
+            each for each in pairs if schedule[each[0]].is_timed or each not in self._has_run
+        ]
         self._mark()
 
     def end(self, replay: int, schedule: Replay) -> None:
@@ -186,7 +229,9 @@ class TuningJournal:
 
     def end_with(self, error: BaseException) -> None:
         """Keep it for another attempt after an error; delete it where the tuning has come to its end, and no config runs."""
-        if not is_fatal(error) and not isinstance(error, StuckDeviceError):  # else what is under way may be the cause
+        if not is_fatal(error) and not isinstance(
+            error, StuckDeviceError
+        ):  # else what is under way may be the cause
             self._under_way.clear()
             self._mark()
         self.close(delete=isinstance(error, NoValidConfigError))

@@ -130,7 +130,11 @@ class SiteManifest:
 
 def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
     """Reduce the manifests of all ranks: rank -> manifest."""
-    lists = {label: texts for mine in reversed([*manifests.values()]) for label, texts in mine.lists.items()}
+    lists = {
+        label: texts
+        for mine in reversed([*manifests.values()])
+        for label, texts in mine.lists.items()
+    }
     shared, unshared = _shared_candidates(lists, manifests)
     everyone = manifests.values()
     sites = sorted({label for mine in everyone for label in mine.sites})
@@ -151,10 +155,14 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
             of.update({i: max(n, of.get(i, 0)) for i, n in each.items()})
         for label, failures in mine.barred.items():
             for i, (_, reason) in failures.items():
-                barred.setdefault(label, {}).setdefault(i, reason if reason.startswith("rank ") else f"rank {rank}: {reason}")
+                barred.setdefault(label, {}).setdefault(
+                    i, reason if reason.startswith("rank ") else f"rank {rank}: {reason}"
+                )
     disputed = sorted(_disputed(manifests) - mixed.keys())
     is_asking = disputed or refused or any(label not in cached for label in sites)
-    against = [(rank, mine.why_not) for rank, mine in manifests.items() if mine.why_not and is_asking]
+    against = [
+        (rank, mine.why_not) for rank, mine in manifests.items() if mine.why_not and is_asking
+    ]
     # First what rules all out; last a consequence of another rank's reason.
     against.sort(key=lambda each: (manifests[each[0]].may_go_online, each[1].startswith(LEFT)))
     namesakes = [
@@ -169,11 +177,24 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
     all_left = bool(against) and all(why.startswith(LEFT) for _, why in against)
     goes_online = bool(against) and all(manifests[rank].may_go_online for rank, _ in against)
     untuned = [why + f" (on rank {rank})" * (len(manifests) > 1) for rank, why in against]
-    is_equal = bool(sites) and all(len(mine.sites) == len(sites) and not mine.is_watched for mine in everyone)
+    is_equal = bool(sites) and all(
+        len(mine.sites) == len(sites) and not mine.is_watched for mine in everyone
+    )
     return SiteManifest(
         sites=sites,
-        lists={label: texts for label, texts in lists.items() if any(label not in mine.sites for mine in everyone)},
-        unlisted=sorted({label for mine in everyone for label, each in mine.sites.items() if digest(lists.get(label, [])) != each}),
+        lists={
+            label: texts
+            for label, texts in lists.items()
+            if any(label not in mine.sites for mine in everyone)
+        },
+        unlisted=sorted(
+            {
+                label
+                for mine in everyone
+                for label, each in mine.sites.items()
+                if digest(lists.get(label, [])) != each
+            }
+        ),
         shared=shared,
         disputed=disputed,
         is_watched=is_equal or all(mine.is_watched for mine in everyone),
@@ -181,13 +202,28 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         refused=refused,
         missed=next(missed, ""),
         writers={label: _writers(label, manifests) for label in sites},
-        prior={**prior, **{label: replace(prior.get(label, PriorTimes()), suspects=sorted(each)) for label, each in deaths.items()}},
+        prior={
+            **prior,
+            **{
+                label: replace(prior.get(label, PriorTimes()), suspects=sorted(each))
+                for label, each in deaths.items()
+            },
+        },
         deaths=deaths,
         barred=barred,
-        warm_ups={label: n_runs for mine in everyone for label, n_runs in mine.warm_ups.items() if label not in cached},
+        warm_ups={
+            label: n_runs
+            for mine in everyone
+            for label, n_runs in mine.warm_ups.items()
+            if label not in cached
+        },
         is_elsewhere=any(mine.is_elsewhere for mine in everyone),
         run_s=max((mine.run_s for mine in everyone), default=0.0),
-        wrong={label: f"rank {rank}: {how}" for rank, mine in reversed(list(manifests.items())) for label, how in mine.wrong.items()},
+        wrong={
+            label: f"rank {rank}: {how}"
+            for rank, mine in reversed(list(manifests.items()))
+            for label, how in mine.wrong.items()
+        },
         differing=_differing_settings(manifests),
         why_not=next(iter([*namesakes, *untuned] if goes_online else [*untuned, *namesakes]), ""),
         late=_late(manifests) if all_left and not namesakes else None,
@@ -211,23 +247,39 @@ def _differing_settings(manifests: Mapping[int, RankManifest]) -> str:
         for rank, mine in manifests.items():
             first.setdefault(mine.settings.get(name, 0), rank)
         if len(first) > 1:
-            values = {value if isinstance(value, str) else f"{value:g}": rank for value, rank in first.items()}
-            told.append(f"{name} is {', '.join(f'{value} on rank {rank}' for value, rank in values.items())}")
+            values = {
+                value if isinstance(value, str) else f"{value:g}": rank
+                for value, rank in first.items()
+            }
+            told.append(
+                f"{name} is {', '.join(f'{value} on rank {rank}' for value, rank in values.items())}"
+            )
     return "; ".join(told)
 
 
-def _share_records(sites: Sequence[str], manifests: Mapping[int, RankManifest]) -> tuple[dict[str, SharedRecord], list[str]]:
+def _share_records(
+    sites: Sequence[str], manifests: Mapping[int, RankManifest]
+) -> tuple[dict[str, SharedRecord], list[str]]:
     """Hit on all ranks or on none: the record of the first rank that has one, if all can use it."""
     shared, refused = {}, []
     for label in sites:
-        found = {rank: mine.lookups[label] for rank, mine in manifests.items() if label in mine.lookups}
+        found = {
+            rank: mine.lookups[label] for rank, mine in manifests.items() if label in mine.lookups
+        }
         having = [rank for rank, each in found.items() if each.winner]
         if not having:
             continue
         first = found[having[0]]
         # A rank of another key (another GPU, an integer that its code has captured) must have come to the same choice itself.
-        if all(each.is_open and (each.winner == first.winner or each.key == first.key) for each in found.values()):
-            lacking = [rank for rank in manifests if rank not in found or found[rank].winner != first.winner]
+        if all(
+            each.is_open and (each.winner == first.winner or each.key == first.key)
+            for each in found.values()
+        ):
+            lacking = [
+                rank
+                for rank in manifests
+                if rank not in found or found[rank].winner != first.winner
+            ]
             shared[label] = SharedRecord(first.winner, having[0], lacking)
         else:
             refused.append(label)
@@ -252,10 +304,17 @@ def _mixed(manifests: Mapping[int, RankManifest]) -> dict[str, str]:
             other = first.setdefault(label, rank)
             known = manifests[other].captured[label]
             own = {(str(other), str(rank)), (str(order.index(other)), str(order.index(rank)))}
-            pairs = {name: (known.get(name, "-"), values.get(name, "-")) for name in [*known, *values]}
-            differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and pair not in own}
+            pairs = {
+                name: (known.get(name, "-"), values.get(name, "-")) for name in [*known, *values]
+            }
+            differing = {
+                name: pair for name, pair in pairs.items() if pair[0] != pair[1] and pair not in own
+            }
             if differing and label not in mixed:
-                mixed[label] = ", ".join(f"{name}={a} on rank {other}, {b} on rank {rank}" for name, (a, b) in differing.items())
+                mixed[label] = ", ".join(
+                    f"{name}={a} on rank {other}, {b} on rank {rank}"
+                    for name, (a, b) in differing.items()
+                )
     return mixed
 
 
@@ -275,7 +334,9 @@ def _shared_candidates(
     shared: dict[str, list[str]] = {}
     unshared: dict[str, str] = {}
     for label, first in lists.items():
-        theirs = {rank: mine.lists[label] for rank, mine in manifests.items() if label in mine.lists}
+        theirs = {
+            rank: mine.lists[label] for rank, mine in manifests.items() if label in mine.lists
+        }
         for rank, texts in theirs.items():
             if texts != first:
                 shared[label] = [text for text in shared.get(label, first) if text in texts]

@@ -12,7 +12,14 @@ from typing import Any
 
 from dist_tune.cache import TuningRecord
 from dist_tune.compiler import Resources
-from dist_tune.errors import CandidateFailure, CaptureError, DistTuneError, FailureKind, MachineError, NoValidConfigError
+from dist_tune.errors import (
+    CandidateFailure,
+    CaptureError,
+    DistTuneError,
+    FailureKind,
+    MachineError,
+    NoValidConfigError,
+)
 from dist_tune.measure import Checker, is_capturing
 from dist_tune.runtime import Argument, NoFitError, Slot, Timings, Tunable
 
@@ -126,12 +133,16 @@ class Site:
         self.failures = {now[i]: each for i, each in self.failures.items() if i in now}
         for i, text in enumerate(texts):
             if text not in self.texts:
-                self.failures[i] = CandidateFailure(FailureKind.LAUNCH, "its prune rules leave it out on this rank")
+                self.failures[i] = CandidateFailure(
+                    FailureKind.LAUNCH, "its prune rules leave it out on this rank"
+                )
         self.configs, self.texts = [self.configs[i] for i in kept], [*texts]
         self.resources = {now[i]: each for i, each in self.resources.items() if i in now}
         self.suspects, self.untried = set(), {now[i] for i in self.untried & now.keys()}
         self.quickest = [now[i] for i in self.quickest if i in now]
-        self.near, self.stand_in = (now.get(i) if i is not None else None for i in (self.near, self.stand_in))
+        self.near, self.stand_in = (
+            now.get(i) if i is not None else None for i in (self.near, self.stand_in)
+        )
         for variant in self.variants:
             variant.loaded = {now[i] for i in variant.loaded & now.keys()}
         return kept
@@ -140,7 +151,9 @@ class Site:
     def first_guess(self) -> int:
         """The candidate for a launch of which nothing is asked: one known to run, the quickest to compile, or that of the nearest key."""
         first = next(i for i in (self.stand_in, *self.quickest[:1], self.near, 0) if i is not None)
-        return first if first not in self.suspects else next(self.order(None), first)  # none where all are in quarantine: its launch tells
+        return (
+            first if first not in self.suspects else next(self.order(None), first)
+        )  # none where all are in quarantine: its launch tells
 
     def order(self, first: int | None) -> Iterator[int]:
         """Candidates to try for a launch: the one asked for, one known to run, the quickest to compile, then by index."""
@@ -148,10 +161,20 @@ class Site:
         if is_asked := first is not None and first not in self.failures:
             yield first
         wanted = [index for index in (first, self.stand_in) if index is not None]
-        order = list(dict.fromkeys([*wanted, *self.quickest, *sorted(range(len(self.configs)), key=lambda i: i in self.untried)]))
+        order = list(
+            dict.fromkeys(
+                [
+                    *wanted,
+                    *self.quickest,
+                    *sorted(range(len(self.configs)), key=lambda i: i in self.untried),
+                ]
+            )
+        )
         order.sort(key=lambda i: i in self.suspects and i != first)
         # The one asked for may race for other ranks though its kernel is another's here.
-        running = [i for i in order if i not in self.failures and i != first and i not in self.equal]
+        running = [
+            i for i in order if i not in self.failures and i != first and i not in self.equal
+        ]
         # A candidate with a wrong result runs: where nothing else does, it keeps the ranks in step.
         is_none = not running and not is_asked
         wrong = {i for i, each in self.failures.items() if each.kind is FailureKind.WRONG_RESULT}
@@ -163,25 +186,45 @@ def is_fatal(error: BaseException) -> bool:
     return bool(_FATAL.search(str(error)))
 
 
-def none_left(label: str, texts: Sequence[str], failures: Mapping[int, CandidateFailure], where: str) -> DistTuneError:
+def none_left(
+    label: str, texts: Sequence[str], failures: Mapping[int, CandidateFailure], where: str
+) -> DistTuneError:
     """The error where no config of a site is left, with the first reasons, and how many more there are.
 
     The machine's, if that failed some of them; Triton's own kind, too, where resources are short, for a step that does without the kernel.
     """
     if machine := [each.reason for each in failures.values() if each.kind is FailureKind.MACHINE]:
-        first = machine[0] if machine[0].startswith("rank ") else f"{where.removeprefix('on ')}: {machine[0]}"
+        first = (
+            machine[0]
+            if machine[0].startswith("rank ")
+            else f"{where.removeprefix('on ')}: {machine[0]}"
+        )
         return MachineError(
             f"site {label}: {len(machine)} of its {len(texts)} configs could not be tried, for no fault of theirs; {first}. "
             f"Give that rank's machine what it lacks (disk space, memory, ulimit -n, ulimit -u) and start "
             f"again; nothing of this is kept."
         )
-    shown = [f'  {index}: "{texts[index]}": {reason}' for index, (_, reason) in sorted(failures.items())[:5]]
+    shown = [
+        f'  {index}: "{texts[index]}": {reason}'
+        for index, (_, reason) in sorted(failures.items())[:5]
+    ]
     more = f"\n  and {len(failures) - len(shown)} more" if len(failures) > len(shown) else ""
     advice = "Add a config that fits the device."
     same = {reason for _, reason in failures.values()}
-    is_short = any(kind is FailureKind.LOAD or reason.startswith("OutOfResources") for kind, reason in failures.values())
-    is_launch_s = all(kind in (FailureKind.COMPILE, FailureKind.LAUNCH) for kind, _ in failures.values())
-    if len(same) == 1 and len(failures) > 1 and is_launch_s and not is_short and "OutOfMemory" not in str(same):
+    is_short = any(
+        kind is FailureKind.LOAD or reason.startswith("OutOfResources")
+        for kind, reason in failures.values()
+    )
+    is_launch_s = all(
+        kind in (FailureKind.COMPILE, FailureKind.LAUNCH) for kind, _ in failures.values()
+    )
+    if (
+        len(same) == 1
+        and len(failures) > 1
+        and is_launch_s
+        and not is_short
+        and "OutOfMemory" not in str(same)
+    ):
         shown, more = [f"  each of them: {same.pop()}"], ""
         advice = "No config cures that: the launch, or what decorates the kernel, is at fault."
     # Triton's words where it finds no GPU, which say nothing of GPUs.
@@ -190,7 +233,13 @@ def none_left(label: str, texts: Sequence[str], failures: Mapping[int, Candidate
             "Triton finds no GPU: make one visible, or set TRITON_INTERPRET=1 before kernels are defined, to run them on the CPU. "
             "dist-tune doctor tells what works here."
         )
-    message = f"site {label}: none of its {len(texts)} configs runs {where}:\n" + "\n".join(shown) + more + "\n" + advice
+    message = (
+        f"site {label}: none of its {len(texts)} configs runs {where}:\n"
+        + "\n".join(shown)
+        + more
+        + "\n"
+        + advice
+    )
     return NoFitError(message) if is_short else NoValidConfigError(message)
 
 

@@ -107,7 +107,9 @@ class Sites:
         if index not in site.failures:
             self.fail(site, index, CandidateFailure(failure.kind, failure.reason), failure.output)
 
-    def launching(self, label: str, index: int, *, is_scheduled: bool) -> AbstractContextManager[None]:
+    def launching(
+        self, label: str, index: int, *, is_scheduled: bool
+    ) -> AbstractContextManager[None]:
         """Around the launch of a candidate: note it where a death of the process is to be told from outside."""
         return nullcontext() if is_scheduled else self.journal.launching(label, index)
 
@@ -115,16 +117,28 @@ class Sites:
         """Note that a candidate cannot run here. ``output``: of the compiler."""
         site.failures[index] = failure
         self.story.dropped({site.label: {index: failure}})
-        tell = self.story.warning if site.label in self.met else self.story.debug  # of a predicted launch, which may not be made
-        tell(f'site={site.label} candidate={index} cannot run here: {failure.reason} config="{site.texts[index]}"')
+        tell = (
+            self.story.warning if site.label in self.met else self.story.debug
+        )  # of a predicted launch, which may not be made
+        tell(
+            f'site={site.label} candidate={index} cannot run here: {failure.reason} config="{site.texts[index]}"'
+        )
         if output.strip():
-            self.story.debug(f"site={site.label} candidate={index} the compiler wrote:\n{output.rstrip()}")
+            self.story.debug(
+                f"site={site.label} candidate={index} the compiler wrote:\n{output.rstrip()}"
+            )
 
     def told(self, schedule: Replay) -> str:
         """The candidates of a replay, for people."""
         known = {label: each.candidate for label, each in schedule.items() if label in self.met}
-        known = known or {label: site.first_guess for label, site in self.met.items() if site.is_whole and site.winner is None}
-        return "".join(f', {label} candidate {i} "{self.met[label].texts[i]}"' for label, i in known.items())
+        known = known or {
+            label: site.first_guess
+            for label, site in self.met.items()
+            if site.is_whole and site.winner is None
+        }
+        return "".join(
+            f', {label} candidate {i} "{self.met[label].texts[i]}"' for label, i in known.items()
+        )
 
     # -- between replays -----------------------------------------------------------------------------------------
 
@@ -132,13 +146,20 @@ class Sites:
         """Failures on this rank that are new since the last time: all ranks hear of each once."""
         news = {}
         for site in self.met.values() if sites is None else sites:
-            failures = {i: failure for i, failure in site.failures.items() if i not in site.reported}
+            failures = {
+                i: failure for i, failure in site.failures.items() if i not in site.reported
+            }
             if failures and not site.is_given_up:  # other ranks may do without one that is
                 news[site.label] = failures
                 site.reported |= failures.keys()
         return news
 
-    def go_on(self, labels: Sequence[str], barred: Mapping[str, Mapping[int, str]], deaths: Mapping[str, Mapping[int, int]]) -> None:
+    def go_on(
+        self,
+        labels: Sequence[str],
+        barred: Mapping[str, Mapping[int, str]],
+        deaths: Mapping[str, Mapping[int, int]],
+    ) -> None:
         """Run no candidate that some rank's journal bars, and last those that were under way at ``deaths`` of any rank's process."""
         for label in [label for label in labels if label in self.met]:
             self.met[label].suspects |= deaths.get(label, {}).keys()
@@ -147,7 +168,14 @@ class Sites:
             site = self.met[label]
             for i, reason in barred[label].items():
                 site.failures.setdefault(i, CandidateFailure(FailureKind.QUARANTINED, reason))
-            self.story.dropped({label: {i: CandidateFailure(FailureKind.QUARANTINED, reason) for i, reason in barred[label].items()}})
+            self.story.dropped(
+                {
+                    label: {
+                        i: CandidateFailure(FailureKind.QUARANTINED, reason)
+                        for i, reason in barred[label].items()
+                    }
+                }
+            )
             site.reported |= barred[label].keys()
 
     def restrict(self, texts: Mapping[str, list[str]]) -> list[str]:
@@ -156,7 +184,9 @@ class Sites:
         The sites that have fewer candidates here now, and no record.
         """
         fewer = []
-        for label in [each for each in texts if each in self.met and self.met[each].texts != texts[each]]:
+        for label in [
+            each for each in texts if each in self.met and self.met[each].texts != texts[each]
+        ]:
             site = self.met[label]
             n_before = len(site.texts)
             kept, site.record = site.keep(texts[label]), None
@@ -169,7 +199,9 @@ class Sites:
     def look_again(self, labels: Iterable[str]) -> None:
         """Take the records that another job has left meanwhile; where it has not, the journal that it had is this rank's."""
         self.journal.is_taken(0.1)
-        for label in [label for label in labels if label in self.met and label not in self._uncached]:
+        for label in [
+            label for label in labels if label in self.met and label not in self._uncached
+        ]:
             site, record = self.met[label], self.lookup.look_again(label)
             if record is not None:
                 site.record, site.stand_in = record, record.winner
@@ -182,7 +214,10 @@ class Sites:
         They are met anew, as misses, and without a record unless ``uses_records``.
         """
         for label in labels:
-            site, slots = self.met.get(label), [slot] if (slot := self._hit_slots.pop(label, None)) is not None else []
+            site, slots = (
+                self.met.get(label),
+                [slot] if (slot := self._hit_slots.pop(label, None)) is not None else [],
+            )
             if not uses_records:
                 self._uncached.add(label)
                 self._outcomes.pop(label, None)
@@ -191,7 +226,9 @@ class Sites:
             for slot in slots:
                 slot.clear()
             if slots:
-                self.story.info(f"site={label} is tuned although this rank has a config: not all ranks can use the same one")
+                self.story.info(
+                    f"site={label} is tuned although this rank has a config: not all ranks can use the same one"
+                )
 
     def captured(self) -> dict[str, dict[str, str]]:
         """Label -> the code of its kernel and what that has captured, by name, for the ranks to compare.
@@ -202,8 +239,13 @@ class Sites:
         for kinds in self._kinds.values():
             for label, identify in kinds.items():
                 identity = identify()
-                names = [*takewhile(lambda name: name not in ("heuristics", "key_fn"), identity)]  # what comes after the code's own
-                found[label] = {name: identity[name] for name in (names[:1] if "key_fn" in identity and len(kinds) == 1 else names)}
+                names = [
+                    *takewhile(lambda name: name not in ("heuristics", "key_fn"), identity)
+                ]  # what comes after the code's own
+                found[label] = {
+                    name: identity[name]
+                    for name in (names[:1] if "key_fn" in identity and len(kinds) == 1 else names)
+                }
         return found
 
     def apply(self, label: str, config: str, record: TuningRecord | None = None) -> None:
@@ -231,7 +273,10 @@ class Sites:
         for site in self.met.values():
             if site.is_given_up:
                 for slot in site.slots.values():
-                    slot.fill(site.configs[0], Timings([(config, (inf, inf, inf)) for config in site.configs]))
+                    slot.fill(
+                        site.configs[0],
+                        Timings([(config, (inf, inf, inf)) for config in site.configs]),
+                    )
 
     def reset_once(self, labels: set[str]) -> None:
         """In the run to come, which counts, kernels of these sites zero once as vanilla Triton does."""
@@ -254,7 +299,9 @@ class Sites:
         if racing != texts:
             site.keep(racing)
             configs, texts = site.configs, site.texts
-        if label in self._outcomes and self._outcomes[label][0] in texts:  # others have tuned it; it is met in the final run
+        if (
+            label in self._outcomes and self._outcomes[label][0] in texts
+        ):  # others have tuned it; it is met in the final run
             self._settle(site)
             return site
         site.checker = launch.checker()
@@ -273,11 +320,16 @@ class Sites:
             site.near = self.lookup.nearest_config(label, texts)
             site.stand_in = site.near or 0
         if launch.is_compiled:
-            guide = guide_of(self._search, texts, n_threads=self._compiler.n_threads * self._compiler.n_ranks)
+            guide = guide_of(
+                self._search, texts, n_threads=self._compiler.n_threads * self._compiler.n_ranks
+            )
             site.untried = guide.untried if guide is not None else set()
             # Where nothing is tuned only the first run needs anything.
             first = set(range(len(configs))) - site.untried if self.lookup.mode == "tune" else set()
-            site.quickest = sorted(quickest(configs), key=lambda i: (i in site.failures, i in site.suspects, i in site.untried))
+            site.quickest = sorted(
+                quickest(configs),
+                key=lambda i: (i in site.failures, i in site.suspects, i in site.untried),
+            )
             site.variants.append(Variant(label, specialisation(launch)))
             self._compiler.begin(label, launch, dict(enumerate(configs)), first, site.first_guess)
         return site
@@ -289,7 +341,13 @@ class Sites:
             site.record, site.stand_in = record, record.winner
             return True
         cache_key = self.journal.enter(site)
-        self.story.site(site.label, (site.kernel, site.key), site.texts, n_pruned=site.n_removed, cache_key=cache_key)
+        self.story.site(
+            site.label,
+            (site.kernel, site.key),
+            site.texts,
+            n_pruned=site.n_removed,
+            cache_key=cache_key,
+        )
         return False
 
     def adopt(self, first: Sites) -> None:
@@ -307,7 +365,10 @@ class Sites:
         if (id(launch.owner), base) not in self._labels:
             kinds, identify = self._kinds.setdefault(base, {}), launch.identify
             # One that is alone is not read here, because that takes half a millisecond.
-            label = next((label for label, each in kinds.items() if each() == identify()), f"{base}#{len(kinds) + 1}" if kinds else base)
+            label = next(
+                (label for label, each in kinds.items() if each() == identify()),
+                f"{base}#{len(kinds) + 1}" if kinds else base,
+            )
             kinds[label] = identify
             self._labels[id(launch.owner), base] = launch.owner, label
         return self._labels[id(launch.owner), base][1]
@@ -320,7 +381,10 @@ class Sites:
         quantiles_ms = dict.fromkeys(range(len(site.configs)), (inf, inf, inf))
         for each in record.candidates if record is not None else ():
             if each.latency_ms is not None and each.failure is None:
-                ms, spread_ms = each.latency_ms, each.spread_ms or 0.0  # the median absolute deviation
+                ms, spread_ms = (
+                    each.latency_ms,
+                    each.spread_ms or 0.0,
+                )  # the median absolute deviation
                 quantiles_ms[each.index] = ms, max(0.0, ms - spread_ms), ms + spread_ms
         timed = [(each, quantiles_ms[i]) for i, each in enumerate(site.configs)]
         site.timings = Timings(timed, record.seconds if record is not None else 0.0)

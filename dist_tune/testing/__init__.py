@@ -10,7 +10,15 @@ than most tests. A rank that does not end in time is killed and reported, so tha
 """
 
 from dist_tune.testing.fake_gpu import ExactTime, FakeH200, install_fake_driver
-from dist_tune.testing.ranks import Clock, Mode, Outcome, choose_interpreter, fork_context, on_ranks, values
+from dist_tune.testing.ranks import (
+    Clock,
+    Mode,
+    Outcome,
+    choose_interpreter,
+    fork_context,
+    on_ranks,
+    values,
+)
 
 __all__ = [
     "Clock", "ExactTime", "FakeH200", "Mode", "Outcome", "choose_interpreter", "fork_context", "install_fake_driver", "on_ranks", "values",

@@ -22,7 +22,9 @@ class _Utils:
         limits = {"max_shared_mem": FakeH200.shared_limit_bytes, "max_num_regs": 65536}
         return {**limits, "multiprocessor_count": 132, "warpSize": 32}
 
-    def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+    def load_binary(
+        self, name: str, kernel: bytes, shared: int, device: int
+    ) -> tuple[int, int, int, int, int]:
         return (1, 2, 64, 0, 1024)  # module, function, registers, spills, threads
 
     def unload_module(self, module: int) -> None:
@@ -125,5 +127,7 @@ def install_fake_driver() -> None:
 
     New tensors are filled, because its kernels write nothing: a step that returns them shall return the same each time.
     """
-    torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms imports torch._inductor: a CPU-second in each rank
+    torch.set_deterministic_debug_mode(
+        "warn"
+    )  # use_deterministic_algorithms imports torch._inductor: a CPU-second in each rank
     driver.set_active(FakeH200())

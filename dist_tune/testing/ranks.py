@@ -100,11 +100,17 @@ def on_ranks(
         if given not in known:
             raise ValueError(f"{name} must be one of {known}, got {given!r}")
     if mode == "gpu" and clock == "exact":
-        raise ValueError('clock="exact" keeps the time of launches on the CPU; with mode="gpu" the GPU keeps its own: leave it out')
+        raise ValueError(
+            'clock="exact" keeps the time of launches on the CPU; with mode="gpu" the GPU keeps its own: leave it out'
+        )
     with tempfile.TemporaryDirectory() as folder:
         defaults = {
-            "DIST_TUNE_DEADLINE_S": "15" if mode == "fake" else "3",  # a compilation takes a busy machine seconds
-            **({} if "DIST_TUNE_PROGRESS" in (env or {}) else {"DIST_TUNE_VERBOSITY": "quiet"}),  # the older name counts as well
+            "DIST_TUNE_DEADLINE_S": "15"
+            if mode == "fake"
+            else "3",  # a compilation takes a busy machine seconds
+            **(
+                {} if "DIST_TUNE_PROGRESS" in (env or {}) else {"DIST_TUNE_VERBOSITY": "quiet"}
+            ),  # the older name counts as well
             "DIST_TUNE_LOG_DIR": f"{folder}/logs",
             "DIST_TUNE_CACHE_DIR": f"{folder}/cache",
             "OMP_NUM_THREADS": "1",
@@ -116,7 +122,9 @@ def on_ranks(
         pipes, processes = [], []
         for rank in range(n):
             mine, theirs = context.Pipe(duplex=False)
-            processes.append(context.Process(target=_run_rank, args=(theirs, rank, world, call), daemon=True))
+            processes.append(
+                context.Process(target=_run_rank, args=(theirs, rank, world, call), daemon=True)
+            )
             processes[-1].start()
             theirs.close()
             pipes.append(mine)
@@ -128,7 +136,10 @@ def on_ranks(
                 process.kill()
             if outcome.error == "Died":
                 path = Path(world.env["DIST_TUNE_LOG_DIR"], f"rank-{rank}.log")
-                message, log = f"{outcome.message}, with exit code {process.exitcode}", path.read_text() if path.exists() else ""
+                message, log = (
+                    f"{outcome.message}, with exit code {process.exitcode}",
+                    path.read_text() if path.exists() else "",
+                )
                 outcomes[rank] = replace(outcome, message=message, log=log)
         return outcomes
 
@@ -140,7 +151,9 @@ def values(outcomes: list[Outcome]) -> list[Any]:
         AssertionError: a rank raised; with its traceback and its log.
     """
     for rank, outcome in enumerate(outcomes):
-        assert not outcome.error, f"rank {rank} raised {outcome.error}: {outcome.message}\n{outcome.notes}\n{outcome.log}"
+        assert not outcome.error, (
+            f"rank {rank} raised {outcome.error}: {outcome.message}\n{outcome.notes}\n{outcome.log}"
+        )
     return [outcome.value for outcome in outcomes]
 
 
@@ -160,7 +173,9 @@ def choose_interpreter(is_on: bool) -> None:
     # Triton's own kernels, like tl.sum, were decorated when the fork server imported triton.language: decorate them anew.
     if isinstance(triton.language.cdiv, JITFunction) == is_on:
         for name, module in list(sys.modules.items()):
-            if name.startswith("triton.language.") and any(isinstance(value, KernelInterface) for value in vars(module).values()):
+            if name.startswith("triton.language.") and any(
+                isinstance(value, KernelInterface) for value in vars(module).values()
+            ):
                 importlib.reload(module)
         importlib.reload(triton.language)
 
@@ -174,9 +189,13 @@ def _receive(pipe: Connection, rank: int, end: float, timeout_s: float) -> Outco
         return Outcome(error="Died", message=f"rank {rank} ended without a result")
 
 
-def _run_rank(pipe: Connection, rank: int, world: _World, call: tuple[str, str, tuple[Any, ...]]) -> None:
+def _run_rank(
+    pipe: Connection, rank: int, world: _World, call: tuple[str, str, tuple[Any, ...]]
+) -> None:
     os.environ.update(world.env, RANK=str(rank), WORLD_SIZE=str(world.n), LOCAL_RANK=str(rank))
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # OpenMP has read the variable already, in the fork server
+    torch.set_num_threads(
+        int(os.environ["OMP_NUM_THREADS"])
+    )  # OpenMP has read the variable already, in the fork server
     choose_interpreter(world.mode == "interpret")
     if world.mode == "fake":
         install_fake_driver()
@@ -192,8 +211,14 @@ def _run_rank(pipe: Connection, rank: int, world: _World, call: tuple[str, str, 
         function = attrgetter(name)(importlib.import_module(module))
         outcome = Outcome(value=function(rank, *args))
     except BaseException as error:  # noqa: BLE001  # whatever it is, the test shall see it
-        outcome = Outcome(error=type(error).__name__, message=str(error), notes=traceback.format_exc())
+        outcome = Outcome(
+            error=type(error).__name__, message=str(error), notes=traceback.format_exc()
+        )
     log = Path(world.env["DIST_TUNE_LOG_DIR"]) / f"rank-{rank}.log"
-    pipe.send(replace(outcome, seconds=time.monotonic() - began, log=log.read_text() if log.exists() else ""))
+    pipe.send(
+        replace(
+            outcome, seconds=time.monotonic() - began, log=log.read_text() if log.exists() else ""
+        )
+    )
     pipe.close()
     os._exit(0)  # a gloo group that a test has broken may not let the interpreter go

@@ -23,7 +23,9 @@ _LAST_RUN = (
 )
 
 
-def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int, why_not: str = "") -> Any:
+def apply_winners(
+    context: TuningContext, closure: Closure, untuned_bytes: int, why_not: str = ""
+) -> Any:
     """Give every site its winner on this rank, and return the value of the last run, which is the call's.
 
     ``untuned_bytes``: the device's peak memory before the race; 0 without a device. ``why_not``: the race has no end, so that each site
@@ -52,7 +54,9 @@ def apply_winners(context: TuningContext, closure: Closure, untuned_bytes: int, 
         raise
     # All ranks have made their last run: one whose listener raises leaves none of them in a collective.
     context.sites.tell(winners)
-    with suppress(StoreGoneError):  # its host has come here before us, and its program is at its end
+    with suppress(
+        StoreGoneError
+    ):  # its host has come here before us, and its program is at its end
         context.reduce("done", None, all_came)
     context.expenses.end_phase("settle")
     if not why_not:
@@ -68,15 +72,25 @@ def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[S
     settled = []
     context.records.extend(records.values())
     numbers = context.story.numbers
-    for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):  # as the log has named them
-        is_kept = label not in context.machine and write_record(context, record, context.entries[label].writers)
+    for label, record in sorted(
+        records.items(), key=lambda each: numbers.get(each[0], 0)
+    ):  # as the log has named them
+        is_kept = label not in context.machine and write_record(
+            context, record, context.entries[label].writers
+        )
         record_id = context.lookup.record_id(record) if is_kept else ""
         settled.append(Settled(numbers.get(label, 0), record, record_id))
         won = {"winner": record.winner, "reason": record.reason, "record_id": record_id}
         context.story.emit(events.Won, label, **won, record=record.model_dump(mode="json"))
         if label in context.machine:
-            told = "; ".join(f"candidate {i}: {each.reason}" for i, each in sorted(context.machine[label].items()))
-            context.story.warning(f"site={label} is not kept: candidates were dropped for what was no doing of theirs: {told}", shown=True)
+            told = "; ".join(
+                f"candidate {i}: {each.reason}"
+                for i, each in sorted(context.machine[label].items())
+            )
+            context.story.warning(
+                f"site={label} is not kept: candidates were dropped for what was no doing of theirs: {told}",
+                shown=True,
+            )
     tell_of_unmet(context, records)
     return settled
 
@@ -84,15 +98,29 @@ def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[S
 def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
     """The end of a tuning, in the log, as an event and on the terminal."""
     seconds, n_replays = context.expenses.total().model_copy(), context.replays.n_replays
-    steps = context.replays.step_times()  # first: what follows takes the processor from the calls that it times
+    steps = (
+        context.replays.step_times()
+    )  # first: what follows takes the processor from the calls that it times
     records = [each.record for each in settled]
     tables = [row for each in settled for row in table_rows(each)]
     spent = " ".join(f"{phase_told(name)}={value:.3f}" for name, value in seconds)
     again = f", {context.replays.n_run_again} of them run again" * bool(context.replays.n_run_again)
     told = outcome(context.name, records, seconds.total, steps)
     context.story.info(told, shown=True)
-    for line in [*site_lines(settled, has_numbers=True), *tables, f"{amount(n_replays, 'replay')}{again}; seconds: {spent}"]:
+    for line in [
+        *site_lines(settled, has_numbers=True),
+        *tables,
+        f"{amount(n_replays, 'replay')}{again}; seconds: {spent}",
+    ]:
         context.story.info(line)
     first_ms, best_ms = account.step_times(records) if steps is None else steps[:2]
-    context.story.emit(events.TuningEnded, seconds=seconds.model_dump(), n_replays=n_replays, first_ms=first_ms, best_ms=best_ms)
-    context.story.terminal.show(page(settled, has_log=os.access(context.story.path, os.W_OK)))  # without one a warning has said so
+    context.story.emit(
+        events.TuningEnded,
+        seconds=seconds.model_dump(),
+        n_replays=n_replays,
+        first_ms=first_ms,
+        best_ms=best_ms,
+    )
+    context.story.terminal.show(
+        page(settled, has_log=os.access(context.story.path, os.W_OK))
+    )  # without one a warning has said so

@@ -34,7 +34,9 @@ def equals(configs: Sequence[Any], kernels: Sequence[str]) -> dict[int, int]:
     found = {}
     for i, (config, kernel) in enumerate(zip(configs, kernels, strict=True)):
         if kernel and config.pre_hook is None:
-            rest = sorted((name, value) for name, value in config.all_kwargs().items() if name != "num_stages")
+            rest = sorted(
+                (name, value) for name, value in config.all_kwargs().items() if name != "num_stages"
+            )
             found[i] = first.setdefault((kernel, repr(rest)), i)
     return {i: k for i, k in found.items() if i != k}
 
@@ -43,20 +45,32 @@ def _equals(context: TuningContext, site: Site) -> dict[int, int]:
     """Equal in all variants so far."""
     by_variant = zip(*(context.compiler.kernels(each.label) for each in site.variants), strict=True)
     kernels = [" ".join(each) if all(each) else "" for each in by_variant]
-    return equals(site.configs, ["" if i in site.failures or i in site.untried else kernel for i, kernel in enumerate(kernels)])
+    return equals(
+        site.configs,
+        [
+            "" if i in site.failures or i in site.untried else kernel
+            for i, kernel in enumerate(kernels)
+        ],
+    )
 
 
 def compile_ahead(context: TuningContext, wanted: Waves) -> Report:
     """Compile and load candidates of new sites, or those that guided searches ask for later; not of functions, which run instead."""
     known = context.sites.met
-    sites = [known[label] for label in wanted if label in known and known[label].is_compiled and not known[label].is_given_up]
+    sites = [
+        known[label]
+        for label in wanted
+        if label in known and known[label].is_compiled and not known[label].is_given_up
+    ]
     is_any_compiled = any(not context.entries[label].n_warm_ups for label in wanted)
     loaded = load_all(context, sites, wanted) if is_any_compiled else Report()
     for site in known.values():
         if site.is_new and (mine := loaded.equal.get(site.label)):
             site.equal.update(mine)
             told = f"{len(mine)} of {len(site.configs)} candidates are the same kernel as another"
-            context.story.debug(f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}")
+            context.story.debug(
+                f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}"
+            )
         site.is_new = False
     return loaded
 
@@ -94,22 +108,45 @@ def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves) -
     """Functions, each with a launch of theirs whose predictions are the candidates."""
     known: set[tuple[str, str]] = set()
     for function in [context.sites.met[label] for label in waves if label in context.sites.met]:
-        ran = {i: launches for (label, i), launches in recorder.launches.items() if label == function.label}
+        ran = {
+            i: launches
+            for (label, i), launches in recorder.launches.items()
+            if label == function.label
+        }
         found: defaultdict[str, dict[int, RecordedLaunch]] = defaultdict(dict)
-        for i, launches in predict(function.configs, function.texts, ran, waves[function.label]).items():
+        for i, launches in predict(
+            function.configs, function.texts, ran, waves[function.label]
+        ).items():
             n_of = Counter[str]()
             for launch in launches:
                 name = launch.kernel.fn.__qualname__.rpartition("<locals>.")[2]
                 n_of[name] += 1
-                found[f"{function.label} > {name} #{n_of[name]}"][i] = launch  # the same on a rank that launches further kernels
+                found[f"{function.label} > {name} #{n_of[name]}"][i] = (
+                    launch  # the same on a rank that launches further kernels
+                )
         for label, predicted in found.items():
             context.compiler.begin(label, RecordedLaunch, predicted, [])
             keys = function.label, context.compiler.keys(label)
             if keys not in known:  # else the same kernel once more, as in the next layer
                 known.add(keys)
                 configs = [predicted.get(i) for i in range(len(function.configs))]
-                inner.append((function, Site(label, label, function.key, configs, function.texts, variants=[Variant(label, {})])))
-    wanted = {kernel.label: [i for i, launch in enumerate(kernel.configs) if launch is not None] for _, kernel in inner}
+                inner.append(
+                    (
+                        function,
+                        Site(
+                            label,
+                            label,
+                            function.key,
+                            configs,
+                            function.texts,
+                            variants=[Variant(label, {})],
+                        ),
+                    )
+                )
+    wanted = {
+        kernel.label: [i for i, launch in enumerate(kernel.configs) if launch is not None]
+        for _, kernel in inner
+    }
     failed = load_all(context, [kernel for _, kernel in inner], wanted).failures
     for function, kernel in inner:
         for i, need in kernel.resources.items():
@@ -117,7 +154,11 @@ def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves) -
             if need.shared_bytes > most.shared_bytes:  # of several kernels the neediest
                 function.resources[i] = need
         told = failed.get(kernel.label, {}).items()
-        recorder.failures += [(launch, failure.reason) for i, failure in told if (launch := kernel.configs[i]) is not None]
+        recorder.failures += [
+            (launch, failure.reason)
+            for i, failure in told
+            if (launch := kernel.configs[i]) is not None
+        ]
 
 
 _Unit = tuple[Site, Variant, set[int]]
@@ -127,7 +168,9 @@ _Unit = tuple[Site, Variant, set[int]]
 def load_all(context: TuningContext, sites: Sequence[Site], wanted: Waves) -> Report:
     """Compile and load the ``wanted`` candidates of some sites, for all of their variants."""
     variants = context.replays.trials.variants
-    known = [(site, each) for site in sites for each in site.variants] if not variants.endless else []
+    known = (
+        [(site, each) for site in sites for each in site.variants] if not variants.endless else []
+    )
     units = [(site, each, set(wanted[site.label]) - each.loaded) for site, each in known]
     _compile(context, units)
     for site, variant, indices in units:
@@ -135,7 +178,9 @@ def load_all(context: TuningContext, sites: Sequence[Site], wanted: Waves) -> Re
             _load_one(context, site, variant, index)
     context.compiler.close()
     # A function may do anything with its config, so equal kernels inside mean nothing.
-    equal = {each.label: _equals(context, each) for each in sites if each.label in context.sites.met}
+    equal = {
+        each.label: _equals(context, each) for each in sites if each.label in context.sites.met
+    }
     n_variants = {each.label: len(each.variants) for each in sites if len(each.variants) > 1}
     report = Report(failures=context.sites.take_failures(sites), equal=equal, n_variants=n_variants)
     loaded = context.reduce_reports("loaded", report)
@@ -151,10 +196,15 @@ def _compile(context: TuningContext, units: Sequence[_Unit]) -> None:
         for n_pending in compiler.wait(variant.label, indices):
             note_progress()
             context.replays.watchdog.note(f"compiling {variant.label}")
-            context.ranks.beat(f"compiling {variant.label}, {n_pending} candidates to go", may_last=True)
+            context.ranks.beat(
+                f"compiling {variant.label}, {n_pending} candidates to go", may_last=True
+            )
             if compiler.n_ended != n_seen:  # else there is nothing to tell of, or to load
                 n_seen = compiler.n_ended
-                context.story.terminal.step(n_all - sum(len(compiler.pending(v.label) & each) for _, v, each in units), n_all)
+                context.story.terminal.step(
+                    n_all - sum(len(compiler.pending(v.label) & each) for _, v, each in units),
+                    n_all,
+                )
                 _load_ready(context, units)
             context.replays.breathe(compiler)
         for index, failure in compiler.failures(variant.label).items():
@@ -189,5 +239,10 @@ def tell_of_work(context: TuningContext) -> None:
     if not any(fates.values()):
         return
     context.expenses.seconds.compile_cpu += sum(work.values())
-    stages = " ".join(f"{name}={seconds:.3f}{' (wall)' if name == 'cubin' else ''}" for name, seconds in work.items())
-    context.story.debug(f"kernels: {' '.join(f'{name}={n}' for name, n in fates.items())} cpu_seconds: {stages}")
+    stages = " ".join(
+        f"{name}={seconds:.3f}{' (wall)' if name == 'cubin' else ''}"
+        for name, seconds in work.items()
+    )
+    context.story.debug(
+        f"kernels: {' '.join(f'{name}={n}' for name, n in fates.items())} cpu_seconds: {stages}"
+    )

@@ -128,13 +128,21 @@ class TuningContext:
     """One for each site that has its config: from the cache, or tuned."""
 
     def reduce(
-        self, topic: str, part: Part, fn: Reduction[Part, Result], *, is_gathering: bool = False, is_optional: bool = False
+        self,
+        topic: str,
+        part: Part,
+        fn: Reduction[Part, Result],
+        *,
+        is_gathering: bool = False,
+        is_optional: bool = False,
     ) -> Result:
         """Bring a part to a meeting and take ``fn`` of all parts away, as ``Ranks.reduce`` does; the log has a line of it."""
         began = time.monotonic()
         self.replays.watchdog.note(f"the meeting {topic!r}", Kind.UNLIMITED)
         with self.replays.idle():
-            reduced = self.ranks.reduce(topic, part, fn, is_gathering=is_gathering, is_optional=is_optional)
+            reduced = self.ranks.reduce(
+                topic, part, fn, is_gathering=is_gathering, is_optional=is_optional
+            )
         self.replays.watchdog.note(f"work after the meeting {topic!r}")
         self.expenses.meetings.append(time.monotonic() - began)
         self.story.emit(events.Met, topic=topic, seconds=self.expenses.meetings[-1])
@@ -146,9 +154,18 @@ class TuningContext:
         Candidates that failed on some rank leave the race. What is no config's doing is noted, so that it is not kept. Variants without an
         end on one rank end the tuning on all.
         """
-        elapsed_s, variants = round(time.monotonic() - self.expenses.search_began, 4), self.replays.trials.variants
+        elapsed_s, variants = (
+            round(time.monotonic() - self.expenses.search_began, 4),
+            self.replays.trials.variants,
+        )
         batch_s = round(self.replays.batch_s, 4)
-        report = replace(report, elapsed_s=elapsed_s, batch_s=batch_s, job=self.replays.account(), endless=variants.endless)
+        report = replace(
+            report,
+            elapsed_s=elapsed_s,
+            batch_s=batch_s,
+            job=self.replays.account(),
+            endless=variants.endless,
+        )
         reduced = self.reduce(topic, report, REPORTS)
         self.replays.agree_on(reduced.job)
         variants.endless = reduced.endless
@@ -156,7 +173,11 @@ class TuningContext:
         for label, failures in reduced.failures.items():
             if label in self.race:
                 self.race[label].drop(reasons(failures))
-            if found := {i: each for i, each in failures.items() if each.kind in (FailureKind.MACHINE, FailureKind.CLOCK)}:
+            if found := {
+                i: each
+                for i, each in failures.items()
+                if each.kind in (FailureKind.MACHINE, FailureKind.CLOCK)
+            }:
                 self.machine.setdefault(label, {}).update(found)
         return reduced
 
@@ -171,8 +192,16 @@ class TuningContext:
             race, machine = self.race[label], self.machine.get(label, {})
             is_none_left = race.best is None and not race.is_barren
             # What is left of half a search would win as the only one that runs.
-            is_for_machine = 2 * sum(each.kind is FailureKind.MACHINE for each in machine.values()) >= len(entry.texts)
+            is_for_machine = 2 * sum(
+                each.kind is FailureKind.MACHINE for each in machine.values()
+            ) >= len(entry.texts)
             if is_none_left or is_for_machine:
-                failures = {i: CandidateFailure(FailureKind.LAUNCH, each.failure) for i, each in enumerate(race.results()) if each.failure}
+                failures = {
+                    i: CandidateFailure(FailureKind.LAUNCH, each.failure)
+                    for i, each in enumerate(race.results())
+                    if each.failure
+                }
                 site = self.sites.met.get(label)
-                raise none_left(label, entry.texts, failures | machine, "on all ranks") from (site.last_error if site is not None else None)
+                raise none_left(label, entry.texts, failures | machine, "on all ranks") from (
+                    site.last_error if site is not None else None
+                )

@@ -11,7 +11,13 @@ from dataclasses import replace
 
 from dist_tune.cache import TuningRecord, digest
 from dist_tune.distributed import Reduction
-from dist_tune.errors import AloneError, CacheMissError, PeerFailedError, RankMismatchError, StoreGoneError
+from dist_tune.errors import (
+    AloneError,
+    CacheMissError,
+    PeerFailedError,
+    RankMismatchError,
+    StoreGoneError,
+)
 from dist_tune.output import amount, kernels_told
 from dist_tune.search import PriorTimes, Trial
 from dist_tune.settings import shared_settings
@@ -29,7 +35,9 @@ _WRONG = "the config from the cache answers wrongly"
 MANIFESTS = Reduction(reduce_manifests)
 
 
-def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_under_way: bool) -> SiteManifest | None:
+def discover(
+    context: TuningContext, closure: Closure, *, is_watched: bool, is_under_way: bool
+) -> SiteManifest | None:
     """Exchange manifests, and replay until no rank has a config that another one lacks, and it is known that replays are allowed.
 
     ``is_watched``: whether the run before was heard from its beginning. ``is_under_way``: all ranks are in this tuning already.
@@ -49,26 +57,50 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
             if isinstance(error, StoreGoneError) and is_under_way:
                 raise
             # Ranks whose arguments were not new have made an ordinary call, and so does this one.
-            waiting = f"; until all ranks meet in one call untuned: {context.sites.new}" if context.sites.new else ""
-            context.story.warning(f"{context.name} goes on with the configs it has: {error}{waiting}")
+            waiting = (
+                f"; until all ranks meet in one call untuned: {context.sites.new}"
+                if context.sites.new
+                else ""
+            )
+            context.story.warning(
+                f"{context.name} goes on with the configs it has: {error}{waiting}"
+            )
             return None
         if manifest.late is not None:  # the group has broken, and no call could go on with it
             context.ranks.check_group()
             ran = context.sites.told(
-                {label: Trial(site.first_guess, is_timed=False) for label, site in context.sites.met.items() if site.is_new}
+                {
+                    label: Trial(site.first_guess, is_timed=False)
+                    for label, site in context.sites.met.items()
+                    if site.is_new
+                }
             )
-            raise PeerFailedError(_LATE.format(rank=manifest.late, name=context.name, ran=ran), manifest.late)
+            raise PeerFailedError(
+                _LATE.format(rank=manifest.late, name=context.name, ran=ran), manifest.late
+            )
         is_under_way = True
-        is_settled = not manifest.disputed and not manifest.refused and not manifest.wrong and manifest.is_watched
+        is_settled = (
+            not manifest.disputed
+            and not manifest.refused
+            and not manifest.wrong
+            and manifest.is_watched
+        )
         is_open = bool(manifest.to_tune) and replays.first_run.is_undecided
-        is_tuning = manifest.to_tune and is_settled and not (is_open or manifest.mode or manifest.why_not)
+        is_tuning = (
+            manifest.to_tune and is_settled and not (is_open or manifest.mode or manifest.why_not)
+        )
         if is_tuning and may_wait and manifest.is_elsewhere:
             may_wait = False
             _await_records(context, manifest.to_tune)
             continue
         if manifest.mode or manifest.why_not or (is_settled and not is_open):
-            for label in manifest.wrong.keys() & context.sites.met.keys():  # nothing is tuned, and no other run may follow
-                context.story.warning(f"site={label} {_WRONG}; later calls use the first config: {manifest.wrong[label]}", shown=True)
+            for label in (
+                manifest.wrong.keys() & context.sites.met.keys()
+            ):  # nothing is tuned, and no other run may follow
+                context.story.warning(
+                    f"site={label} {_WRONG}; later calls use the first config: {manifest.wrong[label]}",
+                    shown=True,
+                )
                 context.sites.apply(label, context.sites.met[label].texts[0])
             return manifest
         if not is_settled:
@@ -79,10 +111,14 @@ def discover(context: TuningContext, closure: Closure, *, is_watched: bool, is_u
             context.sites.forget(manifest.refused)
             context.sites.hits.clear()
             is_watched = True
-        if replays.n_replays == 0:  # of a function: with the config that is known, or the nearest one
+        if (
+            replays.n_replays == 0
+        ):  # of a function: with the config that is known, or the nearest one
             for label in set(manifest.to_tune) & context.sites.met.keys():
                 known = manifest.prior.get(label, PriorTimes())
-                context.sites.met[label].stand_in = known.winner if known.winner is not None else known.near
+                context.sites.met[label].stand_in = (
+                    known.winner if known.winner is not None else known.near
+                )
         replays.again(closure)
     raise RankMismatchError(
         f"{context.name}: ranks still have different configs for {[*manifest.disputed, *manifest.refused]} after {_MAX_DISCOVERIES} runs. "
@@ -105,7 +141,11 @@ def _await_records(context: TuningContext, labels: Collection[str]) -> None:
     context.story.info(f"{context.name}: {told}", shown=True)
     ends_at, step_s = time.monotonic() + limit_s, min(1.0, context.settings.deadline_s / 4)
     # In short steps, so that a rank which dies meanwhile is seen.
-    while context.reduce("other job", context.ranks.is_first and journal.is_taken(step_s) and time.monotonic() < ends_at, _any):
+    while context.reduce(
+        "other job",
+        context.ranks.is_first and journal.is_taken(step_s) and time.monotonic() < ends_at,
+        _any,
+    ):
         pass
     context.sites.look_again(labels)
 
@@ -117,18 +157,24 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
         context.sites.apply(label, record.best.config, record)
         if (site := context.sites.met.get(label)) is not None:
             site.is_unchecked = site.is_whole and site.checker is not None
-        context.story.info(f"site={label}: {record.best.config}, from the cache, tuned {record.tuned_at:%Y-%m-%d}")
+        context.story.info(
+            f"site={label}: {record.best.config}, from the cache, tuned {record.tuned_at:%Y-%m-%d}"
+        )
         if manifest.mode:
             note_use(manifest.mode, context.settings, "exact")
     if records:
         days = sorted({f"{record.tuned_at:%Y-%m-%d}" for record in records.values()})
-        kernels = kernels_told((each.kernel for each in records.values()), context.name) or "its config"
+        kernels = (
+            kernels_told((each.kernel for each in records.values()), context.name) or "its config"
+        )
         tuned = " to ".join(dict.fromkeys([days[0], days[-1]]))
         text = f"{context.name}: {kernels} from the cache, tuned {tuned}"
         of_process.tell(
             context.story, {f"hit {context.name}": text}, is_warning=False
         )  # not of the object: a factory may decorate in every call
-    for label in manifest.cached.keys() - records.keys():  # of other ranks: this one may come to it later
+    for label in (
+        manifest.cached.keys() - records.keys()
+    ):  # of other ranks: this one may come to it later
         context.sites.apply(label, manifest.cached[label].winner)
     return [record.model_copy(update={"is_recalled": True}) for record in records.values()]
 
@@ -138,7 +184,11 @@ def _refute(context: TuningContext, wrong: Mapping[str, str]) -> None:
     for label, how in wrong.items():
         context.story.warning(f"site={label} {_WRONG}, and it is tuned anew: {how}", shown=True)
     context.sites.forget(wrong)
-    context.records[:] = [each for each in context.records if not (each.is_recalled and each.kernel + each.key in wrong)]
+    context.records[:] = [
+        each
+        for each in context.records
+        if not (each.is_recalled and each.kernel + each.key in wrong)
+    ]
 
 
 def write_record(context: TuningContext, record: TuningRecord, writers: Collection[int]) -> bool:
@@ -154,15 +204,27 @@ def _merged(parts: Mapping[int, dict[str, str]]) -> dict[str, str]:
 
 def _shared_records(context: TuningContext, manifest: SiteManifest) -> dict[str, TuningRecord]:
     rank, met = context.ranks.rank, context.sites.met
-    records = {label: record for label in manifest.cached if label in met and (record := met[label].record) is not None}
+    records = {
+        label: record
+        for label in manifest.cached
+        if label in met and (record := met[label].record) is not None
+    }
     if any(each.lacking for each in manifest.cached.values()):
-        mine = [label for label, each in manifest.cached.items() if each.lacking and each.provider == rank]
-        provided = context.reduce("records", {label: records[label].model_dump_json() for label in mine}, _merged)
+        mine = [
+            label
+            for label, each in manifest.cached.items()
+            if each.lacking and each.provider == rank
+        ]
+        provided = context.reduce(
+            "records", {label: records[label].model_dump_json() for label in mine}, _merged
+        )
         for label, text in provided.items():
             if rank in manifest.cached[label].lacking:
                 records[label] = TuningRecord.model_validate_json(text)
                 write_record(context, records[label], manifest.writers.get(label, ()))
-    return {label: records[label] for label in manifest.cached if label in records}  # in one order on all ranks
+    return {
+        label: records[label] for label in manifest.cached if label in records
+    }  # in one order on all ranks
 
 
 def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> SiteManifest:
@@ -171,20 +233,30 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
     while True:
         mine = _manifest_of(context, spelled, is_watched)
         is_optional = gathers and not (context.sites.new or context.replays.trials.wrong)
-        manifest = context.reduce("manifest", mine, MANIFESTS, is_gathering=gathers, is_optional=is_optional)
+        manifest = context.reduce(
+            "manifest", mine, MANIFESTS, is_gathering=gathers, is_optional=is_optional
+        )
         gathers = False
         differing = f"settings differ between ranks: {manifest.differing}. Give all ranks the same environment"
         if manifest.differing:
             of_process.tell(context.story, {differing: differing})
         required = "DIST_TUNE_MODE is require: tune once without it"
         shared = {label: texts for label, texts in manifest.shared.items() if texts}
-        is_settled = not shared and (not manifest.unlisted or bool(manifest.shared))  # all ranks have the same candidates, or none
+        is_settled = not shared and (
+            not manifest.unlisted or bool(manifest.shared)
+        )  # all ranks have the same candidates, or none
         if manifest.missed and is_settled:
             more = f" And {differing}." if manifest.differing else ""
-            raise CacheMissError(f"{manifest.missed} {required}, or merge a file that has it.{more}")
+            raise CacheMissError(
+                f"{manifest.missed} {required}, or merge a file that has it.{more}"
+            )
         if manifest.refused and context.lookup.is_required and is_settled:
-            why = differing if manifest.differing else required  # where a rank's settings let it use no record, no tuning helps
-            raise CacheMissError(f"site {manifest.refused[0]}: ranks have records that not all of them can use: {why}.")
+            why = (
+                differing if manifest.differing else required
+            )  # where a rank's settings let it use no record, no tuning helps
+            raise CacheMissError(
+                f"site {manifest.refused[0]}: ranks have records that not all of them can use: {why}."
+            )
         for label, how in manifest.wrong.items():
             if context.lookup.is_required:
                 raise CacheMissError(f"site {label}: {_WRONG}, {how}. {required}.")
@@ -198,7 +270,8 @@ def _share_candidates(context: TuningContext, shared: Mapping[str, list[str]]) -
     """Tune of sites whose candidates differ between ranks those that all ranks have."""
     differ = "its configs after pruning differ between ranks, and what all ranks have is tuned"
     told = {
-        f"shared {label}": f"site={label}: {differ}: {amount(len(shared[label]), 'config')}" for label in context.sites.restrict(shared)
+        f"shared {label}": f"site={label}: {differ}: {amount(len(shared[label]), 'config')}"
+        for label in context.sites.restrict(shared)
     }
     if context.lookup.mode == "tune":
         context.options.notices.tell(context.story, told)
@@ -211,7 +284,9 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
     is_first, endless = context.ranks.is_first, context.replays.trials.variants.endless
     why_not = context.replays.why_not(is_asking=bool(context.sites.new))
     may_go_online = bool(why_not and not endless and context.options.max_slowdown)
-    slower = f"tuned in the calls to come, which take at most {context.options.max_slowdown:.0%} longer"
+    slower = (
+        f"tuned in the calls to come, which take at most {context.options.max_slowdown:.0%} longer"
+    )
     then = slower if may_go_online else "not tuned; split it, or give reset="
     return RankManifest(
         sites={label: digest(site.texts) for label, site in sites.items()},
@@ -222,12 +297,19 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
         is_watched=is_watched,
         folder=lookup.folder,
         lookups={
-            label: lookup.ticket(label, site.record, runs=site.record is None or site.record.winner not in site.failures)
+            label: lookup.ticket(
+                label,
+                site.record,
+                runs=site.record is None or site.record.winner not in site.failures,
+            )
             for label, site in sites.items()
         },
         wrong=dict(context.replays.trials.wrong),
         prior={
-            label: replace(context.sites.journal.prior(label, lookup.prior_times(label, site.texts)), near=site.near)
+            label: replace(
+                context.sites.journal.prior(label, lookup.prior_times(label, site.texts)),
+                near=site.near,
+            )
             for label, site in sites.items()
             if is_first and site.record is None
         }
@@ -237,13 +319,27 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
             for label, site in sites.items()
             if (near := site.near if site.record is None else site.record.winner) is not None
         },
-        warm_ups={label: 1 if site.checker is None else site.checker.n_runs for label, site in sites.items() if not site.is_compiled},
-        is_elsewhere=is_first and not context.settings.always_tune and context.sites.journal.is_taken(),
+        warm_ups={
+            label: 1 if site.checker is None else site.checker.n_runs
+            for label, site in sites.items()
+            if not site.is_compiled
+        },
+        is_elsewhere=is_first
+        and not context.settings.always_tune
+        and context.sites.journal.is_taken(),
         run_s=round(context.replays.run_s, 4),
         awaited=context.ranks.activity.awaited,
         settings=shared_settings(context.settings),
         why_not=f"{endless}: not tuned" if endless else why_not and f"{why_not}: {then}",
         may_go_online=may_go_online,
-        deaths={label: dict(found) for label in sites if (found := context.sites.journal.attempts_at(label).deaths)},
-        barred={label: barred for label in sites if (barred := context.sites.journal.attempts_at(label).failures)},
+        deaths={
+            label: dict(found)
+            for label in sites
+            if (found := context.sites.journal.attempts_at(label).deaths)
+        },
+        barred={
+            label: barred
+            for label in sites
+            if (barred := context.sites.journal.attempts_at(label).failures)
+        },
     )

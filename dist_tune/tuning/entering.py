@@ -37,7 +37,9 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         _enter(context, manifest)
         if manifest.warm_ups:
             warm_up(context, closure, manifest.warm_ups)
-            enter_met(context, closure)  # kernels inside functions are compiled before anything is timed
+            enter_met(
+                context, closure
+            )  # kernels inside functions are compiled before anything is timed
         tell_of_work(context)
         context.expenses.end_phase("compile")
 
@@ -54,7 +56,9 @@ def _enter(context: TuningContext, manifest: SiteManifest) -> None:
     context.replays.undo()
     sites.go_on(labels, manifest.barred, manifest.deaths)
     for label in labels:
-        entry = context.entries[label] = context.entries.get(label) or _entry(context, manifest, label)
+        entry = context.entries[label] = context.entries.get(label) or _entry(
+            context, manifest, label
+        )
         entry.writers.update(manifest.writers[label])
         sites.racing[label] = entry.texts
         if label in sites.met:
@@ -84,7 +88,14 @@ def _entry(context: TuningContext, manifest: SiteManifest, label: str) -> Entry:
     n_warm_ups = manifest.warm_ups.get(label, 0)
     plan, n_threads = context.options.plan, 0 if n_warm_ups else manifest.n_threads
     n_tried = plan.n_tried if n_warm_ups else None
-    guide = guide_of(plan.search, texts, prior, n_threads, n_tried=n_tried, in_waves=plan.in_waves and n_warm_ups > 0)
+    guide = guide_of(
+        plan.search,
+        texts,
+        prior,
+        n_threads,
+        n_tried=n_tried,
+        in_waves=plan.in_waves and n_warm_ups > 0,
+    )
     return Entry(texts, guide, n_warm_ups)
 
 
@@ -105,32 +116,54 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
         prior, site = manifest.prior.get(label, PriorTimes()), context.sites.met.get(label)
         fastest = min(prior.times, key=lambda i: (prior.times[i].kernel_ms, i), default=None)
         is_first_config = manifest.mode == "first" or label in manifest.shared
-        chosen[label] = 0 if is_first_config else next(i for i in (prior.winner, fastest, prior.near, 0) if i is not None)
+        chosen[label] = (
+            0
+            if is_first_config
+            else next(i for i in (prior.winner, fastest, prior.near, 0) if i is not None)
+        )
         if manifest.mode:
-            note_use(manifest.mode, context.settings, "first" if is_first_config or prior == PriorTimes() else "nearest")
+            note_use(
+                manifest.mode,
+                context.settings,
+                "first" if is_first_config or prior == PriorTimes() else "nearest",
+            )
         if site is not None and site.is_new:
-            needed += [(site, variant) for variant in site.variants]  # none with a record that not all ranks can use
+            needed += [
+                (site, variant) for variant in site.variants
+            ]  # none with a record that not all ranks can use
     context.compiler.postpone()  # all but these: the job's next call launches them, for all arguments that it has met
     for site, variant in needed:
         context.compiler.queue(variant.label, [chosen[site.label]])
     for site, variant in needed:
         context.sites.load(site, chosen[site.label], variant)
-    failed = context.reduce_reports("not tuned", Report(failures=context.sites.take_failures())).failures
-    by_mode = " (autotune=False)" if manifest.mode == NEAREST else f" (DIST_TUNE_MODE={manifest.mode})" * bool(manifest.mode)
+    failed = context.reduce_reports(
+        "not tuned", Report(failures=context.sites.take_failures())
+    ).failures
+    by_mode = (
+        " (autotune=False)"
+        if manifest.mode == NEAREST
+        else f" (DIST_TUNE_MODE={manifest.mode})" * bool(manifest.mode)
+    )
     for label, index in chosen.items():
         site = context.sites.met.get(label)
         used = site.stand_in if index in failed.get(label, {}) and site is not None else index
         if used is not None:
             config = _texts(context, manifest, label)[used]
             context.sites.apply(label, config)
-            so_far = "is tuned in later calls, and uses until then" if manifest.goes_online else f"is not tuned{by_mode}:"
+            so_far = (
+                "is tuned in later calls, and uses until then"
+                if manifest.goes_online
+                else f"is not tuned{by_mode}:"
+            )
             context.story.info(f"site={label} {so_far} {config}")
 
 
 # -- warm-ups ----------------------------------------------------------------------------------------------------------
 
 
-def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int], waves: Waves | None = None) -> None:
+def warm_up(
+    context: TuningContext, closure: Closure, n_runs: Mapping[str, int], waves: Waves | None = None
+) -> None:
     """Run each candidate of some sites (site -> runs of each) untimed, and drop those that fail on any rank.
 
     Launches inside, which the first run shows, are compiled ahead with the other candidates of its kind and with one of each other kind.
@@ -143,24 +176,40 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
     for label in n_runs:
         sound = mine[label] & set(race[label].alive()) - set(race[label].suspects)
         kinds[label] = by_kind({i: context.entries[label].texts[i] for i in sorted(sound)})
-    replays = race.warm_up(n_runs, mine, {label: [alike[0] for alike in found] for label, found in kinds.items()})
+    replays = race.warm_up(
+        n_runs, mine, {label: [alike[0] for alike in found] for label, found in kinds.items()}
+    )
     n_early = max(n_runs[label] * len(kinds[label]) for label in n_runs)
     recorder = LaunchRecorder(context.replays.trials.functions)
     with around_launches(recorder.note):
         context.replays.run_batch(closure, replays[:1], WARM_UP)
-        if context.options.plan.budget_s is not None:  # nothing is compiled ahead if that run has spent it
+        if (
+            context.options.plan.budget_s is not None
+        ):  # nothing is compiled ahead if that run has spent it
             _tell(context, 1)
         if not race.is_enough(n_runs):
             if any(len(found) > 1 for found in kinds.values()) and n_early < len(replays):
-                first, early = replays[0], replays[1 : n_early + 1]  # one more, because an earlier winner may be the first
-                soon = {label: {each[label].candidate for each in early if label in each} for label in kinds}
+                first, early = (
+                    replays[0],
+                    replays[1 : n_early + 1],
+                )  # one more, because an earlier winner may be the first
+                soon = {
+                    label: {each[label].candidate for each in early if label in each}
+                    for label in kinds
+                }
                 for label, found in kinds.items():
-                    soon[label] |= {i for alike in found if first[label].candidate in alike for i in alike}
+                    soon[label] |= {
+                        i for alike in found if first[label].candidate in alike for i in alike
+                    }
                 precompile(context, recorder, soon)
                 _run(context, closure, early, n_runs)
                 replays = [] if race.is_enough(n_runs) else replays[n_early:]
             if len(replays) > 1:
-                precompile(context, recorder, {label: each & set(race[label].alive()) for label, each in mine.items()})
+                precompile(
+                    context,
+                    recorder,
+                    {label: each & set(race[label].alive()) for label, each in mine.items()},
+                )
             _run(context, closure, replays[1:], n_runs)
     race.end_warm_up(n_runs)
     for label in n_runs:
@@ -169,7 +218,9 @@ def warm_up(context: TuningContext, closure: Closure, n_runs: Mapping[str, int],
     context.check_alive()
 
 
-def _run(context: TuningContext, closure: Closure, replays: Sequence[Replay], sites: Collection[str]) -> None:
+def _run(
+    context: TuningContext, closure: Closure, replays: Sequence[Replay], sites: Collection[str]
+) -> None:
     """Run untimed replays, in batches that a budget allows, and stop where it is spent."""
     is_told = False
     while not is_told or (replays and not context.race.is_enough(sites)):
@@ -184,10 +235,15 @@ def _tell(context: TuningContext, n_replays: int) -> None:
     """Reduce what these replays took, and drop candidates that failed in them on some rank."""
     for site in context.sites.met.values():
         _drop_harmful(context, site)
-    reduced = context.reduce_reports("warmed up", context.replays.trials.samples.report_warm_ups(context.sites.take_failures()))
+    reduced = context.reduce_reports(
+        "warmed up", context.replays.trials.samples.report_warm_ups(context.sites.take_failures())
+    )
     context.race.tell_warm_up(n_replays, reduced)
     for label, failures in reduced.failures.items():
-        for i, (kind, reason) in failures.items():  # a config that computes something else is worth a look
+        for i, (
+            kind,
+            reason,
+        ) in failures.items():  # a config that computes something else is worth a look
             told = f'site={label} candidate={i} {reason} config="{context.entries[label].texts[i]}"'
             context.story.warning(told, shown=kind is FailureKind.WRONG_RESULT)
 
@@ -196,7 +252,9 @@ def _drop_harmful(context: TuningContext, site: Site) -> None:
     """Drop candidates that change an argument which others, as right as they, leave as it was."""
     right = {i: names for i, names in site.changes.items() if i not in site.failures}
     for i, names in right.items():
-        if harmed := sorted(name for name in names if any(name not in others for others in right.values())):
+        if harmed := sorted(
+            name for name in names if any(name not in others for others in right.values())
+        ):
             reason = (
                 f"it changes its argument {' and '.join(harmed)}, which other configs leave as it is; memory that only some configs "
                 f"write to belongs into an object, not among the arguments"
@@ -219,11 +277,15 @@ def try_waves(context: TuningContext, closure: Closure) -> None:
     while waves := race.waves():
         for label, wave in waves.items():
             n_left = len(entries[label].untried)
-            context.story.debug(f"site={label} tries {len(wave)} more of {len(entries[label].texts)} candidates, {n_left} are untried")
+            context.story.debug(
+                f"site={label} tries {len(wave)} more of {len(entries[label].texts)} candidates, {n_left} are untried"
+            )
         context.story.phase("compile")
         compile_ahead(context, waves)
         context.expenses.end_phase("compile")
-        if n_runs := {label: entries[label].n_warm_ups for label in waves if entries[label].n_warm_ups}:
+        if n_runs := {
+            label: entries[label].n_warm_ups for label in waves if entries[label].n_warm_ups
+        }:
             context.replays.undo()
             warm_up(context, closure, n_runs, waves)
             context.replays.undo()

@@ -66,7 +66,9 @@ def note_use(mode: str, settings: Settings, how: str) -> None:
 
 def _tell_of_uses(mode: str) -> None:
     told = f"{_uses['exact']} of their own record, {_uses['nearest']} of the nearest, {_uses['first']} the first that runs"
-    to_terminal(f"dist_tune: DIST_TUNE_MODE={mode}: {amount(_uses.total(), 'config')} without a tuning: {told}\n")
+    to_terminal(
+        f"dist_tune: DIST_TUNE_MODE={mode}: {amount(_uses.total(), 'config')} without a tuning: {told}\n"
+    )
 
 
 def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -> None:
@@ -77,7 +79,11 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
         context.options.notices.tell(context.story, {"deferred": text})
     elif is_watched and not sites.met and not sites.hits and not context.entries:
         unheard = ", ".join(unheard_tuners())
-        hint = f"Left alone are kernels of {unheard}, which tune in a run of their own: use triton.autotune. " if unheard else ""
+        hint = (
+            f"Left alone are kernels of {unheard}, which tune in a run of their own: use triton.autotune. "
+            if unheard
+            else ""
+        )
         text = (
             f"{name}: nothing tunable was launched in this call, no triton.autotune kernel with several configs and no function of "
             f"autotune. {hint}Decorate the function that launches them"
@@ -96,7 +102,9 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
 
 def tell_of_untuned(context: TuningContext, why_not: str) -> None:
     """A call is not tuned."""
-    context.options.notices.tell(context.story, {"not tuned": f"{closure_name(context.name)} {why_not}"})
+    context.options.notices.tell(
+        context.story, {"not tuned": f"{closure_name(context.name)} {why_not}"}
+    )
 
 
 def cut_off(context: TuningContext) -> str:
@@ -106,14 +114,19 @@ def cut_off(context: TuningContext) -> str:
     n_timed = sum(len(race[label].times) for label in context.entries if label in race)
     after = f" after {amount(n_calls, 'call')}" if n_calls else ""
     name = closure_name(context.name)
-    kept, then = f"the times of {n_timed} of {n_all} configs are kept", "; the next start goes on from there"
+    kept, then = (
+        f"the times of {n_timed} of {n_all} configs are kept",
+        "; the next start goes on from there",
+    )
     if not context.lookup.folder:
         kept, then = "nothing is kept without a cache", ""
     if n_timed:
         n_missing = max(1, 3 * race.n_left // 2)  # with those of what is in use
         far = f"in the {'finals' if race.is_final else 'race'}: {kept}, and at most {amount(n_missing, 'timed call')} are missing"
     else:
-        n_loaded = sum(len(each.loaded) for site in context.sites.met.values() for each in site.variants[:1])
+        n_loaded = sum(
+            len(each.loaded) for site in context.sites.met.values() for each in site.variants[:1]
+        )
         far = f"before a config was timed: {n_loaded} of {n_all} are compiled"
     return f"{name} is not tuned any further: the program ended first{after}, {far}{then}"
 
@@ -131,7 +144,13 @@ def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -
     unmet = {}
     for label, record in records.items():
         site, is_timed = context.sites.met.get(label), record.best.latency_ms is not None
-        if site is not None and len(site.configs) > 1 and not site.is_replayed and not is_timed and context.replays.n_replays > 0:
+        if (
+            site is not None
+            and len(site.configs) > 1
+            and not site.is_replayed
+            and not is_timed
+            and context.replays.n_replays > 0
+        ):
             unmet[f"unmet {label}"] = (
                 f"site={label} is not tuned: the first run launched it and no replay did. The "
                 f"step needs it once only, or something around it keeps the compiled kernel of the first launch: launch "
@@ -142,7 +161,9 @@ def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -
 
 def newer_than_tested(installed: Mapping[str, str]) -> str:
     """Words about the packages whose version is above the tested ones, by its first two numbers; empty if there are none."""
-    newer = [name for name, version in installed.items() if _numbers(version) > _numbers(TESTED[name][1])]
+    newer = [
+        name for name, version in installed.items() if _numbers(version) > _numbers(TESTED[name][1])
+    ]
     if not newer:
         return ""
     told = " and ".join(f"{name} {installed[name]} ({' to '.join(TESTED[name])})" for name in newer)
@@ -156,20 +177,28 @@ def _numbers(version: str) -> tuple[int, ...]:
 def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
     """Before sites are tuned: candidates that prune rules removed, and why the nearest record does not count; in the log new versions."""
     if newer := newer_than_tested({"torch": torch.__version__, "triton": triton_version()}):
-        context.story.info(f"{newer}. If a tuning fails, try a tested version; dist-tune doctor tries each part")
+        context.story.info(
+            f"{newer}. If a tuning fails, try a tested version; dist-tune doctor tries each part"
+        )
     numbers = context.story.numbers
     pruned, missed = dict[str, str](), dict[str, str]()
     for label in sorted(labels, key=lambda each: numbers.get(each, len(numbers))):
         site = context.sites.met.get(label)
         if site is None:  # another rank's
             kernel, _, key = label.partition("[")
-            context.story.site(label, (kernel, f"[{key.rpartition(']')[0]}]"), context.entries[label].texts)
+            context.story.site(
+                label, (kernel, f"[{key.rpartition(']')[0]}]"), context.entries[label].texts
+            )
             continue
         if site.n_removed:  # a rule that is too strict costs speed, and no error
             n_all = len(site.configs) + site.n_removed
-            pruned[f"pruned {label}"] = f"prune rules removed {site.n_removed} of {n_all} configs of site={label}"
+            pruned[f"pruned {label}"] = (
+                f"prune rules removed {site.n_removed} of {n_all} configs of site={label}"
+            )
         why, is_stale = context.lookup.reason_of_miss(label)
-        context.story.site(label, (site.kernel, site.key), site.texts, n_pruned=site.n_removed, miss=why)
+        context.story.site(
+            label, (site.kernel, site.key), site.texts, n_pruned=site.n_removed, miss=why
+        )
         if is_stale:
             missed[f"missed {label}"] = f"site={label} is tuned: {why}"
         else:  # as it should be
@@ -187,7 +216,11 @@ def note_of_tracing(name: str) -> Callable[[], None]:
         if not is_told:
             is_told = True
             with closing(Story(read_settings(), Ranks().rank)) as log:
-                log.debug(f"{name} was traced, or called with tensors without data: first config, nothing tuned, nothing kept")
+                log.debug(
+                    f"{name} was traced, or called with tensors without data: first config, nothing tuned, nothing kept"
+                )
 
-    vars(note)["_dynamo_marked_constant"] = True  # as torch.compiler.assume_constant_result does, which imports all of Dynamo
+    vars(note)["_dynamo_marked_constant"] = (
+        True  # as torch.compiler.assume_constant_result does, which imports all of Dynamo
+    )
     return note

@@ -18,15 +18,25 @@ _EXIT_S = 2.0
 class Online:
     """Begun on all ranks in the same call, after its tuning has found that it may not be repeated."""
 
-    def __init__(self, name: str, first: Tuning, calls: Calls, keep: Callable[[Tuning], None]) -> None:
+    def __init__(
+        self, name: str, first: Tuning, calls: Calls, keep: Callable[[Tuning], None]
+    ) -> None:
         """``first``: that tuning, whose sites have a config each. ``calls``: of the function. ``keep``: called at the end, before it is."""
         self._ranks = first.beside()
         self._tuning = Tuning(name, self._ranks, first.options, first.settings, calls, first)
         runs = self._tuning.replays
         assert isinstance(runs, OnlineRuns)
-        self.runs, self.calls, self._first, self._keep, self._pid = runs, calls, first, keep, os.getpid()
+        self.runs, self.calls, self._first, self._keep, self._pid = (
+            runs,
+            calls,
+            first,
+            keep,
+            os.getpid(),
+        )
         self._device = api.current_device() if api.is_available() and api.is_initialized() else None
-        self._thread = run_beside(self._run, "online")  # before slots are cleared: where there are no more threads the job goes on as it is
+        self._thread = run_beside(
+            self._run, "online"
+        )  # before slots are cleared: where there are no more threads the job goes on as it is
         atexit.register(self._close)
         for site in first.sites:
             if site.winner is not None and site.record is None:

@@ -28,7 +28,11 @@ def run_race(context: TuningContext, closure: Closure) -> None:
     race, trials, conditions = context.race, context.replays.trials, RACE
     plan, wants_graphs = context.options.plan, context.options.plan.objective == "graph"
     finals = Conditions("finals", is_cold=plan.is_cold, times_launches=plan.objective == "kernel")
-    repeats = f", and {race.spare_s:g} s of repeats where the clock cannot tell kernels apart" if race.spare_s else ""
+    repeats = (
+        f", and {race.spare_s:g} s of repeats where the clock cannot tell kernels apart"
+        if race.spare_s
+        else ""
+    )
     context.story.debug(f"{context.name} searches in at most {race.n_left} replays{repeats}")
     while True:
         try_waves(context, closure)
@@ -49,7 +53,9 @@ def run_race(context: TuningContext, closure: Closure) -> None:
         context.story.terminal.expect(0 if is_guided else race.n_left, race.spare_s)
         if wants_graphs and race.is_final and (why_not := _capture(context, closure, batch)):
             told = f'is compared as it is, without objective="graph", because it cannot be captured: {why_not}'
-            context.options.notices.tell(context.story, {"no graph": f"{closure_name(context.name)} {told}"})
+            context.options.notices.tell(
+                context.story, {"no graph": f"{closure_name(context.name)} {told}"}
+            )
             wants_graphs = context.replays.in_graphs = False
             trials.samples.restart()
         runs, n_taken = context.replays.paced(race, batch)
@@ -67,12 +73,17 @@ def run_race(context: TuningContext, closure: Closure) -> None:
 def _capture(context: TuningContext, closure: Closure, batch: list[Replay]) -> str:
     """Capture the schedules of a batch on all ranks, and replay each graph once; or why that cannot be done, on the first such rank."""
     replays = context.replays
-    for step in (replays.capture,) if replays.in_graphs else (replays.look_for_obstacles, replays.capture):
+    for step in (
+        (replays.capture,) if replays.in_graphs else (replays.look_for_obstacles, replays.capture)
+    ):
         if why_not := context.reduce("graph", step(closure, batch), _first_reason):
             replays.graphs.clear()
             return why_not
     replays.in_graphs = True
-    untimed: list[Replay] = [{label: Trial(i, is_timed=False) for label, i in candidates} for candidates in replays.graphs]
+    untimed: list[Replay] = [
+        {label: Trial(i, is_timed=False) for label, i in candidates}
+        for candidates in replays.graphs
+    ]
     replays.run_batch(closure, untimed, WARM_UP)  # the first replay of a graph uploads it
     return ""
 
@@ -88,10 +99,18 @@ def _is_right_again(context: TuningContext, closure: Closure) -> bool:
     best = {label: best for label in context.entries if (best := race[label].best) is not None}
     batch: list[Replay] = []
     for label, i in best.items():
-        if (site := context.sites.met.get(label)) is not None and site.is_whole and site.checker is not None:
+        if (
+            (site := context.sites.met.get(label)) is not None
+            and site.is_whole
+            and site.checker is not None
+        ):
             others = {each: Trial(candidate, is_timed=False) for each, candidate in best.items()}
             judged = race[label].alive() if site.checker.judges_all else [i]
-            batch += [others | {label: Trial(each, is_timed=False, is_checked=True)} for each in judged for _ in range(site.checker.n_last)]
+            batch += [
+                others | {label: Trial(each, is_timed=False, is_checked=True)}
+                for each in judged
+                for _ in range(site.checker.n_last)
+            ]
     if not batch:
         return True
     context.replays.run_batch(closure, batch, WARM_UP)
@@ -107,11 +126,16 @@ def _tell_of_rungs(context: TuningContext) -> None:
     for label in context.entries:
         if (best := race[label].best) is not None:
             context.story.rung(
-                label, race[label].alive(), (best, times.kernel_ms if (times := race[label].times.get(best)) else inf), race[label].left
+                label,
+                race[label].alive(),
+                (best, times.kernel_ms if (times := race[label].times.get(best)) else inf),
+                race[label].left,
             )
 
 
-def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditions: Conditions) -> Report:
+def _run(
+    context: TuningContext, closure: Closure, batch: list[Replay], conditions: Conditions
+) -> Report:
     """Run a batch, and those of its replays again in which some rank had to compile a kernel; the last report, which is of all of it."""
     replays, ranks, samples = context.replays, context.ranks, context.replays.trials.samples
     noted_at, n_left, todo = time.monotonic(), _MAX_REPEATS, batch
@@ -131,7 +155,10 @@ def _run(context: TuningContext, closure: Closure, batch: list[Replay], conditio
         if reduced.has_new_variants:
             compile_variants(context)
         todo = [schedule for k, schedule in enumerate(todo) if first + k in reduced.lost]
-        is_spent = context.options.plan.budget_s is not None and reduced.elapsed_s >= context.options.plan.budget_s
+        is_spent = (
+            context.options.plan.budget_s is not None
+            and reduced.elapsed_s >= context.options.plan.budget_s
+        )
         if not todo or n_left == 0 or is_spent or replays.trials.variants.endless:
             return reduced
         n_left -= 1
@@ -145,8 +172,12 @@ def _report(context: TuningContext, batch: list[Replay]) -> Report:
     samples = context.replays.trials.samples
     failures, has_new_variants = context.sites.take_failures(), bool(lacking(context))
     while True:
-        local = samples.report(failures, batch, context.race.kernel_times_ms(), bool(context.sites.new))
-        reduced = context.reduce_reports("report", replace(local, has_new_variants=has_new_variants))
+        local = samples.report(
+            failures, batch, context.race.kernel_times_ms(), bool(context.sites.new)
+        )
+        reduced = context.reduce_reports(
+            "report", replace(local, has_new_variants=has_new_variants)
+        )
         # A stand-in on one rank makes its peers wait: the times of that replay count on none.
         if not samples.strike(reduced.disturbed):
             context.sites.journal.agreed(reduced.times)

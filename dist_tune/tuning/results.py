@@ -30,12 +30,17 @@ def make_record(context: TuningContext, label: str, where: Environment) -> Tunin
     return TuningRecord(
         closure=context.name,
         kernel=site.kernel if site is not None else label.partition("[")[0],
-        key=site.key if site is not None else "[" + label.partition("[")[2].rpartition("]")[0] + "]",
+        key=site.key
+        if site is not None
+        else "[" + label.partition("[")[2].rpartition("]")[0] + "]",
         source=site.source if site is not None else "",
         not_followed=site.not_followed if site is not None else [],
         winner=winner,
         reason=race[label].reason + " as a CUDA graph" * is_by_graphs,
-        candidates=[_candidate(i, text, each, site) for i, (text, each) in enumerate(zip(texts, results, strict=True))],
+        candidates=[
+            _candidate(i, text, each, site)
+            for i, (text, each) in enumerate(zip(texts, results, strict=True))
+        ],
         n_replays=context.replays.n_replays + 1,  # with the last run, which comes after the record
         n_variants=context.replays.trials.variants.counts.get(label, 1),
         closure_weight=selection.closure_weight if selection else 0.0,
@@ -46,7 +51,9 @@ def make_record(context: TuningContext, label: str, where: Environment) -> Tunin
     )
 
 
-def _candidate(index: int, text: str, result: CandidateResult, site: Site | None) -> CandidateRecord:
+def _candidate(
+    index: int, text: str, result: CandidateResult, site: Site | None
+) -> CandidateRecord:
     resources = site.resources.get(index) if site is not None else None
     times = result.times
     return CandidateRecord(
@@ -86,10 +93,15 @@ def table_rows(site: Settled) -> list[str]:
         account.weighing(site.record),
         f"all with {shared}" * bool(shared),
     ]
-    return ["; ".join(filter(None, title)), *(f"  {line}" for line in table(account.candidate_rows(site.record, has_ranks=True)))]
+    return [
+        "; ".join(filter(None, title)),
+        *(f"  {line}" for line in table(account.candidate_rows(site.record, has_ranks=True))),
+    ]
 
 
-def outcome(name: str, records: Sequence[TuningRecord], seconds: float, steps: StepTimes | None = None) -> str:
+def outcome(
+    name: str, records: Sequence[TuningRecord], seconds: float, steps: StepTimes | None = None
+) -> str:
     """The step before and after, what the tuning took, and its slowest rank: one line. ``steps``: of calls, in place of replays."""
     first_ms, best_ms = account.step_times(records) if steps is None else steps[:2]
     after = f"{milliseconds(best_ms)} ms" if best_ms is not None else "not timed"
@@ -102,7 +114,13 @@ def outcome(name: str, records: Sequence[TuningRecord], seconds: float, steps: S
 def site_lines(sites: Sequence[Settled], *, has_numbers: bool = False) -> list[str]:
     """A line for each site: name, its launch before and after, config and reason; no two names are alike."""
     named = [(each.record.kernel, each.record.key) for each in sites]
-    names = site_names(named, [f"{site_name(*name)} (site {each.number} of the log)" for name, each in zip(named, sites, strict=True)])
+    names = site_names(
+        named,
+        [
+            f"{site_name(*name)} (site {each.number} of the log)"
+            for name, each in zip(named, sites, strict=True)
+        ],
+    )
     rows = [
         {
             "number": f"site {site.number}" * has_numbers,
@@ -122,5 +140,12 @@ def page(sites: Sequence[Settled], *, has_log: bool) -> list[str]:
     n_more = len(sites) - _MAX_LINES
     more = [f"  and {n_more} more" if n_more > 0 else ""]
     record_id = next((each.record_id for each in slowest if each.record_id), "")
-    further = [f"why: dist-tune show {record_id}"] * bool(record_id) + ["report: dist-tune report"] * has_log
-    return list(filter(None, [*site_lines(slowest[:_MAX_LINES]), *more, f"  {'   '.join(further)}" * bool(further)]))
+    further = [f"why: dist-tune show {record_id}"] * bool(record_id) + [
+        "report: dist-tune report"
+    ] * has_log
+    return list(
+        filter(
+            None,
+            [*site_lines(slowest[:_MAX_LINES]), *more, f"  {'   '.join(further)}" * bool(further)],
+        )
+    )

@@ -38,7 +38,11 @@ class TunedClosure(Protocol[P, R_co]):
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
 
     @overload
-    def __get__(self: TunedClosure[Concatenate[Instance, Q], R], instance: Instance, owner: type | None = None) -> TunedClosure[Q, R]: ...
+    def __get__(
+        self: TunedClosure[Concatenate[Instance, Q], R],
+        instance: Instance,
+        owner: type | None = None,
+    ) -> TunedClosure[Q, R]: ...
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """A method, where the step is one."""
@@ -75,13 +79,19 @@ class TunedFunction(Protocol[P, R_co]):
         """A method, where the function is one."""
 
 
-def shown_signature(function: Callable[..., Any], call: inspect.Signature) -> inspect.Signature | None:
+def shown_signature(
+    function: Callable[..., Any], call: inspect.Signature
+) -> inspect.Signature | None:
     """Signature of a function with the keyword-only parameters of the ``call`` in its place; None for builtins without one."""
     try:
         own = inspect.signature(function)
     except (TypeError, ValueError):
         return None
-    added = [each for each in call.parameters.values() if each.kind is each.KEYWORD_ONLY and each.name not in own.parameters]
+    added = [
+        each
+        for each in call.parameters.values()
+        if each.kind is each.KEYWORD_ONLY and each.name not in own.parameters
+    ]
     parameters = list(own.parameters.values())
     end = len(parameters) - any(each.kind is each.VAR_KEYWORD for each in parameters)
     return own.replace(parameters=[*parameters[:end], *added, *parameters[end:]])

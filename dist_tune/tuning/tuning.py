@@ -58,17 +58,32 @@ class Tuning:
         self._is_beside, self._has_started = calls is not None, False
         self._is_cut_off = False
         """True once it was told that the tuning does not come to its end."""
-        if options.plan.search == "online" or self._is_beside:  # no candidate warms up in a call of its own
+        if (
+            options.plan.search == "online" or self._is_beside
+        ):  # no candidate warms up in a call of its own
             plan = options.plan
-            options = replace(options, plan=replace(plan, search=None if plan.search == "online" else plan.search, n_warmup=0))
+            options = replace(
+                options,
+                plan=replace(
+                    plan, search=None if plan.search == "online" else plan.search, n_warmup=0
+                ),
+            )
         self._exit = ExitStack()
         self._exit.callback(tell_held)
-        self._place = self._exit.enter_context(ranks.calling(f"{name} online" if self._is_beside else name))
+        self._place = self._exit.enter_context(
+            ranks.calling(f"{name} online" if self._is_beside else name)
+        )
         begun = events.TuningBegun(
             at=time.time(), rank=ranks.rank, tuning=self._place.text, closure=name, world_size=len(ranks.members),
             options=asdict(options.plan),
         )  # fmt: skip
-        story = Story(settings, ranks.rank, begun, is_first=ranks.writes_progress, is_verbose=options.is_verbose)
+        story = Story(
+            settings,
+            ranks.rank,
+            begun,
+            is_first=ranks.writes_progress,
+            is_verbose=options.is_verbose,
+        )
         self._exit.callback(story.close)
         story.terminal.shows_steps = not self._is_beside
         position, n_ranks = ranks.neighbours
@@ -79,7 +94,9 @@ class Tuning:
         else:
             compiler = first._context.compiler
             compiler.n_threads = max(1, n_threads // 2)  # beside a job that goes on
-        self._exit.callback(lambda: None if self.goes_online else compiler.end())  # else another tuning goes on with it
+        self._exit.callback(
+            lambda: None if self.goes_online else compiler.end()
+        )  # else another tuning goes on with it
         world = {"world_size": len(ranks.members), "ranks_per_host": n_ranks}
         lookup = CacheLookup(settings, story, is_used=options.uses_cache, **world)
         clock = device_clock()
@@ -90,14 +107,29 @@ class Tuning:
         self._exit.callback(self._watchdog.stop)
         if len(ranks.members) > 1 and not self._is_beside:
             self._watchdog.mind()
-        weakref.finalize(self, self._watchdog.stop)  # a tuning that is never made, after an error between the first run and the meeting
-        trials = Trials(name, ranks, sites, Variants(sites, compiler, story), clock, watchdog=self._watchdog)
+        weakref.finalize(
+            self, self._watchdog.stop
+        )  # a tuning that is never made, after an error between the first run and the meeting
+        trials = Trials(
+            name, ranks, sites, Variants(sites, compiler, story), clock, watchdog=self._watchdog
+        )
         trials.buckets = options.buckets
         ranks.activity.troubles = trials.suspects
         race = Race(options.plan, ONLINE if self._is_beside else None)
-        self.replays = Replayer(ranks, trials, clock, options.reset, settings.deadline_s, sites=sites, start=self._start)
+        self.replays = Replayer(
+            ranks, trials, clock, options.reset, settings.deadline_s, sites=sites, start=self._start
+        )
         if calls is not None:
-            self.replays = OnlineRuns(ranks, trials, clock, settings.deadline_s, sites, race, Pace(options.max_slowdown), calls)
+            self.replays = OnlineRuns(
+                ranks,
+                trials,
+                clock,
+                settings.deadline_s,
+                sites,
+                race,
+                Pace(options.max_slowdown),
+                calls,
+            )
         self.trials = trials
         """The ``Listener`` of its runs, the first one among them."""
         self._context: TuningContext = TuningContext(
@@ -127,7 +159,11 @@ class Tuning:
     @property
     def untuned(self) -> list[Site]:
         """Sites that this rank has met alone, and that wait for a call in which all ranks meet."""
-        return [self._context.sites.met[label] for label in self._context.sites.new] if self.is_alone else []
+        return (
+            [self._context.sites.met[label] for label in self._context.sites.new]
+            if self.is_alone
+            else []
+        )
 
     def tune_after(self, closure: Closure, first: FirstRun, *, is_watched: bool) -> Any:
         """Tune the sites of a ``first`` run of ``closure``; the value of the last run, or of that one where no other may follow.
@@ -139,7 +175,9 @@ class Tuning:
             Exception: what the closure or ``reset`` raises on this rank; the other ranks hear of it.
         """
         context = self._context
-        context.replays.run_s = self._watchdog.first_run_s = time.monotonic() - context.expenses.began
+        context.replays.run_s = self._watchdog.first_run_s = (
+            time.monotonic() - context.expenses.began
+        )
         with self._under_way():
             context.replays.begin(first, is_made=True)
             is_tuned = self._discovered(closure, is_watched=is_watched)
@@ -156,7 +194,9 @@ class Tuning:
                 return self._counted()
             # Its config was in the cache, or other ranks are not here.
             self._context.replays.run_first(closure)
-            if not self.is_alone and self._discovered(closure, is_watched=True):  # kernels inside the function
+            if not self.is_alone and self._discovered(
+                closure, is_watched=True
+            ):  # kernels inside the function
                 return self._finish(closure)
             return self._counted()
 
@@ -205,7 +245,12 @@ class Tuning:
             self._is_cut_off = True
             told = cut_off(context)
             context.story.info(told, shown=True)
-            context.story.broken(told, context.expenses.total().model_dump(), context.replays.n_replays, is_cut_off=True)
+            context.story.broken(
+                told,
+                context.expenses.total().model_dump(),
+                context.replays.n_replays,
+                is_cut_off=True,
+            )
             context.story.flush()
 
     # -- phases --------------------------------------------------------------------------------------------------
@@ -238,14 +283,18 @@ class Tuning:
         untuned_bytes = peak_bytes()
         run_race(self._context, closure)
         endless = self._context.replays.trials.variants.endless
-        return apply_winners(self._context, closure, untuned_bytes, endless and f"{endless}: not tuned")
+        return apply_winners(
+            self._context, closure, untuned_bytes, endless and f"{endless}: not tuned"
+        )
 
     def _counted(self) -> Any:
         """The first run counts: there was nothing to tune, or no other may follow."""
         context = self._context
         context.sites.journal.close(delete=not self.goes_online)
         context.sites.leave_given_up()
-        context.story.debug(f"{context.name}: nothing to tune in {len(context.sites.hits)} autotuned launches with known configs")
+        context.story.debug(
+            f"{context.name}: nothing to tune in {len(context.sites.hits)} autotuned launches with known configs"
+        )
         return context.replays.refuse_first()
 
     # -- around them ---------------------------------------------------------------------------------------------
@@ -265,7 +314,9 @@ class Tuning:
     def _begin(self, *, has_raised: bool = False) -> None:
         self._watchdog.note("the first meeting", Kind.UNLIMITED)
         self._watchdog.watch()
-        self._context.ranks.enter(self._place, f" ({self._context.options.plan})", has_raised=has_raised)
+        self._context.ranks.enter(
+            self._place, f" ({self._context.options.plan})", has_raised=has_raised
+        )
         self._context.expenses.search_began = time.monotonic()
 
     def _end(self, error: BaseException) -> None:
@@ -274,11 +325,17 @@ class Tuning:
         context.compiler.end()
         context.sites.journal.end_with(error)
         for each in self.trials.suspects:
-            error.add_note(f"rank {context.ranks.rank} left {each}, after a collective; if there were more after it, ranks are out of step")
+            error.add_note(
+                f"rank {context.ranks.rank} left {each}, after a collective; if there were more after it, ranks are out of step"
+            )
         if _is_programs_end(error):
             self.tell_cut_off()
         else:
-            context.story.broken(f"{type(error).__name__}: {error}", context.expenses.total().model_dump(), context.replays.n_replays)
+            context.story.broken(
+                f"{type(error).__name__}: {error}",
+                context.expenses.total().model_dump(),
+                context.replays.n_replays,
+            )
         try:
             context.ranks.abort(error)
         finally:

@@ -136,7 +136,19 @@ def kernel(x_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
 def launches(x):
     kernel[(1,)](x, 16)
 '''
-NAMES = ["step", "of_layer", "factory", "cached", "bound", "method", "Layer", "kernel", "launches", "doubled", "made"]
+NAMES = [
+    "step",
+    "of_layer",
+    "factory",
+    "cached",
+    "bound",
+    "method",
+    "Layer",
+    "kernel",
+    "launches",
+    "doubled",
+    "made",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +159,9 @@ def _no_modules_left(monkeypatch: pytest.MonkeyPatch):
 
 
 def unload() -> None:
-    for name in [each for each in sys.modules if each in ("helpers", "program") or each.startswith("lazy_")]:
+    for name in [
+        each for each in sys.modules if each in ("helpers", "program") or each.startswith("lazy_")
+    ]:
         del sys.modules[name]
     importlib.invalidate_caches()
 
@@ -220,9 +234,18 @@ def test_place_comments_and_hash_seed_do_not_count(tmp_path: Path):
     (tmp_path / "helpers.py").write_text("# A comment\n\n" + HELPERS)
     again = "import json, program; from tests.cache.test_fingerprints import NAMES, fingerprint; "
     again += "print(json.dumps({name: fingerprint(vars(program)[name]) for name in NAMES}))"
-    path = os.pathsep.join([str(Path(__file__).parents[2]), str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(Path(__file__).parents[2]), str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    )
     environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", again], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", again],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == here
     assert len(set(here.values())) == len(here)
@@ -230,7 +253,12 @@ def test_place_comments_and_hash_seed_do_not_count(tmp_path: Path):
 
 def test_versions_of_python_do_not_count(unchanged: dict[str, str]):
     """The same digits with Python 3.11, 3.12 and 3.13; a change of them makes all records useless."""
-    digits = {"made": "9b97f05a4f3bf7bf", "Layer": "d0ca771c05adbd77", "doubled": "7d67f0d283452698", "of_layer": "06a5a5806ec2c790"}
+    digits = {
+        "made": "9b97f05a4f3bf7bf",
+        "Layer": "d0ca771c05adbd77",
+        "doubled": "7d67f0d283452698",
+        "of_layer": "06a5a5806ec2c790",
+    }
     assert {name: unchanged[name] for name in digits} == digits
 
 
@@ -259,7 +287,11 @@ def test_versions_of_python_do_not_count(unchanged: dict[str, str]):
         ("% 16 == 0", "% 8 == 0", "kernel launches"),
         ("n, BLOCK: tl", "n, MORE, BLOCK: tl", "kernel launches"),
         (".zero_()", ".fill_(1)", "kernel launches"),
-        ('"BLOCK": 32', '"BLOCK": 64', "launches"),  # the candidates of the kernel itself are stated elsewhere
+        (
+            '"BLOCK": 32',
+            '"BLOCK": 64',
+            "launches",
+        ),  # the candidates of the kernel itself are stated elsewhere
         ("@triton.jit(noinline=True)", "@triton.jit", "kernel launches doubled"),
         ('key=["n"]', 'key=["n"], reset_to_zero=["x_ptr"]', "kernel launches"),
         ('key=["n"]', 'key=["n"], post_hook=pre_hook', "kernel launches"),
@@ -277,11 +309,15 @@ def test_versions_of_python_do_not_count(unchanged: dict[str, str]):
         ("import helpers\n", "import helpers\nunrelated = 7\nUNRELATED = 8\n", ""),
     ],
 )
-def test_what_does_something_else_reads_otherwise(tmp_path: Path, unchanged: dict[str, str], old: str, new: str, changed: str):
+def test_what_does_something_else_reads_otherwise(
+    tmp_path: Path, unchanged: dict[str, str], old: str, new: str, changed: str
+):
     """One change in the program or its helpers changes the fingerprints of all that uses it, and of nothing else."""
     assert (old in PROGRAM) != (old in HELPERS)
     now = fingerprints(tmp_path, PROGRAM.replace(old, new), HELPERS.replace(old, new))
-    assert [name for name in NAMES if now[name] != unchanged[name]] == sorted(changed.split(), key=NAMES.index)
+    assert [name for name in NAMES if now[name] != unchanged[name]] == sorted(
+        changed.split(), key=NAMES.index
+    )
 
 
 def test_what_may_change_while_the_program_runs_is_state():
@@ -301,9 +337,18 @@ def test_what_may_change_while_the_program_runs_is_state():
     before = fingerprint(function)
     assert [function(), function()] == [2, 4]
     assert fingerprint(function) == before != fingerprint(counting(3))
-    one, other = ([with_globals("def f(): return width", width=each) for each in (n, [n], {"n": n})] for n in (1, 2))
+    one, other = (
+        [with_globals("def f(): return width", width=each) for each in (n, [n], {"n": n})]
+        for n in (1, 2)
+    )
     assert [*map(fingerprint, one)] == [*map(fingerprint, other)]
-    one, other = ([with_globals("def f(): return width", width=each) for each in (tl.constexpr(n), returning(n))] for n in (1, 2))
+    one, other = (
+        [
+            with_globals("def f(): return width", width=each)
+            for each in (tl.constexpr(n), returning(n))
+        ]
+        for n in (1, 2)
+    )
     assert not {*map(fingerprint, one)} & {*map(fingerprint, other)}
 
 
@@ -336,7 +381,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("from .inner import deepest\n    return deepest(x)", "lazy_pack.inner"),
     ],
 )
-def test_an_import_within_a_function_is_followed_if_it_is_loaded(folder: Path, form: str, module: str):
+def test_an_import_within_a_function_is_followed_if_it_is_loaded(
+    folder: Path, form: str, module: str
+):
     """Otherwise it is named, and nothing is loaded for that."""
     (folder / "lazy_user.py").write_text(f"def f(x):\n    {form}\n")
 
@@ -366,7 +413,13 @@ def test_what_is_not_followed_is_named(folder: Path):
         "def f(x, name):\n    import json, torch.nn, math\n    from lazy_absent import one, two\n    import lazy_broken\n"
         "    import importlib\n    importlib.import_module(name)\n    from ....beyond import all\n"
     )
-    expected = ["....beyond.all", "import_module(...)", "lazy_absent.one", "lazy_absent.two", "lazy_broken"]
+    expected = [
+        "....beyond.all",
+        "import_module(...)",
+        "lazy_absent.one",
+        "lazy_absent.two",
+        "lazy_broken",
+    ]
     assert read_code(importlib.import_module("lazy_user").f).not_followed == expected
 
 
@@ -380,7 +433,9 @@ def test_a_file_that_has_changed_since_it_was_loaded_does_not_count(folder: Path
 
 
 @pytest.mark.once
-def test_an_edit_of_a_helper_tunes_anew(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_edit_of_a_helper_tunes_anew(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Comments and layout of a helper that the tuned function calls do not; the record says which import is not in its source."""
     quiet(monkeypatch, tmp_path)
     (folder / "lazy_step.py").write_text(
@@ -390,13 +445,17 @@ def test_an_edit_of_a_helper_tunes_anew(folder: Path, tmp_path: Path, monkeypatc
 
     def is_hit() -> bool:
         unload()
-        tuned = autotune(BLOCKS, None, n_warmup=0, n_repeat=1)(importlib.import_module("lazy_step").step)
+        tuned = autotune(BLOCKS, None, n_warmup=0, n_repeat=1)(
+            importlib.import_module("lazy_step").step
+        )
         tuned(torch.ones(2))
         assert tuned.records[0].not_followed == ["lazy_absent.one"]
         return bool(tuned.records[0].is_recalled)
 
     assert [is_hit(), is_hit()] == [False, True]
-    (folder / "lazy_deeper.py").write_text("# words\n\ndef deep(x):\n    return (x\n            + 1)\n")
+    (folder / "lazy_deeper.py").write_text(
+        "# words\n\ndef deep(x):\n    return (x\n            + 1)\n"
+    )
     assert is_hit()
     (folder / "lazy_deeper.py").write_text("def deep(x):\n    return x + 2 - 1\n")
     assert [is_hit(), is_hit()] == [False, True]
@@ -408,7 +467,10 @@ def test_code_without_a_source_is_read():
         *(f"def f({arguments}): return x" for arguments in ("x", "*x", "x, /", "x, y")),
         *("def f(x): return f(x - 1)", "def f(x): yield x", "f = lambda x: x * 2"),
         *(f"def f(x): return g(x)\ndef g(x): return f({argument})" for argument in ("x", "-x")),
-        *(f"def f(x):\n    try: return x\n    except {error}: return 1" for error in ("OSError", "ValueError")),
+        *(
+            f"def f(x):\n    try: return x\n    except {error}: return 1"
+            for error in ("OSError", "ValueError")
+        ),
         *(f"def f(x): return [y * {n} for y in x]" for n in (2, 3)),
         *(f"class f:\n    def g(self): return {n}" for n in (1, 2)),
     ]
@@ -442,10 +504,53 @@ class Mode(enum.Enum):
 
 
 VALUES: list[Any] = [
-    *(None, True, 1, 1.0, "1", b"1", (1,), [1], {1: 1}, {1}, (), 2, -0.0, 0.0, float("nan"), float("inf"), "", 1 << 70, 10**5000),
-    *(torch.float16, torch.float32, torch.empty(2), torch.empty(3), torch.empty(2, dtype=torch.int8), torch.empty(2, 1)),
-    *(tl.float16, tl.bfloat16, tl.constexpr(3), tl.constexpr(4), triton.Config({"A": 1}), triton.Config({"A": 2})),
-    *(np.int64(1), np.int64(2), np.zeros(2), np.zeros(3), np.dtype("f4"), range(3), "x" * 5000, "x" * 4999 + "y"),
+    *(
+        None,
+        True,
+        1,
+        1.0,
+        "1",
+        b"1",
+        (1,),
+        [1],
+        {1: 1},
+        {1},
+        (),
+        2,
+        -0.0,
+        0.0,
+        float("nan"),
+        float("inf"),
+        "",
+        1 << 70,
+        10**5000,
+    ),
+    *(
+        torch.float16,
+        torch.float32,
+        torch.empty(2),
+        torch.empty(3),
+        torch.empty(2, dtype=torch.int8),
+        torch.empty(2, 1),
+    ),
+    *(
+        tl.float16,
+        tl.bfloat16,
+        tl.constexpr(3),
+        tl.constexpr(4),
+        triton.Config({"A": 1}),
+        triton.Config({"A": 2}),
+    ),
+    *(
+        np.int64(1),
+        np.int64(2),
+        np.zeros(2),
+        np.zeros(3),
+        np.dtype("f4"),
+        range(3),
+        "x" * 5000,
+        "x" * 4999 + "y",
+    ),
     *((1, (2, 3)), ((1, 2), 3), [[1], 2], [[1, 2]], {"a": {"b": 1}}, {"a": {"b": 2}}, *Mode),
     *(len, max, returning, fingerprint, threading.Lock(), enum.Enum, torch.device("cpu")),
 ]
@@ -536,7 +641,20 @@ def refuse(*args: object, **kwargs: object) -> Any:
     raise RuntimeError("asked")
 
 
-QUESTIONS = ("repr", "str", "hash", "eq", "len", "iter", "bool", "call", "format", "getattr", "getattribute", "getitem")
+QUESTIONS = (
+    "repr",
+    "str",
+    "hash",
+    "eq",
+    "len",
+    "iter",
+    "bool",
+    "call",
+    "format",
+    "getattr",
+    "getattribute",
+    "getitem",
+)
 
 
 class RefusingMeta(type):
@@ -550,7 +668,10 @@ class Partial(functools.partial[Any]):
 @functools.cache
 def nasty() -> dict[str, Any]:
     refusing: dict[str, Any] = {f"__{name}__": refuse for name in QUESTIONS}
-    kinds: list[Any] = [type(f"Nasty_{base.__name__}", (base,), refusing) for base in (object, str, int, tuple, list, dict, set)]
+    kinds: list[Any] = [
+        type(f"Nasty_{base.__name__}", (base,), refusing)
+        for base in (object, str, int, tuple, list, dict, set)
+    ]
     cyclic: list[Any] = [{}]
     cyclic[0]["again"] = cyclic
     deep: list[Any] = []
@@ -563,8 +684,12 @@ def nasty() -> dict[str, Any]:
     lazy.__getattr__ = refuse  # type: ignore[method-assign]
     return {
         **{kind.__name__: kind.__new__(kind) for kind in kinds},
-        "class attribute": type("Nasty", (), {"p": property(refuse), "__class__": property(refuse)})(),
-        "dict property": type("Nasty", (), {"__dict__": property(refuse), "__module__": 5, "__slots__": ()})(),
+        "class attribute": type(
+            "Nasty", (), {"p": property(refuse), "__class__": property(refuse)}
+        )(),
+        "dict property": type(
+            "Nasty", (), {"__dict__": property(refuse), "__module__": 5, "__slots__": ()}
+        )(),
         "metaclass": object.__new__(RefusingMeta("Nasty", (), {})),  # type: ignore[arg-type]
         "class": RefusingMeta("Nasty", (), {}),
         "cyclic": cyclic,
@@ -596,7 +721,10 @@ def test_nothing_raises_and_nothing_hides_the_code_beside_it(name: str):
         [returning(thing, 1), returning(thing, 2)],
         [with_globals(f"def f(): return odd.a, {n}", odd=thing) for n in (1, 2)],
         [with_globals(f"def f(): return ODD, {n}", ODD=[thing]) for n in (1, 2)],
-        [with_globals(f"class f:\n    ODD = odd\n    def g(self): return {n}", odd=thing) for n in (1, 2)],
+        [
+            with_globals(f"class f:\n    ODD = odd\n    def g(self): return {n}", odd=thing)
+            for n in (1, 2)
+        ],
         [with_globals(f"def f(x={{1: odd}}, *, y=odd): return {n}", odd=thing) for n in (1, 2)],
     ):
         one, other = map(fingerprint, places)
@@ -613,11 +741,22 @@ def seconds(function: object) -> float:
 
 def test_huge_values_take_no_time():
     """Captured or a constant of the module: their start counts, and their length; what is beyond four thousand elements does not."""
-    for value in (range(10**9), [0] * 10**6, {n: str(n) for n in range(10**5)}, set(map(str, range(10**5))), "x" * 10**7, 1 << 10**6):
+    for value in (
+        range(10**9),
+        [0] * 10**6,
+        {n: str(n) for n in range(10**5)},
+        set(map(str, range(10**5))),
+        "x" * 10**7,
+        1 << 10**6,
+    ):
         assert seconds(returning(value)) < 1
         assert seconds(with_globals("def f(): return VALUE", VALUE=value)) < 1
     one, other = [0] * 10**5, [0] * (10**5 - 1) + [1]
-    assert fingerprint(returning(one)) == fingerprint(returning(other)) != fingerprint(returning(one[:-1]))
+    assert (
+        fingerprint(returning(one))
+        == fingerprint(returning(other))
+        != fingerprint(returning(one[:-1]))
+    )
 
 
 def test_many_callees_take_no_time():
@@ -625,10 +764,17 @@ def test_many_callees_take_no_time():
     many = {f"g{n:04}": returning(n) for n in range(3000)}
     thousand = f"def f(): return [{','.join(sorted(many)[:1000])}]"
     everything = f"def f(): return [{','.join(many)}]"
-    chain = "\n".join(f"def f{n}(x): return f{n + 1}(x)" for n in range(1500)) + "\nf = f0\ndef f1500(x): return "
+    chain = (
+        "\n".join(f"def f{n}(x): return f{n + 1}(x)" for n in range(1500))
+        + "\nf = f0\ndef f1500(x): return "
+    )
     same, other = {"g2999": returning(-1)}, {"g0999": returning(-1)}
-    assert fingerprint(with_globals(thousand, **many)) != fingerprint(with_globals(thousand, **many | other))
-    assert fingerprint(with_globals(everything, **many)) == fingerprint(with_globals(everything, **many | same))
+    assert fingerprint(with_globals(thousand, **many)) != fingerprint(
+        with_globals(thousand, **many | other)
+    )
+    assert fingerprint(with_globals(everything, **many)) == fingerprint(
+        with_globals(everything, **many | same)
+    )
     assert fingerprint(with_globals(chain + "x")) != fingerprint(with_globals(chain + "-x"))
     assert seconds(with_globals(everything, **many)) < 1
 

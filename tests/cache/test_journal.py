@@ -65,14 +65,18 @@ def test_a_damaged_line_ends_the_file(tmp_path: Path, monkeypatch: pytest.Monkey
         assert held(large) == [1]
 
 
-def test_a_file_system_without_locks_keeps_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_system_without_locks_keeps_no_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """And no other job is waited for because of it."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.lockf", refuse)
-    with pytest.warns(UserWarning, match="tuning goes on without its journal: .*No locks available"):
+    with pytest.warns(
+        UserWarning, match="tuning goes on without its journal: .*No locks available"
+    ):
         file = Journal(tmp_path / "one.jsonl")
     assert (file.is_over, file.is_taken) == (True, False)
 
@@ -147,8 +151,13 @@ def test_what_is_no_file_of_ours_is_left_alone(tmp_path: Path, kind: str):
         path.symlink_to(target)
     else:
         (os.mkfifo if kind == "fifo" else os.mkdir)(path)
-    with pytest.warns(UserWarning, match="tunings are not kept" if kind == "below a file" else "goes on without its journal"):
+    with pytest.warns(
+        UserWarning,
+        match="tunings are not kept" if kind == "below a file" else "goes on without its journal",
+    ):
         assert Journal(path).is_over
     with pytest.warns(UserWarning, match="the quarantine of kernel A is not kept"):
-        quarantine(path, QuarantinedConfig(kernel="kernel", key="[1]", config="A", rank=0, since=1.0))
+        quarantine(
+            path, QuarantinedConfig(kernel="kernel", key="[1]", config="A", rank=0, since=1.0)
+        )
     assert (target.read_text(), read_quarantine(path)) == ("mine", [])

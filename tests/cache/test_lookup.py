@@ -31,7 +31,9 @@ UNMEASURED = [candidate(i, latency_ms=None, closure_ms=None, n_replays=0) for i 
 def lookup(folder: Path, log: Any = None, *, is_used: bool = True, **settings: Any) -> CacheLookup:
     values = {"cache_dir": str(folder), "cache_path": "", **settings}
     made = Settings.model_construct(**{**Settings().model_dump(), **values})
-    return CacheLookup(made, log or mock.Mock(Story), is_used=is_used, world_size=2, ranks_per_host=2)
+    return CacheLookup(
+        made, log or mock.Mock(Story), is_used=is_used, world_size=2, ranks_per_host=2
+    )
 
 
 def found(**changes: Any) -> TuningRecord:
@@ -45,7 +47,12 @@ def kept(folder: Path, *records: TuningRecord) -> Path:
     return folder
 
 
-def look_up(mine: CacheLookup, texts: list[str] = TEXTS, named: tuple[str, str] = NAMED, source: str = SOURCE) -> Any:
+def look_up(
+    mine: CacheLookup,
+    texts: list[str] = TEXTS,
+    named: tuple[str, str] = NAMED,
+    source: str = SOURCE,
+) -> Any:
     return mine.look_up(SITE, named, lambda: source, texts)
 
 
@@ -79,13 +86,21 @@ def test_what_was_kept_is_found(tmp_path: Path):
     ],
 )
 def test_a_miss_tells_a_new_shape_from_a_record_that_does_not_count(
-    tmp_path: Path, named: tuple[str, str], source: str, texts: list[str], differing: list[str], is_stale: bool
+    tmp_path: Path,
+    named: tuple[str, str],
+    source: str,
+    texts: list[str],
+    differing: list[str],
+    is_stale: bool,
 ):
     """Prune rules may leave another list for another shape; another code, version or device is no matter of the shape."""
     mine = lookup(kept(tmp_path, found()))
     look_up(mine, texts, named, source)
     miss = mine.reason_of_miss(SITE)
-    assert ([each for each in differing if each not in miss.reason], miss.is_stale) == ([], is_stale)
+    assert ([each for each in differing if each not in miss.reason], miss.is_stale) == (
+        [],
+        is_stale,
+    )
 
 
 def test_a_rank_that_shall_tune_finds_nothing_and_says_so(tmp_path: Path):
@@ -99,7 +114,9 @@ def test_a_rank_that_shall_tune_finds_nothing_and_says_so(tmp_path: Path):
     mine.keep(found())
     assert (mine.folder, mine.source(SITE), mine.prior_times(SITE, TEXTS).times) == ("", "", {})
     one, other = lookup(tmp_path / "cache"), lookup(tmp_path / "cache")
-    assert (one.folder, (tmp_path / "cache").exists()) == ("", False), "nothing is made before a look-up"
+    assert (one.folder, (tmp_path / "cache").exists()) == ("", False), (
+        "nothing is made before a look-up"
+    )
     asked(one)
     asked(other)
     assert one.folder == other.folder != ""
@@ -113,11 +130,19 @@ def test_other_software_is_overlooked_with_a_warning(tmp_path: Path):
     assert asked(lookup(tmp_path, log, version_check=False))[0] is not None
     (told,), shown = log.warning.call_args
     assert shown == {"shown": True}
-    assert f"tuned with torch 1.0, here {HERE.torch}, triton 2.7, here {HERE.triton} (DIST_TUNE_VERSION_CHECK=0)" in told
+    assert (
+        f"tuned with torch 1.0, here {HERE.torch}, triton 2.7, here {HERE.triton} (DIST_TUNE_VERSION_CHECK=0)"
+        in told
+    )
 
 
 HOURS = [found().tuned_at.replace(hour=hour) for hour in (20, 22)]
-DAMAGED = [candidate(0, latency_ms=None, failure="rank 1: no"), candidate(1), candidate(2, latency_ms=0.0), candidate(3, closure_ms=None)]
+DAMAGED = [
+    candidate(0, latency_ms=None, failure="rank 1: no"),
+    candidate(1),
+    candidate(2, latency_ms=0.0),
+    candidate(3, closure_ms=None),
+]
 SMALL = found(candidates=[candidate(0), candidate(1)], tuned_at=HOURS[0])
 
 
@@ -137,16 +162,30 @@ SMALL = found(candidates=[candidate(0), candidate(1)], tuned_at=HOURS[0])
     ],
 )  # fmt: skip
 def test_times_of_another_list_are_known(
-    tmp_path: Path, records: list[TuningRecord], texts: list[str], times_ms: dict[int, float], winner: int | None
+    tmp_path: Path,
+    records: list[TuningRecord],
+    texts: list[str],
+    times_ms: dict[int, float],
+    winner: int | None,
 ):
     """With all that is needed to keep them in the new record."""
     mine = lookup(kept(tmp_path, *records))
     look_up(mine, texts)
     prior = mine.prior_times(SITE, texts)
-    assert ({i: times.kernel_ms for i, times in prior.times.items()}, prior.winner) == (times_ms, winner)
-    (i, times), original = next(iter(prior.times.items())), {each.config: each for each in records[-1].candidates}
+    assert ({i: times.kernel_ms for i, times in prior.times.items()}, prior.winner) == (
+        times_ms,
+        winner,
+    )
+    (i, times), original = (
+        next(iter(prior.times.items())),
+        {each.config: each for each in records[-1].candidates},
+    )
     kept_of = original[texts[i]]
-    assert (times.closure_ms, times.spread_ms, times.n_replays) == (kept_of.closure_ms, kept_of.spread_ms, kept_of.n_replays)
+    assert (times.closure_ms, times.spread_ms, times.n_replays) == (
+        kept_of.closure_ms,
+        kept_of.spread_ms,
+        kept_of.n_replays,
+    )
     assert times.rank_latencies_ms == kept_of.rank_latencies_ms
 
 
@@ -163,7 +202,16 @@ def test_a_choice_is_kept_only_if_it_was_measured(tmp_path: Path):
     assert Cache(tmp_path).entries() == []
     for each in (alone, found(), found(environment=older), found(key="[1]")):
         assert mine.keep(each)
-        assert len([path for path in tmp_path.glob("*/*.json") if path.stem.startswith(mine.record_id(each))]) == 1
+        assert (
+            len(
+                [
+                    path
+                    for path in tmp_path.glob("*/*.json")
+                    if path.stem.startswith(mine.record_id(each))
+                ]
+            )
+            == 1
+        )
 
 
 # -- keys that differ --------------------------------------------------------------------------------------------------
@@ -177,14 +225,22 @@ def test_the_nearest_record_differs_in_the_fewest_fields():
     """Of equals the newest; a record of another kernel is near nothing."""
     far = record(source="x", environment=environment(triton="3.9.0"))
     near = [record(source="x", tuned_at=NOON + timedelta(days=day)) for day in (0, 2, 1)]
-    for records, chosen in (([far, *near], near[1]), ([far], far), ([record(kernel="other")], None), ([], None)):
+    for records, chosen in (
+        ([far, *near], near[1]),
+        ([far], far),
+        ([record(kernel="other")], None),
+        ([], None),
+    ):
         assert nearest(wanted(), records) == chosen
 
 
 @pytest.mark.parametrize(
     ("recorded", "reason"),
     [
-        ({"environment": environment(triton="3.9.0")}, "triton: 3.6.0 here, 3.9.0 in the record. DIST_TUNE_VERSION_CHECK=0 accepts it."),
+        (
+            {"environment": environment(triton="3.9.0")},
+            "triton: 3.6.0 here, 3.9.0 in the record. DIST_TUNE_VERSION_CHECK=0 accepts it.",
+        ),
         (
             {"environment": environment(cuda=None, torch="2.9")},
             "torch: 2.13.0 here, 2.9 in the record; cuda: 13.0 here, None in the record.",
@@ -192,18 +248,27 @@ def test_the_nearest_record_differs_in_the_fewest_fields():
         ({"environment": environment(world_size=8)}, "world_size: 4 here, 8 in the record."),
         ({"source": "x"}, "source: the code of model.gemm, or of something it calls, has changed."),
         ({"n_candidates": 5}, "candidates: the list of configs to choose from is another."),
-        ({"key": "x" * 1000}, "key: [4096,2752,torch.bfloat16] here, " + "x" * 120 + "... in the record."),
+        (
+            {"key": "x" * 1000},
+            "key: [4096,2752,torch.bfloat16] here, " + "x" * 120 + "... in the record.",
+        ),
         ({"source": "x", "key": "[1]"}, "has changed; key: [4096"),
     ],
 )
 def test_an_explanation_names_what_differs(recorded: dict[str, Any], reason: str):
     """With both values where a person can compare them, and with what to do where something can be done."""
     text = explain(wanted(), [record(**recorded)])
-    assert text.startswith("The nearest record of model.gemm (tuned 2026-03-01 12:00 UTC) differs in ")
+    assert text.startswith(
+        "The nearest record of model.gemm (tuned 2026-03-01 12:00 UTC) differs in "
+    )
     assert reason in text
-    assert ("VERSION_CHECK" in text) == (set(recorded) == {"environment"} and "world_size" not in text)
+    assert ("VERSION_CHECK" in text) == (
+        set(recorded) == {"environment"} and "world_size" not in text
+    )
     assert explain(wanted(), [record(kernel="other")]) == "There is no record of model.gemm."
-    assert explain(wanted(), [record(), record(source="x")]).startswith("There is a record of model.gemm that fits (tuned 2026")
+    assert explain(wanted(), [record(), record(source="x")]).startswith(
+        "There is a record of model.gemm that fits (tuned 2026"
+    )
 
 
 def won(**recorded: Any) -> Won:
@@ -259,13 +324,30 @@ def test_a_near_shape_is_of_the_same_code_and_the_newest_of_equals():
         assert found is nearest_usable(wanted(key="[64]"), records[::-1], TEXTS)
         return found
 
-    near, newer, far = (won(key=key, tuned_at=NOON + timedelta(days=day)) for key, day in (("[32]", 0), ("[32]", 1), ("[512]", 2)))
-    elsewhere, older = won(key="[64]", environment=environment(device="x")), won(key="[32]", environment=environment(torch="x"))
+    near, newer, far = (
+        won(key=key, tuned_at=NOON + timedelta(days=day))
+        for key, day in (("[32]", 0), ("[32]", 1), ("[512]", 2))
+    )
+    elsewhere, older = (
+        won(key="[64]", environment=environment(device="x")),
+        won(key="[32]", environment=environment(torch="x")),
+    )
     assert best(near, newer, far) == best(newer, older) == newer
-    assert (best(elsewhere, far), best(elsewhere, older), best(elsewhere)) == (far, older, elsewhere)
+    assert (best(elsewhere, far), best(elsewhere, older), best(elsewhere)) == (
+        far,
+        older,
+        elsewhere,
+    )
     alone = won(key="[512]", environment=environment(world_size=1, ranks_per_host=1))
-    assert (best(elsewhere, alone), best(alone, far)) == (alone, far)  # tuned on one GPU, served on several
-    assert best(won(key="[64]", source="x")) is nearest_usable(wanted(key="[64]"), [near], TEXTS[:0]) is None
+    assert (best(elsewhere, alone), best(alone, far)) == (
+        alone,
+        far,
+    )  # tuned on one GPU, served on several
+    assert (
+        best(won(key="[64]", source="x"))
+        is nearest_usable(wanted(key="[64]"), [near], TEXTS[:0])
+        is None
+    )
 
 
 @given(st.text("0123456789.+-eE'\"\\:,[] \nfx٣", min_size=1, max_size=60))
@@ -274,7 +356,17 @@ def test_any_text_is_a_key(key: str):
     assert shape_of(key, "0", key) in (key, "0")
 
 
-@pytest.mark.parametrize("key", ["'\\" * 50_000, "'\"" * 50_000 + "'", "1" * 100_000, "1.e" * 50_000, "-" * 100_000, "a:" * 50_000])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "'\\" * 50_000,
+        "'\"" * 50_000 + "'",
+        "1" * 100_000,
+        "1.e" * 50_000,
+        "-" * 100_000,
+        "a:" * 50_000,
+    ],
+)
 def test_a_long_key_takes_no_long_time(key: str):
     """Files may hold any text; reading a key takes time in proportion to its length."""
     began = time.thread_time()

@@ -27,11 +27,18 @@ def mask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def modes(folder: Path) -> tuple[set[str], set[str]]:
     """Modes of all folders with this one, and of all files."""
-    found = [(each.is_dir(), f"{stat.S_IMODE(each.stat().st_mode):04o}") for each in (folder, *folder.rglob("*"))]
-    return {mode for is_folder, mode in found if is_folder}, {mode for is_folder, mode in found if not is_folder}
+    found = [
+        (each.is_dir(), f"{stat.S_IMODE(each.stat().st_mode):04o}")
+        for each in (folder, *folder.rglob("*"))
+    ]
+    return {mode for is_folder, mode in found if is_folder}, {
+        mode for is_folder, mode in found if not is_folder
+    }
 
 
-def test_the_group_of_a_shared_folder_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int):
+def test_the_group_of_a_shared_folder_is_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int
+):
     """A set-group-ID bit of the folder is in those made in it. An export, which is to be handed on, follows the umask as any file."""
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o2770)
@@ -42,7 +49,9 @@ def test_the_group_of_a_shared_folder_is_handed_on(tmp_path: Path, monkeypatch: 
     assert modes(tmp_path / "export.json") == (set(), {f"{0o666 & ~mask:04o}"})
 
 
-@pytest.mark.parametrize(("shared", "folders", "files"), [("", "0700", "0600"), ("1", "0770", "0660")])
+@pytest.mark.parametrize(
+    ("shared", "folders", "files"), [("", "0700", "0600"), ("1", "0770", "0660")]
+)
 def test_a_tuning_makes_private_files_or_the_groups_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: str, folders: str, files: str
 ):
@@ -58,7 +67,11 @@ def test_a_tuning_makes_private_files_or_the_groups_as_well(
 
     autotune(BLOCKS, lambda x: x, **{**QUICK, "cache": True})(step)(1)
     path = tmp_path / "made" / "cache" / "quarantine" / "x.jsonl"
-    quarantine(path, QuarantinedConfig(kernel="f", key="k", config="c", rank=0, since=1.0), SHARED if shared else PRIVATE)
+    quarantine(
+        path,
+        QuarantinedConfig(kernel="f", key="k", config="c", rank=0, since=1.0),
+        SHARED if shared else PRIVATE,
+    )
     assert {(*made[0], *made[1]) for made in seen if made[1]} == {(folders, files)}
     assert modes(tmp_path / "made" / "cache") == ({folders}, {files})
     assert modes(tmp_path / "made" / "logs") == ({"0700"}, {"0600"})

@@ -22,7 +22,12 @@ from tests.cached_records import candidate, environment, record
 from tests.programs import of_checkout, run_python
 
 N_PROCESSES, N_ROUNDS, N_KILLED = 8, 15, 10
-SITES = [(name, key, triton) for name in ("gemm", "a/b", "reduce") for key in ("[64]", "[128]") for triton in ("3.6.0", "3.9.0")]
+SITES = [
+    (name, key, triton)
+    for name in ("gemm", "a/b", "reduce")
+    for key in ("[64]", "[128]")
+    for triton in ("3.6.0", "3.9.0")
+]
 
 
 @pytest.mark.processes
@@ -34,7 +39,9 @@ def test_many_processes_lose_nothing_and_killed_ones_leave_whole_files(tmp_path:
     done = run_python(__file__, tmp_path, cwd=tmp_path, env=of_checkout(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     stored: set[str] = set(json.loads(done.stdout.splitlines()[-1]))
-    assert {str(path) for path in (tmp_path / "race").rglob("*") if path.is_file()} == stored, "something was lost, or left behind"
+    assert {str(path) for path in (tmp_path / "race").rglob("*") if path.is_file()} == stored, (
+        "something was lost, or left behind"
+    )
     killed = [path for path in (tmp_path / "kill").rglob("*") if path.is_file()]
     assert sorted(path.suffix for path in killed) == [".json"] * len(SITES) + [".tmp"] * N_KILLED
     for path in (*map(Path, stored), *(each for each in killed if each.suffix == ".json")):
@@ -43,7 +50,11 @@ def test_many_processes_lose_nothing_and_killed_ones_leave_whole_files(tmp_path:
 
 def tuning(site: tuple[str, str, str], n_samples: int) -> TuningRecord:
     name, key, triton = site
-    measured = [candidate(0), candidate(1, n_replays=n_samples), *(candidate(index) for index in range(2, 30))]
+    measured = [
+        candidate(0),
+        candidate(1, n_replays=n_samples),
+        *(candidate(index) for index in range(2, 30)),
+    ]
     return record(kernel=name, key=key, candidates=measured, environment=environment(triton=triton))
 
 
@@ -78,7 +89,9 @@ def stopped(folder: Path, n_written: int, writing: Any) -> None:
 
 def main(race: Path, kill: Path) -> None:
     """Print the paths of the race; the others lie in ``kill``."""
-    warnings.simplefilter("error")  # nothing is broken here, and a lost file would only be a warning
+    warnings.simplefilter(
+        "error"
+    )  # nothing is broken here, and a lost file would only be a warning
     context = get_context("fork")
     for site in SITES:
         Cache(kill).store(tuning(site, 0))
@@ -90,7 +103,11 @@ def main(race: Path, kill: Path) -> None:
         process.kill()
         process.join()
     with ProcessPoolExecutor(N_PROCESSES, context) as pool:
-        print(json.dumps(sorted(set[str]().union(*pool.map(raced, [race] * N_PROCESSES, range(N_PROCESSES))))))
+        print(
+            json.dumps(
+                sorted(set[str]().union(*pool.map(raced, [race] * N_PROCESSES, range(N_PROCESSES))))
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,12 @@ def url(tmp_path: Path) -> Iterator[str]:
     MemoryFileSystem.store.clear()
 
 
-def named(monkeypatch: pytest.MonkeyPatch, *folders: Path | str, own: Path | str = "/dev/null/own", deadline_s: float = 3600.0) -> Cache:
+def named(
+    monkeypatch: pytest.MonkeyPatch,
+    *folders: Path | str,
+    own: Path | str = "/dev/null/own",
+    deadline_s: float = 3600.0,
+) -> Cache:
     """The cache of these variables."""
     monkeypatch.setenv("DIST_TUNE_CACHE_PATH", ":".join(map(str, folders)))
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(own))
@@ -49,7 +54,9 @@ def in_memory(url: str) -> str:
     return f"{url.removeprefix('memory:/')}/{place_of(KEY)}"
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, name: str, before: Callable[[], object] = lambda: None) -> list[str]:
+def counted(
+    monkeypatch: pytest.MonkeyPatch, name: str, before: Callable[[], object] = lambda: None
+) -> list[str]:
     """Paths for which a method of the store is called, after ``before``."""
     calls, method = list[str](), getattr(MemoryFileSystem, name)
 
@@ -62,7 +69,9 @@ def counted(monkeypatch: pytest.MonkeyPatch, name: str, before: Callable[[], obj
     return calls
 
 
-def test_a_record_behind_a_url_is_found_and_copied(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_record_behind_a_url_is_found_and_copied(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """If no folder has one; the copy is found next, without a question. Nothing is written behind a URL that does not stand first."""
     put(url)
     asked, written = counted(monkeypatch, "cat_file"), counted(monkeypatch, "pipe_file")
@@ -72,7 +81,9 @@ def test_a_record_behind_a_url_is_found_and_copied(url: str, tmp_path: Path, mon
     assert (len(asked), written) == (1, [])
 
 
-def test_a_url_that_stands_first_is_written(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_url_that_stands_first_is_written(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """And DIST_TUNE_CACHE_DIR, or the default if that is the URL; also where this machine keeps nothing."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for cache, own in (
@@ -117,7 +128,11 @@ def test_a_broken_record_behind_a_url_costs_one_warning(
     put(url, record_bytes(other), other.cache_key)
     cache = named(monkeypatch, tmp_path, url)
     with warned(f"cache file {url}/{place_of(KEY)} is not used: ") as told:
-        assert [cache.find(KEY), cache.find(KEY), cache.find(other.cache_key)] == [None, None, other]
+        assert [cache.find(KEY), cache.find(KEY), cache.find(other.cache_key)] == [
+            None,
+            None,
+            other,
+        ]
     assert reason in str(told[0].message)
     assert len(list(tmp_path.rglob("*.json"))) == 1
 
@@ -129,22 +144,33 @@ def raises(error: Exception) -> Callable[[], object]:
     return fail
 
 
-def test_a_store_that_refuses_is_asked_once(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_store_that_refuses_is_asked_once(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """By a process, whose folders go on to count; one that may not be written is read."""
     put(url)
     written = counted(monkeypatch, "pipe_file", raises(PermissionError("Access Denied")))
     cache = named(monkeypatch, url, own=tmp_path)
-    with warned(f"records in {url} are not written any more by this process, which goes on with this machine's folders: PermissionError"):
+    with warned(
+        f"records in {url} are not written any more by this process, which goes on with this machine's folders: PermissionError"
+    ):
         for key in ("[1]", "[2]"):
             assert kept(cache, record(key=key)).is_relative_to(tmp_path)
     assert (len(written), cache.find(KEY)) == (1, record())
     asked = counted(monkeypatch, "cat_file", raises(RuntimeError("the endpoint\nis down")))
-    with warned("not read any more by this process, which goes on with this machine's folders: RuntimeError: the endpoint"):
-        assert [named(monkeypatch, url, own=tmp_path).find(record(kernel=name).cache_key) for name in "abc"] == [None] * 3
+    with warned(
+        "not read any more by this process, which goes on with this machine's folders: RuntimeError: the endpoint"
+    ):
+        assert [
+            named(monkeypatch, url, own=tmp_path).find(record(kernel=name).cache_key)
+            for name in "abc"
+        ] == [None] * 3
     assert len(asked) == 1
 
 
-def test_a_store_that_hangs_is_left_behind_once(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_store_that_hangs_is_left_behind_once(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """When its time, a quarter of the deadline, is over; nothing is asked or written after that."""
     is_asked, goes_on = threading.Event(), threading.Event()
 
@@ -172,7 +198,12 @@ def passed_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize(("deadline_s", "limit"), [(16.0, "4 s"), (3600.0, "5 s")])
 def test_a_store_that_is_slow_is_left_alone_when_its_seconds_are_spent(
-    deadline_s: float, limit: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed_s: list[float]
+    deadline_s: float,
+    limit: str,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    passed_s: list[float],
 ):
     """A quarter of the deadline and never more than five, of all questions together, because each of them holds up the first run."""
 
@@ -180,7 +211,10 @@ def test_a_store_that_is_slow_is_left_alone_when_its_seconds_are_spent(
         passed_s.append(2.5)
         threading.Event().wait(0.02)  # longer than no time at all, which is then left for an answer
 
-    asked, cache = counted(monkeypatch, "cat_file", slowly), named(monkeypatch, url, own=tmp_path, deadline_s=deadline_s)
+    asked, cache = (
+        counted(monkeypatch, "cat_file", slowly),
+        named(monkeypatch, url, own=tmp_path, deadline_s=deadline_s),
+    )
     with warned(f"it has not answered within {limit}"):
         for n in range(40):
             cache.find(record(kernel=f"k{n}").cache_key)
@@ -194,7 +228,9 @@ def test_quick_answers_are_free(url: str, monkeypatch: pytest.MonkeyPatch, passe
     assert ([remote.read(str(n), 9) for n in range(400)], len(asked)) == ([None] * 400, 400)
 
 
-def test_a_store_that_has_folders_gets_the_one_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_store_that_has_folders_gets_the_one_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """As file:// does, where s3:// has none."""
     cache = named(monkeypatch, f"file://{tmp_path}/team", own=tmp_path / "own")
     kept(cache, record())
@@ -204,15 +240,25 @@ def test_a_store_that_has_folders_gets_the_one_it_lacks(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("url", "missing", "told"),
     [
-        ("s3://bucket/x", "s3fs", ": pip install fsspec and what it needs for this store, s3fs for s3://"),
+        (
+            "s3://bucket/x",
+            "s3fs",
+            ": pip install fsspec and what it needs for this store, s3fs for s3://",
+        ),
         ("memory://x", "fsspec.core", ": pip install fsspec"),
         ("nothing://x", "no_module", "not known: nothing"),
     ],
 )
-def test_a_missing_package_is_one_warning_that_names_it(url: str, missing: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_package_is_one_warning_that_names_it(
+    url: str, missing: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     kept(Cache(tmp_path), record())
     cache = named(monkeypatch, url, own=tmp_path)
     monkeypatch.setitem(sys.modules, missing, None)
     with warned(f"{url} are not read any more") as warning:
-        assert [cache.find(record(kernel=name).cache_key) for name in ("a", "b", KEY.name)] == [None, None, record()]
+        assert [cache.find(record(kernel=name).cache_key) for name in ("a", "b", KEY.name)] == [
+            None,
+            None,
+            record(),
+        ]
     assert told in str(warning[0].message)

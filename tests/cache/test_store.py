@@ -32,7 +32,9 @@ def warned(*words: str) -> Iterator[list[warnings.WarningMessage]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield caught
-    assert [word in str(each.message) for each, word in zip(caught, words, strict=True)] == [True] * len(words)
+    assert [word in str(each.message) for each, word in zip(caught, words, strict=True)] == [
+        True
+    ] * len(words)
 
 
 def files(folder: Path) -> list[str]:
@@ -51,9 +53,18 @@ def kept(cache: Cache, each: TuningRecord) -> Path:
 def test_what_is_stored_is_found(cache: Cache):
     """By another process too, as the same record; of one key the latest, with any number of samples and any date. Asking makes nothing."""
     assert cache.find(record().cache_key, any_software=True) is None
-    assert (cache.siblings(record().cache_key), cache.of_name("model.gemm"), cache.entries()) == ([], [], [])
+    assert (cache.siblings(record().cache_key), cache.of_name("model.gemm"), cache.entries()) == (
+        [],
+        [],
+        [],
+    )
     assert not cache.folder.exists()
-    for each in (record(), measured(9), measured(1), measured(5, tuned_at=NOON - timedelta(days=9))):
+    for each in (
+        record(),
+        measured(9),
+        measured(1),
+        measured(5, tuned_at=NOON - timedelta(days=9)),
+    ):
         path = kept(cache, each)
         assert path == cache.path_of(record().cache_key)
         assert Cache(cache.folder).find(record().cache_key) == each
@@ -64,7 +75,11 @@ def test_what_is_stored_is_found(cache: Cache):
 def test_every_field_of_a_key_counts(cache: Cache, field: str):
     """A record that differs in one of them is another record, in another file."""
     if field in HARDWARE + SOFTWARE:
-        other = record(environment=environment(**{field: 8 if isinstance(getattr(environment(), field), int) else "other"}))
+        other = record(
+            environment=environment(
+                **{field: 8 if isinstance(getattr(environment(), field), int) else "other"}
+            )
+        )
     else:
         other = record(2) if field == "candidates" else record(3, **{field: "other"})
     cache.store(record())
@@ -78,10 +93,28 @@ def test_what_differs_in_some_fields_is_found_where_that_was_asked_for(cache: Ca
 
     Siblings are equal but for the candidates, newest first; neither the record itself, nor one of another version.
     """
-    here, where = record(environment=environment(triton="3.9.0")), environment(triton="3.9.0", world_size=8)
-    others = [record(environment=environment(cuda=None, triton=f"3.{i}"), tuned_at=NOON + timedelta(days=i % 3)) for i in range(4)]
-    siblings = [record(n, tuned_at=NOON + timedelta(days=(n, -n)[n % 2]), environment=here.environment) for n in range(4, 8)]
-    for each in [*others, record(environment=where), *siblings, record(9), record(9, key="[1]", environment=here.environment)]:
+    here, where = (
+        record(environment=environment(triton="3.9.0")),
+        environment(triton="3.9.0", world_size=8),
+    )
+    others = [
+        record(
+            environment=environment(cuda=None, triton=f"3.{i}"),
+            tuned_at=NOON + timedelta(days=i % 3),
+        )
+        for i in range(4)
+    ]
+    siblings = [
+        record(n, tuned_at=NOON + timedelta(days=(n, -n)[n % 2]), environment=here.environment)
+        for n in range(4, 8)
+    ]
+    for each in [
+        *others,
+        record(environment=where),
+        *siblings,
+        record(9),
+        record(9, key="[1]", environment=here.environment),
+    ]:
         cache.store(each)
     assert cache.find(here.cache_key) is None
     assert cache.find(here.cache_key, any_software=True) == others[2]
@@ -96,12 +129,17 @@ def test_lists_of_records(cache: Cache):
         for key, day in {"2": 0, "0": 1, "1": 2}.items():
             cache.store(record(kernel=name, key=key, tuned_at=NOON + timedelta(days=day)))
     assert [each.key for each in cache.of_name("a")] == ["1", "0", "2"]
-    assert [{each.kernel for each in cache.of_name(name)} for name in ("a/b", "a_b")] == [{"a/b"}, {"a_b"}]
+    assert [{each.kernel for each in cache.of_name(name)} for name in ("a/b", "a_b")] == [
+        {"a/b"},
+        {"a_b"},
+    ]
     assert {path.parent.name for path, _ in cache.entries()} == {"a", "a_b"}
     assert [each.record.kernel + each.record.key for each in cache.entries()] == [
         name + key for name in ("a", "a/b", "a_b") for key in "012"
     ]
-    assert cache.entries()[0] == Entry(cache.path_of(record(kernel="a", key="0").cache_key), cache.of_name("a")[1])
+    assert cache.entries()[0] == Entry(
+        cache.path_of(record(kernel="a", key="0").cache_key), cache.of_name("a")[1]
+    )
 
 
 def test_winners_are_read_once(cache: Cache):
@@ -110,7 +148,12 @@ def test_winners_are_read_once(cache: Cache):
     found: list[list[str]] = []
 
     def n_read() -> int:
-        counted = calls_in(lambda: found.append(sorted(each.cache_key.key for each in cache.winners("model.gemm"))), "record_in")
+        counted = calls_in(
+            lambda: found.append(
+                sorted(each.cache_key.key for each in cache.winners("model.gemm"))
+            ),
+            "record_in",
+        )
         return counted["record_in"]
 
     assert ([n_read(), n_read()], cache.winners("model.other")) == ([2, 0], [])
@@ -139,16 +182,24 @@ def test_several_folders(cache: Cache, tmp_path: Path):
     with pytest.raises(ValueError, match="not in the cache folder"):
         both.remove(team / files(team)[0])
     shutil.copytree(team, cache.folder, dirs_exist_ok=True)
-    assert Cache(cache.folder).find(record(key="[1]").cache_key) == record(key="[1]"), "to copy files is to merge"
+    assert Cache(cache.folder).find(record(key="[1]").cache_key) == record(key="[1]"), (
+        "to copy files is to merge"
+    )
 
 
-@pytest.mark.parametrize("name", ["../../x", "..", "", "/etc/passwd", "x" * 10_000, "a\0b", "日本", "-rf", "~"], ids=ascii)
+@pytest.mark.parametrize(
+    "name",
+    ["../../x", "..", "", "/etc/passwd", "x" * 10_000, "a\0b", "日本", "-rf", "~"],
+    ids=ascii,
+)
 def test_a_name_is_no_path(cache: Cache, name: str):
     """Whatever a kernel is called, its folder lies in the cache, and its record is found."""
     path = kept(cache, record(kernel=name))
     assert path.parent.parent == cache.folder
     assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", path.parent.name)
-    assert cache.find(record(kernel=name).cache_key) == cache.of_name(name)[0] == record(kernel=name)
+    assert (
+        cache.find(record(kernel=name).cache_key) == cache.of_name(name)[0] == record(kernel=name)
+    )
 
 
 # -- what is no record -------------------------------------------------------------------------------------------------
@@ -176,8 +227,14 @@ def test_a_damaged_file_is_a_miss_or_a_record_of_its_key(one: int, other: int, s
 WHOLE = record_bytes(record())
 STRANGE: dict[str, tuple[bytes, str]] = {
     "folder": (b"", "Is a directory"),
-    "newer": (WHOLE.replace(b'"schema_version":3', b'"schema_version":99,"more":[]'), "schema_version"),
-    "deep": (WHOLE.replace(b'"seconds":10.0', b'"seconds":' + b"[" * 10_000 + b"]" * 10_000), "recursion"),
+    "newer": (
+        WHOLE.replace(b'"schema_version":3', b'"schema_version":99,"more":[]'),
+        "schema_version",
+    ),
+    "deep": (
+        WHOLE.replace(b'"seconds":10.0', b'"seconds":' + b"[" * 10_000 + b"]" * 10_000),
+        "recursion",
+    ),
     "other kernel": (record_bytes(record(kernel="\x1b[31mother")), "of another key"),
 }
 
@@ -193,7 +250,10 @@ def test_what_is_no_record_is_a_miss_and_one_warning(cache: Cache, kind: str):
         path.write_bytes(content)
     with warned(reason):
         assert cache.find(record().cache_key) is None
-        assert cache.find(record(environment=environment(cuda=None)).cache_key, any_software=True) is None
+        assert (
+            cache.find(record(environment=environment(cuda=None)).cache_key, any_software=True)
+            is None
+        )
         assert cache.siblings(record(2).cache_key) == cache.of_name("model.gemm") == []
     assert cache.unused[path].isprintable()
     if kind != "folder":
@@ -209,22 +269,37 @@ OLD, NEW = (f"x.{digit * 32}.tmp" for digit in "01")
 def test_lists_pass_over_other_files(cache: Cache):
     """Without a word. What killed processes have left an hour ago and more is swept by the next store; a file of the user's is not."""
     path = kept(cache, record())
-    for name in ("notes.json", f"{path.name}.broken", f"copy of {path.name}", "users.tmp", OLD, NEW):
+    for name in (
+        "notes.json",
+        f"{path.name}.broken",
+        f"copy of {path.name}",
+        "users.tmp",
+        OLD,
+        NEW,
+    ):
         (path.parent / name).write_bytes(b"x")
     for name, age_s in ((OLD, 4000), ("users.tmp", 4000), (NEW, 3000)):
         os.utime(path.parent / name, (path.stat().st_mtime - age_s,) * 2)
     (cache.folder / "README").write_bytes(b"x")
     (cache.folder / "empty").mkdir()
     with warned():
-        assert cache.of_name("model.gemm") == [entry.record for entry in cache.entries()] == [record()]
+        assert (
+            cache.of_name("model.gemm") == [entry.record for entry in cache.entries()] == [record()]
+        )
     kept(cache, record(2))
-    assert [name for name in files(cache.folder) if name.endswith(".tmp")] == ["model.gemm/users.tmp", f"model.gemm/{NEW}"]
+    assert [name for name in files(cache.folder) if name.endswith(".tmp")] == [
+        "model.gemm/users.tmp",
+        f"model.gemm/{NEW}",
+    ]
 
 
 def test_what_could_not_be_read_again_is_not_stored(cache: Cache):
     """There is a warning instead, and the record that was there stays."""
     cache.store(record())
-    spoiled = [record().model_copy(update=changes) for changes in ({"winner": 7}, {"seconds": float("inf")}, {})]
+    spoiled = [
+        record().model_copy(update=changes)
+        for changes in ({"winner": 7}, {"seconds": float("inf")}, {})
+    ]
     spoiled[2].candidates[0].fields["SCALE"] = float("nan")
     with warned("is not kept"):  # once for a kernel
         assert [cache.store(each) for each in spoiled] == [None] * 3
@@ -279,8 +354,14 @@ def test_a_folder_that_cannot_be(tmp_path: Path, where: str):
         warnings.simplefilter("always")
         assert cache.store(record()) is cache.store(record()) is None
         assert cache.find(record().cache_key, any_software=True) is None
-        assert (cache.siblings(record().cache_key), cache.of_name("f"), cache.entries()) == ([], [], [])
-    assert ["not kept and will be repeated" in str(each.message) for each in caught].count(True) == 1
+        assert (cache.siblings(record().cache_key), cache.of_name("f"), cache.entries()) == (
+            [],
+            [],
+            [],
+        )
+    assert ["not kept and will be repeated" in str(each.message) for each in caught].count(
+        True
+    ) == 1
     assert cache.identity == f"{socket.gethostname()} process {os.getpid()}" or where == "file"
 
 
@@ -302,7 +383,13 @@ def test_remove(cache: Cache, tmp_path: Path):
     path, outside = kept(cache, record()), tmp_path / "outside"
     outside.mkdir()
     (cache.folder / "link").symlink_to(outside)
-    for wrong in (outside / "file", cache.folder / ".." / "outside" / "file", cache.folder / "link" / "file", cache.folder, Path("file")):
+    for wrong in (
+        outside / "file",
+        cache.folder / ".." / "outside" / "file",
+        cache.folder / "link" / "file",
+        cache.folder,
+        Path("file"),
+    ):
         with pytest.raises(ValueError, match="not in the cache folder"):
             cache.remove(wrong)
     cache.remove(path)

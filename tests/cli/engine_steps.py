@@ -16,7 +16,11 @@ BLOCKS = {"BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 1}
 
 
 @triton.autotune(
-    configs=[triton.Config({"BLOCK_SIZE_M": block, **BLOCKS}, num_warps=warps, num_stages=3) for block in (16, 32) for warps in (4, 8)],
+    configs=[
+        triton.Config({"BLOCK_SIZE_M": block, **BLOCKS}, num_warps=warps, num_stages=3)
+        for block in (16, 32)
+        for warps in (4, 8)
+    ],
     key=["num_valid_tokens", "N"],
 )
 @triton.jit
@@ -25,14 +29,20 @@ def fused_moe_kernel(
     BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr, GROUP_SIZE_M: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
-    tl.store(c_ptr + at * N, at.to(tl.float32) + BLOCK_SIZE_N + BLOCK_SIZE_K + GROUP_SIZE_M, mask=at < num_valid_tokens)
+    tl.store(
+        c_ptr + at * N,
+        at.to(tl.float32) + BLOCK_SIZE_N + BLOCK_SIZE_K + GROUP_SIZE_M,
+        mask=at < num_valid_tokens,
+    )
 
 
 @contextual_autotune(is_dist=False)
 def moe_step(n_tokens: int) -> torch.Tensor:
     """One layer at a number of tokens."""
     c = torch.empty(n_tokens * 8)
-    fused_moe_kernel[lambda config: (triton.cdiv(n_tokens, config["BLOCK_SIZE_M"]),)](c, 8, n_tokens)
+    fused_moe_kernel[lambda config: (triton.cdiv(n_tokens, config["BLOCK_SIZE_M"]),)](
+        c, 8, n_tokens
+    )
     return c
 
 
@@ -40,12 +50,16 @@ def fla_kernel() -> tuple[Any, Any]:
     """A kernel of FLA that looks into FLA_CONFIG_DIR, and its launch at a length."""
     from fla.ops.utils.cumsum import chunk_local_cumsum_scalar, chunk_local_cumsum_scalar_kernel
 
-    return chunk_local_cumsum_scalar_kernel.fn, lambda n: chunk_local_cumsum_scalar(torch.ones(1, n, 4), chunk_size=64)
+    return chunk_local_cumsum_scalar_kernel.fn, lambda n: chunk_local_cumsum_scalar(
+        torch.ones(1, n, 4), chunk_size=64
+    )
 
 
 def main() -> None:
     """``moe`` and ``fla`` tune; ``load`` launches the kernel of FLA without dist_tune, and prints the config that FLA has found."""
-    parser = argparse.ArgumentParser(description="tune or launch an engine's kernel on the fake driver")
+    parser = argparse.ArgumentParser(
+        description="tune or launch an engine's kernel on the fake driver"
+    )
     parser.add_argument("what", choices=("moe", "fla", "load"))
     what = parser.parse_args().what
     # Before the fake driver: FLA would ask for its CUDA.

@@ -34,14 +34,24 @@ for words, heavy in json.loads(sys.argv[1]):
     found.append([words[:2], sorted(set(heavy) & set(sys.modules))])
 print(json.dumps(found))
 """
-HELP: list[list[str]] = [["--help"], ["--version"], ["cache", "--help"], ["cache", "ls", "--help"], ["cache"], [], ["nonsense"]]
+HELP: list[list[str]] = [
+    ["--help"],
+    ["--version"],
+    ["cache", "--help"],
+    ["cache", "ls", "--help"],
+    ["cache"],
+    [],
+    ["nonsense"],
+]
 
 
 # -- help, and what is imported ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
-def test_help_imports_nothing_heavy_and_reading_records_and_events_no_torch(cache: Cache, logs: Path, tmp_path: Path):
+def test_help_imports_nothing_heavy_and_reading_records_and_events_no_torch(
+    cache: Cache, logs: Path, tmp_path: Path
+):
     """One process for all commands, lightest first: an import would stay for the rest."""
     (stem,) = keep(cache, record())
     export, page = str(tmp_path / "export.json"), str(tmp_path / "report.html")
@@ -52,29 +62,46 @@ def test_help_imports_nothing_heavy_and_reading_records_and_events_no_torch(cach
         ["cache", "clear", "--yes"],
     ]  # fmt: skip
     torch = ["torch", "triton", "numpy"]
-    commands = [(each, [*torch, "pydantic_settings", "rich", "dist_tune.cache"]) for each in HELP] + [(each, torch) for each in reading]
-    done = subprocess.run([sys.executable, "-c", LIGHT, json.dumps(commands)], capture_output=True, text=True, timeout=120)
+    commands = [
+        (each, [*torch, "pydantic_settings", "rich", "dist_tune.cache"]) for each in HELP
+    ] + [(each, torch) for each in reading]
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     assert [each for each in json.loads(done.stdout) if each[1]] == []
 
 
 def test_the_installed_command_is_this_one():
     """The script that pip puts on the PATH is this function."""
-    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "scripts"
+    ]
     assert {name: resolve_name(target) for name, target in scripts.items()} == {"dist-tune": main}
 
 
 def test_help_and_version():
     """Each command has help and --json: the documents say "as everywhere"."""
-    for words, text in {"--help": "dist-tune cache explain gemm", "--version": f"dist_tune {__version__}", "cache -h": "explain"}.items():
+    for words, text in {
+        "--help": "dist-tune cache explain gemm",
+        "--version": f"dist_tune {__version__}",
+        "cache -h": "explain",
+    }.items():
         assert text in run(*words.split()).stdout
     for words, named in {"": "doctor", "cache": "explain"}.items():  # nothing was done
         assert named in run(*words.split(), code=2).stderr
-    commands = [("", each) for each in app.registered_commands] + [("cache ", each) for each in on_cache.registered_commands]
+    commands = [("", each) for each in app.registered_commands] + [
+        ("cache ", each) for each in on_cache.registered_commands
+    ]
     for group, each in commands:
         assert each.callback is not None
         if (name := each.callback.__name__) != "launch":
-            assert run(*group.split(), name, "--help").stdout.startswith(f"Usage: dist-tune {group}{name} [OPTIONS]")
+            assert run(*group.split(), name, "--help").stdout.startswith(
+                f"Usage: dist-tune {group}{name} [OPTIONS]"
+            )
             assert "as_json" in each.callback.__annotations__
 
 
@@ -82,7 +109,15 @@ def test_help_and_version():
 
 
 @pytest.mark.parametrize(
-    "words", ["cache show", "cache merge", "cache ls --jsn", "doktor", "cache ls --since soon", "cache ls --sort size"]
+    "words",
+    [
+        "cache show",
+        "cache merge",
+        "cache ls --jsn",
+        "doktor",
+        "cache ls --since soon",
+        "cache ls --sort size",
+    ],
 )
 def test_what_is_not_understood_is_code_2(words: str):
     """With the usage on stderr; for programs the reason as JSON."""
@@ -93,7 +128,15 @@ def test_what_is_not_understood_is_code_2(words: str):
 
 def test_a_moment_has_many_spellings():
     """Seconds to weeks before now, a date of this machine's zone, a date with a zone."""
-    for text, ago in {"90s": 90, "30min": 1800, "30m": 1800, "2h": 7200, "2 h": 7200, "3d": 259200, "1w": 604800}.items():
+    for text, ago in {
+        "90s": 90,
+        "30min": 1800,
+        "30m": 1800,
+        "2h": 7200,
+        "2 h": 7200,
+        "3d": 259200,
+        "1w": 604800,
+    }.items():
         assert abs((datetime.now(UTC) - since(text)).total_seconds() - ago) < 60
     assert since("2026-03-01") == datetime(2026, 3, 1).astimezone()
     assert since("2026-03-01T12:00+02:00") == datetime(2026, 3, 1, 10, tzinfo=UTC)
@@ -119,20 +162,30 @@ def test_what_the_system_refuses_is_no_traceback(ask: Answers, monkeypatch: pyte
     assert ask.json("ls", code=2)["error"].startswith("DIST_TUNE_DEADLINE_S='soon'")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["cache", "path"], ["cache", "ls", "--json"], ["report", "--text"], ["diff"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["cache", "path"], ["cache", "ls", "--json"], ["report", "--text"], ["diff"]],
+)
 def test_an_answer_that_finds_a_full_disk_is_one_line(
-    logs: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    logs: Path,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     """And not half a table with exit code 0, nor a traceback, nor a second complaint when Python ends. Of diff 1 would say slower."""
     monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(logs))
     with open("/dev/full", "w") as full:
         monkeypatch.setattr("sys.stdout", full)
-        assert main([*words, *([str(logs)] * 2 if words == ["diff"] else [])]) == (2 if words == ["diff"] else 1)
+        assert main([*words, *([str(logs)] * 2 if words == ["diff"] else [])]) == (
+            2 if words == ["diff"] else 1
+        )
         full.write("more")
     assert capsys.readouterr().err == "dist-tune: stdout: No space left on device\n"
 
 
-def test_a_reader_may_go(cache: Cache, logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_a_reader_may_go(
+    cache: Cache, logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     """`dist-tune cache ls | head -1`, and of a long text."""
     keep(cache, record())
     for words in (["cache", "ls"], ["report", str(logs), "--text"]):
@@ -154,7 +207,12 @@ HOSTILE = "[bold]\x1b[2Jx\x07\r\n\u202e" + "y" * 10_000
 def test_hostile_texts_are_texts(cache: Cache, ask: Answers, words: tuple[str, ...]):
     """Neither markup nor control characters of a record reach the terminal, and a text of 10,000 characters is cut."""
     row = candidate(0, config=HOSTILE, fields={HOSTILE: HOSTILE}, failure=None, left=HOSTILE)
-    texts: dict[str, Any] = {"kernel": f"{HOSTILE}.y", "key": HOSTILE, "closure": HOSTILE, "environment": environment(device=HOSTILE)}
+    texts: dict[str, Any] = {
+        "kernel": f"{HOSTILE}.y",
+        "key": HOSTILE,
+        "closure": HOSTILE,
+        "environment": environment(device=HOSTILE),
+    }
     keep(cache, record(candidates=[row, candidate(1, failure=HOSTILE)], winner=0, **texts))
     out = ask(*words)
     assert not set("\x1b\x07\r\u202e") & set(out + ask.err)
@@ -162,7 +220,9 @@ def test_hostile_texts_are_texts(cache: Cache, ask: Answers, words: tuple[str, .
     assert words[0] == "clear" or "[bold]" in out
 
 
-def test_a_folder_that_may_not_be_read_is_one_line(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_that_may_not_be_read_is_one_line(
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """And no lecture on the usage, which was right."""
     listdir = os.listdir
 
@@ -176,8 +236,21 @@ def test_a_folder_that_may_not_be_read_is_one_line(logs: Path, tmp_path: Path, m
         assert refusal(*words) == f"dist-tune: {logs}: Permission denied"
 
 
-@pytest.mark.parametrize("words", ["ls", "show gemm", "explain", "export e.json", "merge e.json", "clear --yes", "ls --quarantine"])
-def test_a_cache_folder_that_is_none_is_one_line(ask: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str):
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ls",
+        "show gemm",
+        "explain",
+        "export e.json",
+        "merge e.json",
+        "clear --yes",
+        "ls --quarantine",
+    ],
+)
+def test_a_cache_folder_that_is_none_is_one_line(
+    ask: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str
+):
     """A file, or a path below one: the line names it and the variable, exit code 1, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")

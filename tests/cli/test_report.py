@@ -20,7 +20,9 @@ from tests.report.stories import record as story_record
 # -- report ----------------------------------------------------------------------------------------
 
 
-def test_a_page_is_written_where_it_is_told(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_page_is_written_where_it_is_told(
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Without -o it is report.html of the working directory, unless --text is asked for; --json tells which page was written."""
     monkeypatch.chdir(tmp_path)
     assert run("report", logs, "--text").stdout.startswith("Tuning of step\n")
@@ -28,17 +30,28 @@ def test_a_page_is_written_where_it_is_told(logs: Path, tmp_path: Path, monkeypa
     assert "page.html: 2 sites, " in run("report", logs, "-o", tmp_path / "page.html").stdout
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     told = json.loads(run("report", logs, "--json").stdout)
-    assert (told["page"], [site["facts"]["slowest rank"][0] for site in told["sites"]]) == ("report.html", ["3", "3"])
+    assert (told["page"], [site["facts"]["slowest rank"][0] for site in told["sites"]]) == (
+        "report.html",
+        ["3", "3"],
+    )
 
 
-def test_records_are_reported_from_files_exports_folders_and_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_records_are_reported_from_files_exports_folders_and_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """One page for all of them, without a time line."""
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
     cache = Cache(tmp_path / "cache")
     path = cache.store(record())
     assert path is not None
     (tmp_path / "export.json").write_bytes(packed([record(), record(kernel="model.other")]))
-    for source, n_sites in ((path, 1), (tmp_path / "export.json", 2), (cache.folder, 1), (path.stem[:12], 1), ("gemm", 1)):
+    for source, n_sites in (
+        (path, 1),
+        (tmp_path / "export.json", 2),
+        (cache.folder, 1),
+        (path.stem[:12], 1),
+        ("gemm", 1),
+    ):
         assert len(json.loads(run("report", source, "--json", "--text").stdout)["sites"]) == n_sites
     assert "2 sites" in run("report", path, "gemm", "-o", tmp_path / "page.html").stdout
 
@@ -47,12 +60,20 @@ def test_records_are_reported_from_files_exports_folders_and_ids(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("factor", "code", "verdict"), [(1.01, 0, "as fast"), (1.5, 1, "slower")])
-def test_diff_fails_where_a_winner_got_slower(tmp_path: Path, factor: float, code: int, verdict: str):
+def test_diff_fails_where_a_winner_got_slower(
+    tmp_path: Path, factor: float, code: int, verdict: str
+):
     """By more than its noise, which is 0.02 of 1.1 ms."""
     for name, times in (("a", 1.0), ("b", factor)):
-        (tmp_path / f"{name}.json").write_bytes(packed([record(candidates=[candidate(i, latency_ms=(0.1 + i) * times) for i in range(3)])]))
+        (tmp_path / f"{name}.json").write_bytes(
+            packed(
+                [record(candidates=[candidate(i, latency_ms=(0.1 + i) * times) for i in range(3)])]
+            )
+        )
     assert verdict in run("diff", tmp_path / "a.json", tmp_path / "b.json", code=code).stdout
-    told = json.loads(run("diff", tmp_path / "a.json", tmp_path / "b.json", "--json", code=code).stdout)
+    told = json.loads(
+        run("diff", tmp_path / "a.json", tmp_path / "b.json", "--json", code=code).stdout
+    )
     assert (told["n_slower"], told["pairs"][0]["verdict"]) == (code, verdict)
 
 
@@ -60,7 +81,10 @@ def test_diff_compares_folders(tmp_path: Path, logs: Path):
     """Two cache folders, a log folder with itself, and a folder of exports; another file in it costs a line on stderr."""
     for name in ("a", "b"):
         Cache(tmp_path / name).store(record())
-    assert run("diff", tmp_path / "a", tmp_path / "b").stdout.splitlines()[-1] == "1 compared: 1 as fast"
+    assert (
+        run("diff", tmp_path / "a", tmp_path / "b").stdout.splitlines()[-1]
+        == "1 compared: 1 as fast"
+    )
     assert run("diff", logs, logs).stdout.splitlines()[-1] == "2 compared: 2 as fast"
     mixed = tmp_path / "mixed"
     mixed.mkdir()
@@ -74,11 +98,19 @@ def test_diff_compares_folders(tmp_path: Path, logs: Path):
 def test_diff_with_nothing_in_common_fails(tmp_path: Path):
     """With a code that is neither "slower" nor "as fast", and one line that names both sides; stdout lists what each has."""
     for name in ("a", "b"):
-        (tmp_path / f"{name}.json").write_bytes(packed([record(kernel=f"model.{name}", key=f"[{i}]") for i in range(2)]))
+        (tmp_path / f"{name}.json").write_bytes(
+            packed([record(kernel=f"model.{name}", key=f"[{i}]") for i in range(2)])
+        )
     a, b = tmp_path / "a.json", tmp_path / "b.json"
     done = run("diff", a, b, code=2)
-    assert done.stderr == f"dist-tune: nothing to compare: {a} has 2 records, {b} has 2 records, with no kernel and key in common\n"
-    assert [done.stdout.splitlines()[i] for i in (0, -1)] == ["only in the first: model.a [0]", "only in the second: model.b [1]"]
+    assert (
+        done.stderr
+        == f"dist-tune: nothing to compare: {a} has 2 records, {b} has 2 records, with no kernel and key in common\n"
+    )
+    assert [done.stdout.splitlines()[i] for i in (0, -1)] == [
+        "only in the first: model.a [0]",
+        "only in the second: model.b [1]",
+    ]
     told = json.loads(run("diff", a, b, "--json", code=2).stdout)
     assert (told["pairs"], len(told["only_before"]), len(told["only_after"])) == ([], 2, 2)
     assert told["error"] in done.stderr
@@ -87,7 +119,9 @@ def test_diff_with_nothing_in_common_fails(tmp_path: Path):
 # -- what stands for nothing -------------------------------------------------------------------------------------------
 
 
-def test_what_stands_for_nothing_is_one_line(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_stands_for_nothing_is_one_line(
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """A folder that is not there or without events, an id that no record has, a file that is not there, files without records."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DIST_TUNE_LOG_DIR", raising=False)
@@ -98,23 +132,36 @@ def test_what_stands_for_nothing_is_one_line(logs: Path, tmp_path: Path, monkeyp
         assert str(folder) in refusal("report", folder)
     assert "nothing is called" in refusal("report", "abcdef12")
     assert "no such file or folder" in refusal("report", tmp_path / "record.json")
-    assert f"{logs}/rank-0.jsonl, record 1 cannot be read" in refusal("report", logs / "rank-0.jsonl")
+    assert f"{logs}/rank-0.jsonl, record 1 cannot be read" in refusal(
+        "report", logs / "rank-0.jsonl"
+    )
 
 
 def test_a_record_of_another_schema_is_one_line(tmp_path: Path):
     """And a file that holds none; also among the events of a log folder."""
     path = Cache(tmp_path).store(record())
     assert path is not None
-    (tmp_path / "old.json").write_bytes(path.read_bytes().replace(b'"schema_version":3', b'"schema_version":2'))
+    (tmp_path / "old.json").write_bytes(
+        path.read_bytes().replace(b'"schema_version":3', b'"schema_version":2')
+    )
     (tmp_path / "no.json").write_text("{}")
     old = "schema_version: Input should be 3"
     for command in (("report",), ("diff", path)):
-        assert f"old.json, record 1 cannot be read: {old}" in refusal(*command, tmp_path / "old.json")
-        assert "no.json, record 1 cannot be read: closure: Field required" in refusal(*command, tmp_path / "no.json")
-    told = lines(list(events([story_record(0, 8)], 0, 1))).replace(b'"schema_version":3', b'"schema_version":2')
+        assert f"old.json, record 1 cannot be read: {old}" in refusal(
+            *command, tmp_path / "old.json"
+        )
+        assert "no.json, record 1 cannot be read: closure: Field required" in refusal(
+            *command, tmp_path / "no.json"
+        )
+    told = lines(list(events([story_record(0, 8)], 0, 1))).replace(
+        b'"schema_version":3', b'"schema_version":2'
+    )
     (tmp_path / "rank-0.jsonl").write_bytes(told)
     of_site = f"site 0: its record cannot be read ({old})"
-    assert refusal("diff", tmp_path, tmp_path) == f"dist-tune: the tunings in {tmp_path} have no record that can be read; {of_site}"
+    assert (
+        refusal("diff", tmp_path, tmp_path)
+        == f"dist-tune: the tunings in {tmp_path} have no record that can be read; {of_site}"
+    )
 
 
 def test_two_jobs_that_write_to_one_folder_at_once_are_told(tmp_path: Path):
@@ -140,7 +187,10 @@ def replaced_by(make: Callable[[Path], object]) -> Callable[[Path], object]:
 
 NO_EVENT = "no event of version 1, which this dist_tune reads"
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "cut": (lambda file: os.truncate(file, file.stat().st_size - 10), r", line \d+: cut off: the rest of rank 1 is left out"),
+    "cut": (
+        lambda file: os.truncate(file, file.stat().st_size - 10),
+        r", line \d+: cut off: the rest of rank 1 is left out",
+    ),
     "garbage": (
         lambda file: file.write_bytes(file.read_bytes().replace(b"\n", b"\nno event\n", 7)),
         f", line 2: {NO_EVENT}: the rest of rank 1 is left out",
@@ -148,8 +198,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda file: os.truncate(file, 0), ": the file is empty: rank 1 is left out"),
     "folder": (replaced_by(os.mkdir), ": Is a directory: rank 1 is left out"),
     "fifo": (replaced_by(os.mkfifo), ": not a regular file: rank 1 is left out"),
-    "version": (lambda file: file.write_bytes(lines([header(1)]).replace(b'"v":1', b'"v":7')), f", line 1: {NO_EVENT}: rank 1 is left out"),
-    "gigabyte": (lambda file: os.truncate(file, 2**30), ": larger than 268435456 bytes: rank 1 is left out"),
+    "version": (
+        lambda file: file.write_bytes(lines([header(1)]).replace(b'"v":1', b'"v":7')),
+        f", line 1: {NO_EVENT}: rank 1 is left out",
+    ),
+    "gigabyte": (
+        lambda file: os.truncate(file, 2**30),
+        ": larger than 268435456 bytes: rank 1 is left out",
+    ),
 }
 
 
@@ -185,7 +241,9 @@ def test_damaged_files_alone_or_of_an_earlier_job(logs: Path):
     for rank in range(4):
         (logs / f"rank-{rank}.jsonl").write_text("no event\n")
     for words in (("report", logs), ("diff", logs, logs)):
-        assert refusal(*words).endswith(f"; {logs}/rank-0.jsonl, line 1: {NO_EVENT}: rank 0 is left out")
+        assert refusal(*words).endswith(
+            f"; {logs}/rank-0.jsonl, line 1: {NO_EVENT}: rank 0 is left out"
+        )
 
 
 def test_diff_says_slower_rather_than_left_out(logs: Path, tmp_path: Path):

@@ -18,7 +18,16 @@ from triton.compiler.compiler import ASTSource
 from triton.runtime import _async_compile
 
 from dist_tune.compiler import reason_of
-from tests.steps import add_kernel, autotuned, configs, constants_of, failures, gemm_kernel, launch, tuned
+from tests.steps import (
+    add_kernel,
+    autotuned,
+    configs,
+    constants_of,
+    failures,
+    gemm_kernel,
+    launch,
+    tuned,
+)
 from tests.worlds import log, on_each_rank
 
 alone: Any = {"n": 1, "modes": ["fake"], "is_dist": False}
@@ -30,9 +39,13 @@ def asm_kernel(x, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     loaded = tl.load(x + at)
     if BLOCK == 32:
-        loaded = tl.inline_asm_elementwise("no.such.thing $0, $1;", "=r,r", [loaded], dtype=tl.int32, is_pure=True, pack=1)
+        loaded = tl.inline_asm_elementwise(
+            "no.such.thing $0, $1;", "=r,r", [loaded], dtype=tl.int32, is_pure=True, pack=1
+        )
     if BLOCK == 64:
-        loaded = tl.inline_asm_elementwise("", "=r,r", [loaded], dtype=tl.int32, is_pure=True, pack=3)
+        loaded = tl.inline_asm_elementwise(
+            "", "=r,r", [loaded], dtype=tl.int32, is_pure=True, pack=3
+        )
     tl.store(x + at, loaded)
 
 
@@ -64,7 +77,9 @@ FAILING = [
 @on_each_rank(**alone)
 def test_a_failing_compiler_becomes_a_reason(rank: int):
     """Its words on one line, what it dumps in the log, a line of MLIR's front end alone on the terminal, and nothing left in Triton."""
-    kernel = autotuned(asm_kernel, configs=[*configs(16), *(each for each, _ in FAILING for each in each)], key=())
+    kernel = autotuned(
+        asm_kernel, configs=[*configs(16), *(each for each, _ in FAILING for each in each)], key=()
+    )
     step = tuned(None, lambda: kernel[(1,)](torch.zeros(64, dtype=torch.int32)), is_dist=False)
     terminal = terminal_of(step)
     none, *found = failures(step)
@@ -73,15 +88,25 @@ def test_a_failing_compiler_becomes_a_reason(rank: int):
         assert re.search(reason, str(failure))
         assert "\n" not in str(failure)
     assert ("no.such.thing" in log(), "tt.elementwise_inline_asm" in log()) == (True, True)
-    assert ("error: " in terminal, "no.such.thing" in terminal, terminal.splitlines()[-1]) == (True, False, "after")
-    assert {type(each).__name__ for each in asm_kernel.device_caches[0][0].values()} == {"CompiledKernel"}
+    assert ("error: " in terminal, "no.such.thing" in terminal, terminal.splitlines()[-1]) == (
+        True,
+        False,
+        "after",
+    )
+    assert {type(each).__name__ for each in asm_kernel.device_caches[0][0].values()} == {
+        "CompiledKernel"
+    }
     assert _async_compile.active_mode.get() is None
 
 
 def test_a_reason_is_one_line():
     """Of bounded length, with the type first."""
     errors = [ValueError(""), RuntimeError("a\n  b \n\nc"), KeyError("x" * 400)]
-    assert [reason_of(each) for each in errors] == ["ValueError: ", "RuntimeError: a b c", "KeyError: '" + "x" * 299]
+    assert [reason_of(each) for each in errors] == [
+        "ValueError: ",
+        "RuntimeError: a b c",
+        "KeyError: '" + "x" * 299,
+    ]
 
 
 def is_32(*, src: Any = None, compile: Any = None, **facts: Any) -> bool:
@@ -100,9 +125,24 @@ def end_thread(**facts: Any) -> None:
 
 
 HOOKS: dict[str, tuple[Any, str, Any, str]] = {
-    "keeps Triton from compiling": (triton.knobs.runtime, "jit_cache_hook", lambda **facts: True, ""),
-    "raises while it compiles": (triton.knobs.compilation, "listener", refuse, "ValueError: not today"),
-    "raises after it": (triton.knobs.runtime, "jit_post_compile_hook", refuse, "ValueError: not today"),
+    "keeps Triton from compiling": (
+        triton.knobs.runtime,
+        "jit_cache_hook",
+        lambda **facts: True,
+        "",
+    ),
+    "raises while it compiles": (
+        triton.knobs.compilation,
+        "listener",
+        refuse,
+        "ValueError: not today",
+    ),
+    "raises after it": (
+        triton.knobs.runtime,
+        "jit_post_compile_hook",
+        refuse,
+        "ValueError: not today",
+    ),
     "ends its thread": (triton.knobs.compilation, "listener", end_thread, "SystemExit"),
 }
 
@@ -115,7 +155,9 @@ def test_hooks_are_the_user_s(rank: int, case: str):
     with knobs.scope():
         setattr(knobs, name, hook)
         step(torch.zeros(64))
-    assert [bool(each.failure) for record in step.records for each in record.candidates] == ([False, True, False] if reason else [])
+    assert [bool(each.failure) for record in step.records for each in record.candidates] == (
+        [False, True, False] if reason else []
+    )
     assert reason in log()
 
 
@@ -132,7 +174,12 @@ def test_dumps_are_the_user_s(rank: int):
 @on_each_rank(**alone)
 def test_the_front_end_is_run_once_for_configs_that_differ_in_warps(rank: int):
     """But for the first run's, which waits for no other thread. A parser that loses count is asked again."""
-    runs, is_lost, own, parse = list[str](), iter((True, True)), ASTSource.make_ir, triton.JITFunction.parse
+    runs, is_lost, own, parse = (
+        list[str](),
+        iter((True, True)),
+        ASTSource.make_ir,
+        triton.JITFunction.parse,
+    )
 
     def losing_count(kernel: Any) -> Any:
         """As Python 3.11 does where a collection lets another thread parse meanwhile."""
@@ -144,8 +191,13 @@ def test_the_front_end_is_run_once_for_configs_that_differ_in_warps(rank: int):
         runs.append(source.name)
         return own(source, *args)
 
-    data, sizes = torch.zeros(64, 64, dtype=torch.bfloat16), [(n, warps) for n in (16, 32) for warps in (1, 2, 4)]
-    kernel = triton.autotune([triton.Config({"BM": 16, "BN": n}, num_warps=warps) for n, warps in sizes], key=[])(gemm_kernel)
+    data, sizes = (
+        torch.zeros(64, 64, dtype=torch.bfloat16),
+        [(n, warps) for n in (16, 32) for warps in (1, 2, 4)],
+    )
+    kernel = triton.autotune(
+        [triton.Config({"BM": 16, "BN": n}, num_warps=warps) for n, warps in sizes], key=[]
+    )(gemm_kernel)
     step = tuned(None, lambda: kernel[(1,)](data, data, data.float(), 64), is_dist=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ASTSource, "make_ir", make_ir)

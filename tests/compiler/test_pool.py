@@ -35,15 +35,29 @@ def fresh(*blocks: int, **options: Any) -> Any:
 @pytest.mark.once
 def test_the_first_run_waits_for_the_candidate_that_compiles_fastest():
     """Smallest tile per warp first, then fewest stages, then the lowest index: the same on all ranks."""
-    mine = [config(128), config(32, 8), config(32, 8, num_stages=2), config(64), config(32, 8, num_stages=2)]
+    mine = [
+        config(128),
+        config(32, 8),
+        config(32, 8, num_stages=2),
+        config(64),
+        config(32, 8, num_stages=2),
+    ]
     assert quickest(mine) == [2, 4, 1, 3, 0]
 
 
 @pytest.mark.once
 def test_ranks_begin_with_other_parts_that_make_up_all():
     """What differs in stages, and warps where there are many blocks, stays together; each rank has some of the long ones."""
-    mine = [config(block, warps, num_stages=stages) for block in (16, 32, 64, 128) for warps in (4, 8) for stages in (1, 2)]
-    by_rank = [[i for i, (part, *_) in enumerate(turns(mine, position, 2)) if part == 0] for position in range(2)]
+    mine = [
+        config(block, warps, num_stages=stages)
+        for block in (16, 32, 64, 128)
+        for warps in (4, 8)
+        for stages in (1, 2)
+    ]
+    by_rank = [
+        [i for i, (part, *_) in enumerate(turns(mine, position, 2)) if part == 0]
+        for position in range(2)
+    ]
     assert sorted(by_rank[0] + by_rank[1]) == list(range(16))
     assert [{mine[i].kwargs["BLOCK"] for i in each} for each in by_rank] == [{128, 32}, {64, 16}]
     few = [config(16, warps, num_stages=stages) for warps in (4, 8) for stages in (1, 2, 3)]
@@ -85,7 +99,12 @@ def test_what_a_launch_waits_for_is_compiled_beside_all_others(rank: int):
 @on_each_rank(**alone)
 def test_kernels_are_loaded_while_others_are_compiled(rank: int):
     """The last one to be compiled waits until most are on the device."""
-    kernel, loads, begun, is_timely = fresh(16, 32, 64, 128, 256), list[str](), list[int](), list[bool]()
+    kernel, loads, begun, is_timely = (
+        fresh(16, 32, 64, 128, 256),
+        list[str](),
+        list[int](),
+        list[bool](),
+    )
     are_loaded, load = threading.Event(), FakeH200.utils.load_binary
 
     def listener(**facts: Any) -> None:
@@ -111,8 +130,14 @@ def test_kernels_are_loaded_while_others_are_compiled(rank: int):
 def test_a_kernel_that_another_process_compiles_comes_last(rank: int, end: str):
     """The others go on; it is taken up when that process lets go, as at its death, and fails after the deadline if it never does."""
     each, done = [config(16, warps) for warps in (1, 2, 4, 8)], list[int]()
-    tuned(fresh(configs=each), is_dist=False)(torch.zeros(64))  # all are on disk, and take no time that counts
-    (path,) = (each for each in Path(os.environ["TRITON_CACHE_DIR"]).rglob("add_kernel.json") if '"num_warps": 1,' in each.read_text())
+    tuned(fresh(configs=each), is_dist=False)(
+        torch.zeros(64)
+    )  # all are on disk, and take no time that counts
+    (path,) = (
+        each
+        for each in Path(os.environ["TRITON_CACHE_DIR"]).rglob("add_kernel.json")
+        if '"num_warps": 1,' in each.read_text()
+    )
     file = (path.parent / "dist_tune.lock").open("a+b")
     fcntl.flock(file, fcntl.LOCK_EX)
 
@@ -133,13 +158,17 @@ def test_a_kernel_that_another_process_compiles_comes_last(rank: int, end: str):
 
 @pytest.mark.once
 @pytest.mark.parametrize("why", ["", "no folder", "no locks"])
-def test_where_there_are_no_locks_each_process_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str):
+def test_where_there_are_no_locks_each_process_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+):
     """A cache folder that cannot be written, or a file system without locks."""
 
     def flock(file: Any, how: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/dev/null/cache" if why == "no folder" else str(tmp_path))
+    monkeypatch.setenv(
+        "TRITON_CACHE_DIR", "/dev/null/cache" if why == "no folder" else str(tmp_path)
+    )
     if why == "no locks":
         monkeypatch.setattr("fcntl.flock", flock)
     with claim("ab" * 32) as first, claim("ab" * 32) as second:

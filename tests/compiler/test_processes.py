@@ -23,7 +23,17 @@ from triton.backends.nvidia.compiler import CUDABackend
 from dist_tune import contextual_autotune
 from dist_tune.compiler import worker
 from dist_tune.testing import FakeH200, values
-from tests.steps import add_kernel, autotuned, configs, failures, launch, online_threads, run_job, shift_kernel, tuned
+from tests.steps import (
+    add_kernel,
+    autotuned,
+    configs,
+    failures,
+    launch,
+    online_threads,
+    run_job,
+    shift_kernel,
+    tuned,
+)
 from tests.worlds import ROOT, log, on_each_rank, on_fake
 
 pytestmark = [pytest.mark.processes, pytest.mark.once]
@@ -34,7 +44,10 @@ LONG_S = 60.0
 
 def fresh(*warps: int) -> Any:
     """Autotuned, with nothing in its memory: a config for each number of warps, which PTX has as 32 times as many threads."""
-    return autotuned(triton.jit(add_kernel.fn), configs=[config for each in warps for config in configs(16, num_warps=each)])
+    return autotuned(
+        triton.jit(add_kernel.fn),
+        configs=[config for each in warps for config in configs(16, num_warps=each)],
+    )
 
 
 def processes_of(pid: int) -> dict[int, str]:
@@ -85,7 +98,13 @@ exec {real} "$@"
 def started() -> list[Any]:
     """Processes that this one starts from here on to compile."""
     found = list[Any]()
-    sys.addaudithook(lambda event, args: found.append(args[1]) if event == "subprocess.Popen" and args[0] == sys.executable else None)
+    sys.addaudithook(
+        lambda event, args: (
+            found.append(args[1])
+            if event == "subprocess.Popen" and args[0] == sys.executable
+            else None
+        )
+    )
     return found
 
 
@@ -104,7 +123,10 @@ def test_a_process_that_ends_costs_one_candidate(rank: int):
     step = tuned(fresh(8, 4, 2, 1), is_dist=False)
     step(torch.zeros(64))
     crashed, interrupted, killed, stopped = failures(step)
-    assert f"CompilerCrashError: the compiler's process ended with exit code -{signal.SIGABRT.value}" in str(crashed)
+    assert (
+        f"CompilerCrashError: the compiler's process ended with exit code -{signal.SIGABRT.value}"
+        in str(crashed)
+    )
     assert "Fatal Python error: Aborted" in log()
     assert "MemoryError: the compiler's process ended with exit code -9" in str(killed)
     assert "TimeoutError" in str(stopped)
@@ -154,7 +176,10 @@ def test_a_compiler_that_is_not_triton_s_alone_stays_in_this_process(rank: int, 
         step = tuned(fresh(4, 8), is_dist=False)
         step(torch.zeros(64))
     assert failures(step) == [None, None]
-    assert (len(calls), bool(found)) == (2 if reason in ("a patch", "a hook") else 0, reason == "/bin/false")
+    assert (len(calls), bool(found)) == (
+        2 if reason in ("a patch", "a hook") else 0,
+        reason == "/bin/false",
+    )
     if found:
         found.clear()
         tuned(fresh(1, 2), is_dist=False)(torch.zeros(64))
@@ -164,10 +189,16 @@ def test_a_compiler_that_is_not_triton_s_alone_stays_in_this_process(rank: int, 
 @on_each_rank(**alone)
 def test_a_process_is_used_again_in_the_same_environment_and_ends_with_the_tuning(rank: int):
     """Triton reads its settings from there: each kernel is compiled with those of its rank."""
-    found, kernels, x = started(), [autotuned(triton.jit(each.fn)) for each in (add_kernel, shift_kernel)], torch.zeros(64)
+    found, kernels, x = (
+        started(),
+        [autotuned(triton.jit(each.fn)) for each in (add_kernel, shift_kernel)],
+        torch.zeros(64),
+    )
 
     def ptx(name: str) -> list[str]:
-        return [path.read_text() for path in Path(os.environ["TRITON_CACHE_DIR"]).glob(f"*/{name}.ptx")]
+        return [
+            path.read_text() for path in Path(os.environ["TRITON_CACHE_DIR"]).glob(f"*/{name}.ptx")
+        ]
 
     def step() -> None:
         launch(kernels[0], x)
@@ -178,15 +209,22 @@ def test_a_process_is_used_again_in_the_same_environment_and_ends_with_the_tunin
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "sched_getaffinity", lambda pid: {0})
         tuned(None, step, is_dist=False)()
-    assert [[".loc" in text for text in ptx(name)] for name in ("add_kernel", "shift_kernel")] == [[True] * 3, [False] * 3]
-    assert 2 <= len(found) <= 4  # a thread, and one beside it that a launch waits for, in either environment
+    assert [[".loc" in text for text in ptx(name)] for name in ("add_kernel", "shift_kernel")] == [
+        [True] * 3,
+        [False] * 3,
+    ]
+    assert (
+        2 <= len(found) <= 4
+    )  # a thread, and one beside it that a launch waits for, in either environment
     until(lambda: {*processes_of(os.getpid()).values()} <= {"Z"})
 
 
 @on_each_rank(**alone)
 def test_processes_are_stopped_beside_plain_calls(rank: int):
     """A tuning beside the calls of a job compiles beside some of them alone, and goes on after that."""
-    notes = assemble_with("if [ $threads = 128 ]; then while [ ! -e $to/may_end ]; do sleep 0.02; done; fi")
+    notes = assemble_with(
+        "if [ $threads = 128 ]; then while [ ! -e $to/may_end ]; do sleep 0.02; done; fi"
+    )
     kernel, weight = fresh(8, 4), torch.zeros(1)
     FakeH200.launch_ms = staticmethod(lambda source, metadata: 1.0)
 
@@ -301,7 +339,11 @@ def test_a_program_runs_once_and_can_end_while_threads_compile(tmp_path: Path):
     Of the digest of Triton's own files, which a thread makes ahead: launches wait for that, and an error there is told by none.
     """
     (tmp_path / "program.py").write_text(PROGRAM)
-    folders = {"TRITON_CACHE_DIR": str(tmp_path / "triton"), "DIST_TUNE_LOG_DIR": str(tmp_path), "DIST_TUNE_VERBOSITY": "quiet"}
+    folders = {
+        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+        "DIST_TUNE_LOG_DIR": str(tmp_path),
+        "DIST_TUNE_VERBOSITY": "quiet",
+    }
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "program.py"],
@@ -311,5 +353,8 @@ def test_a_program_runs_once_and_can_end_while_threads_compile(tmp_path: Path):
         text=True,
         timeout=110,
     )
-    assert done.stdout.splitlines() == ["main of __main__", "[None, None] True ['dist_tune digest', 'has failed'] True"], done.stderr
+    assert done.stdout.splitlines() == [
+        "main of __main__",
+        "[None, None] True ['dist_tune digest', 'has failed'] True",
+    ], done.stderr
     assert (done.returncode, "libtriton" in done.stderr) == (3, False)

@@ -19,7 +19,9 @@ from dist_tune.errors import DistTuneError, NoValidConfigError
 
 LONG_S, LIMIT_S = 200.0, 60.0
 """A deadline that does not expire, and the time that a test gives a world, which is shorter."""
-GLOO = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234")
+GLOO = RuntimeError(
+    "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
+)
 ERRORS = {"raise": ValueError("boom"), "shared": NoValidConfigError("no config"), "broken": GLOO}
 DEAD = " ".join([*process_name().split(" ")[:-1], "0"])
 """A process that has ended."""
@@ -51,7 +53,9 @@ class Client:
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self.store, name)
-        return call if not callable(call) else lambda *args: (self.before(name, *args), call(*args))[1]
+        return (
+            call if not callable(call) else lambda *args: (self.before(name, *args), call(*args))[1]
+        )
 
     def clone(self) -> Client:
         return self
@@ -80,7 +84,9 @@ class Rank(Meetings):
             if action == "die":  # answer no more, as a process of this host that was killed
                 self.close()
                 card = json.loads(self.client.get(f"card/{self.rank}"))
-                self.client.set(f"card/{self.rank}", json.dumps({**card, "is_over": False, "process": DEAD}))
+                self.client.set(
+                    f"card/{self.rank}", json.dumps({**card, "is_over": False, "process": DEAD})
+                )
                 return
             if action in ("pass", "pass slowly"):
                 if action == "pass slowly":
@@ -94,7 +100,9 @@ class Rank(Meetings):
 
     def came(self, place: Place, action: str) -> str:
         """What a call came to: the values of its meetings, or the class of its error."""
-        time.sleep(0.05 if action.startswith("late") else 0.0)  # others wait by then, or a test shows less
+        time.sleep(
+            0.05 if action.startswith("late") else 0.0
+        )  # others wait by then, or a test shows less
         action = action.removeprefix("late ")
         own = ERRORS.get(action)
         try:
@@ -102,8 +110,14 @@ class Rank(Meetings):
             if own is not None:
                 self.abort(own)
                 return type(own).__name__
-            values = [self.reduce("other" if action == "stray" else "manifest", "x", joined, is_gathering=True)]
-            if action == "stop":  # after the first meeting, and it learns of the end between replays
+            values = [
+                self.reduce(
+                    "other" if action == "stray" else "manifest", "x", joined, is_gathering=True
+                )
+            ]
+            if (
+                action == "stop"
+            ):  # after the first meeting, and it learns of the end between replays
                 until(partial(self.client.check, ["f/n1/1/verdict"]))
                 self.beat("replay 3")
             values.append(self.reduce("done", "y", joined))
@@ -124,7 +138,10 @@ class World:
 
     def run(self, *scripts: Script) -> list[list[str]]:
         """All scripts at once; what came of the calls of each rank. Fails if one does not end."""
-        threads = [threading.Thread(target=rank.run, args=(script,), daemon=True) for rank, script in zip(self.ranks, scripts, strict=True)]
+        threads = [
+            threading.Thread(target=rank.run, args=(script,), daemon=True)
+            for rank, script in zip(self.ranks, scripts, strict=True)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -16,7 +16,15 @@ OTHER = Call(Place("g", 1, 10), has_talked=False, n_issued=10)
 
 def card(n_calls: int = 2, inside: Place | None = None, n_issued: int = 10, **seen: object) -> Card:
     """What a rank says that is in this call of "f", if in any; and how it is seen."""
-    return Card(0, "p", n_issued, n_calls={"f": n_calls}, inside=[] if inside is None else [inside], doing="replay", **seen)  # type: ignore[arg-type]
+    return Card(
+        0,
+        "p",
+        n_issued,
+        n_calls={"f": n_calls},
+        inside=[] if inside is None else [inside],
+        doing="replay",
+        **seen,
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +47,11 @@ def card(n_calls: int = 2, inside: Place | None = None, n_issued: int = 10, **se
 )
 def test_who_has_passed_a_call(call: Call, other: Card, passed: bool):
     """By its number, and not while it is inside; by collectives, which take all ranks, whatever the numbers are."""
-    assert (CALL.key, TALKED.key, TALKED._replace(place=Place("f", 7, before=10)).key) == ("f/n3", "f/c10", "f/c10")
+    assert (CALL.key, TALKED.key, TALKED._replace(place=Place("f", 7, before=10)).key) == (
+        "f/n3",
+        "f/c10",
+        "f/c10",
+    )
     assert has_passed(call, other) is passed
 
 
@@ -73,7 +85,9 @@ FRESH = Card(0, "p", 10, n_calls={"f": 2, "g": 1}, inside=[OTHER.place], waits=O
         (ELSEWHERE, 0.0, "", "", "", ""),
     ],
 )
-def test_what_a_wait_comes_to(other: Card, waited_s: float, gathered: str, visited: str, reduced: str, broken: str):
+def test_what_a_wait_comes_to(
+    other: Card, waited_s: float, gathered: str, visited: str, reduced: str, broken: str
+):
     """The table of docs/how-it-works.md."""
     mine = Card(0, "p", 10, n_calls={"f": 3}, inside=[HERE], for_s=waited_s)
     for options, outcome in (
@@ -82,13 +96,23 @@ def test_what_a_wait_comes_to(other: Card, waited_s: float, gathered: str, visit
         ({}, reduced),
         ({"is_broken": True}, broken),
     ):
-        assert Limits(DEADLINE_S, GATHER_S, is_first=True, **options).outcome(CALL, mine, {1: other}, waited_s)[0] == outcome, options
+        assert (
+            Limits(DEADLINE_S, GATHER_S, is_first=True, **options).outcome(
+                CALL, mine, {1: other}, waited_s
+            )[0]
+            == outcome
+        ), options
 
 
 def test_a_rank_that_never_came_is_given_up_while_others_are_in_the_collective_that_failed():
     """Gloo tells only the neighbours of a process that has ended; the others wait in that collective, until these are gone, too."""
-    mine, missing = Card(0, "p", 10, inside=[HERE], for_s=1.5), {1: Card(), 3: card(3, HERE, for_s=9.0, may_last=True)}
-    assert Limits(DEADLINE_S, GATHER_S, is_first=True, is_broken=True).outcome(CALL, mine, missing, 0.0) == ("timed out", [1])
+    mine, missing = (
+        Card(0, "p", 10, inside=[HERE], for_s=1.5),
+        {1: Card(), 3: card(3, HERE, for_s=9.0, may_last=True)},
+    )
+    assert Limits(DEADLINE_S, GATHER_S, is_first=True, is_broken=True).outcome(
+        CALL, mine, missing, 0.0
+    ) == ("timed out", [1])
 
 
 def test_ranks_that_fell_silent_together_are_named_together():
@@ -108,7 +132,20 @@ def test_of_two_ranks_that_wait_at_least_one_is_told(mine: Call, theirs: Call):
         return
     limits = Limits(DEADLINE_S, GATHER_S, is_first=True, is_gathering=True)
     one, other = (
-        Card(0, "p", each.n_issued, n_calls={each.place.closure: each.place.number}, inside=[each.place], waits=each, is_fresh=True)
+        Card(
+            0,
+            "p",
+            each.n_issued,
+            n_calls={each.place.closure: each.place.number},
+            inside=[each.place],
+            waits=each,
+            is_fresh=True,
+        )
         for each in (mine, theirs)
     )
-    assert any((limits.outcome(mine, one, {1: other}, 0.0)[0], limits.outcome(theirs, other, {0: one}, 0.0)[0])), (mine, theirs)
+    assert any(
+        (
+            limits.outcome(mine, one, {1: other}, 0.0)[0],
+            limits.outcome(theirs, other, {0: one}, 0.0)[0],
+        )
+    ), (mine, theirs)

@@ -38,7 +38,9 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=5)
-        | st.dictionaries(st.sampled_from(["kind", "ranks", "text", "n_issued", "1"]) | st.text(max_size=4), inner)
+        | st.dictionaries(
+            st.sampled_from(["kind", "ranks", "text", "n_issued", "1"]) | st.text(max_size=4), inner
+        )
     ),
     max_leaves=12,
 )
@@ -83,23 +85,44 @@ LATE = "(AbsentRanks|Alone)Error: rank . (is alone|last seen at)"
 """Of a rank that does not come, and answers no question: both patiences are one deadline here."""
 FORGED = {"kind": "ValueError", "ranks": [1], "text": TEXT, "error": TEXT}
 POSTED = [
-    *(("f/n1/0/part/1", each, "PeerFailedError: rank 1 posted what cannot be read: its part of a meeting") for each in BAD_PARTS),
+    *(
+        (
+            "f/n1/0/part/1",
+            each,
+            "PeerFailedError: rank 1 posted what cannot be read: its part of a meeting",
+        )
+        for each in BAD_PARTS
+    ),
     *(
         ("f/n1/0/verdict", each, "PeerFailedError: .*(as rank 0 reads it|the result of a meeting)")
         for each in (*NOT_JSON, *(json.dumps(each).encode() for each in WRONG))
     ),
-    ("f/n1/0/verdict", json.dumps(FORGED).encode(), r"PeerFailedError: .*x\\n12:00:00 INFO winner=7\\x1b\[2J"),  # any rank may abort
-    *(("beat/1", each, LATE) for each in (b"", b"\xff\xfe", b"1.0 f: replay 2\n\x1b[2J", b"x" * 2**20)),
+    (
+        "f/n1/0/verdict",
+        json.dumps(FORGED).encode(),
+        r"PeerFailedError: .*x\\n12:00:00 INFO winner=7\\x1b\[2J",
+    ),  # any rank may abort
+    *(
+        ("beat/1", each, LATE)
+        for each in (b"", b"\xff\xfe", b"1.0 f: replay 2\n\x1b[2J", b"x" * 2**20)
+    ),
     *(("card/1", each, LATE) for each in (*NOT_JSON, b"7", b"[1]", b'{"question": "x"}')),
 ]
 
 
 @pytest.mark.parametrize("is_gathering", [False, True])
 @pytest.mark.parametrize(("key", "content", "words"), POSTED)
-def test_what_a_peer_posts_that_cannot_be_read_is_told(key: str, content: bytes, words: str, is_gathering: bool):
+def test_what_a_peer_posts_that_cannot_be_read_is_told(
+    key: str, content: bytes, words: str, is_gathering: bool
+):
     """A part names its rank, a verdict its reader, because any rank may have written it; a beat and a card are as none. One short line."""
     others = {"f/n1/0/count": b"1"} if "part" in key else {}  # rank 0 will be the last to come
-    message = told({"beat/1": b"", "card/1": b'{"question": 0}', key: content, **others}, 2, total, is_gathering=is_gathering)
+    message = told(
+        {"beat/1": b"", "card/1": b'{"question": 0}', key: content, **others},
+        2,
+        total,
+        is_gathering=is_gathering,
+    )
     assert re.match(words, message)
     assert len(message) < 10_000
 
@@ -124,8 +147,16 @@ def test_any_json_is_understood_or_refused(value: object):
 ABSENT = {3: "nothing yet", 1: "replay 2 of f, call 1 for 3.0 s"}
 LAST = "rank 1 last seen at: replay 2 of f, call 1 for 3.0 s; rank 3 last seen at: nothing yet. So ranks [1, 3] did not come "
 ENDS = [
-    *((aborted(SHARED_ERRORS[kind]("why\nconfig"), 1, CALL, 0), kind, "^why\nconfig$", ()) for kind in sorted(SHARED_ERRORS)),
-    (aborted(ValueError("boom"), 1, CALL, 0), "PeerFailedError", "^rank 1 raised ValueError: boom while f was", (1, "ValueError: boom")),
+    *(
+        (aborted(SHARED_ERRORS[kind]("why\nconfig"), 1, CALL, 0), kind, "^why\nconfig$", ())
+        for kind in sorted(SHARED_ERRORS)
+    ),
+    (
+        aborted(ValueError("boom"), 1, CALL, 0),
+        "PeerFailedError",
+        "^rank 1 raised ValueError: boom while f was",
+        (1, "ValueError: boom"),
+    ),
     (
         timed_out(ABSENT, "report 1", CALL, "within 3 s"),
         "AbsentRanksError",
@@ -138,12 +169,19 @@ ENDS = [
         f"^{re.escape(LAST)}after a failed collective of f, call 1 in 4 s. Every((?!gloo).)*$",
         (),
     ),
-    (timed_out({1: f"x, {ENDED}", 3: ENDED}, "t", CALL, "in 4 s"), "AbsentRanksError", "in 4 s. Its log, or what .* why. Rank 0 stops", ()),
+    (
+        timed_out({1: f"x, {ENDED}", 3: ENDED}, "t", CALL, "in 4 s"),
+        "AbsentRanksError",
+        "in 4 s. Its log, or what .* why. Rank 0 stops",
+        (),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("verdict", "kind", "words", "cause"), ENDS)
-def test_the_end_of_a_call_says_who_ended_it_and_where_they_were(verdict: Verdict, kind: str, words: str, cause: tuple[object, ...]):
+def test_the_end_of_a_call_says_who_ended_it_and_where_they_were(
+    verdict: Verdict, kind: str, words: str, cause: tuple[object, ...]
+):
     """An error that all ranks share is the same on all, line by line; of absent ranks it says what each last did, in their order."""
     error = error_of(verdict, 0, CALL)
     assert type(error).__name__ == kind
@@ -156,8 +194,12 @@ def test_the_end_of_a_call_says_who_ended_it_and_where_they_were(verdict: Verdic
 ODD = "issued 1 collectives where 2 are usual, in replay 3, config a"
 
 
-def header(odd: dict[int, str] | None = None, troubles: list[str] | None = None, **others: Any) -> Header:
-    return Header("f", others.get("topic", "t"), "replay 2", odd or {}, troubles or [], others.get("late"))
+def header(
+    odd: dict[int, str] | None = None, troubles: list[str] | None = None, **others: Any
+) -> Header:
+    return Header(
+        "f", others.get("topic", "t"), "replay 2", odd or {}, troubles or [], others.get("late")
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,20 +209,43 @@ def header(odd: dict[int, str] | None = None, troubles: list[str] | None = None,
         (header(), header({3: ODD}), f"rank 1 {ODD}"),
         (header({2: "x"}), header({2: "x", 3: ODD}), f"rank 1 {ODD}"),
         (header({2: "x"}), header({2: "x"}), ""),
-        (header(troubles=["config a"]), header({3: ODD}), "rank 0 left config a, between two of its collectives"),
+        (
+            header(troubles=["config a"]),
+            header({3: ODD}),
+            "rank 0 left config a, between two of its collectives",
+        ),
         (header(late=(1, "was late: config b")), header(), "rank 1 was late: config b"),
     ],
-    ids=["in step", "skipped", "skipped, and fewer on both before", "fewer on both", "failed", "late"],
+    ids=[
+        "in step",
+        "skipped",
+        "skipped, and fewer on both before",
+        "fewer on both",
+        "failed",
+        "late",
+    ],
 )
-def test_the_rank_that_left_others_in_a_collective_is_found(first: Header, second: Header, cause: str):
+def test_the_rank_that_left_others_in_a_collective_is_found(
+    first: Header, second: Header, cause: str
+):
     """A run that takes fewer collectives on all ranks is no cause. Without one, the rank that failed is."""
-    error = error_of(mismatched({0: first._replace(topic=f"{FAILED}gloo"), 1: second}, CALL), 0, CALL)
+    error = error_of(
+        mismatched({0: first._replace(topic=f"{FAILED}gloo"), 1: second}, CALL), 0, CALL
+    )
     assert isinstance(error, PeerFailedError)
-    assert str(error).startswith(f"{cause}; so rank 0 waited in vain" if cause else "rank 0 waited in vain in a collective of f, ")
+    assert str(error).startswith(
+        f"{cause}; so rank 0 waited in vain"
+        if cause
+        else "rank 0 waited in vain in a collective of f, "
+    )
     assert "gloo" not in str(error)
     assert ("raise DIST_TUNE_DEADLINE_S" in str(error)) is ("was late" in cause)
     assert cause or (error.rank, error.error) == (0, "gloo")
-    others = "ranks [0] did so, rank 1 at 't' (after replay 2) did not" if second.topic == "t" else "all ranks did so. "
+    others = (
+        "ranks [0] did so, rank 1 at 't' (after replay 2) did not"
+        if second.topic == "t"
+        else "all ranks did so. "
+    )
     assert others in str(error)
 
 
@@ -188,11 +253,20 @@ def test_a_group_whose_collective_failed_before_is_named_as_the_cause():
     """Not the collectives of the call, which find no peers any more."""
     topic = f"{FAILED}RuntimeError: {CLOSED}"
     told = str(error_of(mismatched({rank: header(topic=topic) for rank in (0, 1)}, CALL), 0, CALL))
-    assert "all ranks did so. A collective of the group has failed before, and gloo cannot use it again: make the group anew." in told
+    assert (
+        "all ranks did so. A collective of the group has failed before, and gloo cannot use it again: make the group anew."
+        in told
+    )
 
 
-CLOSED = RuntimeError("Application timeout caused pair closure")  # of gloo, once a collective has timed out
-CAUSES = [RuntimeError("my signal timed out"), ValueError("gloo"), NoValidConfigError("site nccl_kernel")]
+CLOSED = RuntimeError(
+    "Application timeout caused pair closure"
+)  # of gloo, once a collective has timed out
+CAUSES = [
+    RuntimeError("my signal timed out"),
+    ValueError("gloo"),
+    NoValidConfigError("site nccl_kernel"),
+]
 
 
 @pytest.mark.parametrize("error", [GLOO, CLOSED, dist.DistNetworkError("x"), *CAUSES])

@@ -25,7 +25,14 @@ HERE, ABSENT = "rank 1 is late in call 1 of step, 4 s", "rank 1 has not come to 
 
 
 @pytest.mark.parametrize(
-    ("counts", "odd"), [([2, 2, 1, 2, 2], [2]), ([1, 2, 2, 2, 2, 1], [0, 5]), ([3, 3, 3], []), ([0], []), ([2, 3, 2], [])]
+    ("counts", "odd"),
+    [
+        ([2, 2, 1, 2, 2], [2]),
+        ([1, 2, 2, 2, 2, 1], [0, 5]),
+        ([3, 3, 3], []),
+        ([0], []),
+        ([2, 3, 2], []),
+    ],
 )
 def test_runs_that_issued_fewer_collectives_are_named(counts: list[int], odd: list[int]):
     """Beside most of the latest runs: for peers, and in a message of bounded size."""
@@ -37,7 +44,10 @@ def test_runs_that_issued_fewer_collectives_are_named(counts: list[int], odd: li
             n_issued[0] += n
     header = activity.header("step", "report")
     assert [*header.odd_runs] == odd
-    assert all(re.fullmatch(rf"issued 1 collectives where 2 are usual, in replay {i}", why) for i, why in header.odd_runs.items())
+    assert all(
+        re.fullmatch(rf"issued 1 collectives where 2 are usual, in replay {i}", why)
+        for i, why in header.odd_runs.items()
+    )
     assert header.last_run == f"replay {len(counts) - 1}"
 
 
@@ -51,11 +61,17 @@ def test_runs_that_issued_fewer_collectives_are_named(counts: list[int], odd: li
         ),
         (Card(0, n_of_process=2, inside=[PLACE], doing="replay 2"), "", ""),
         (
-            Card(0, n_of_process=2, inside=[PLACE], doing="replay 2", silent_s=1.5, state="stopped"),
+            Card(
+                0, n_of_process=2, inside=[PLACE], doing="replay 2", silent_s=1.5, state="stopped"
+            ),
             "its process is stopped",
             f"{HERE}: its process is stopped",
         ),
-        (Card(0, n_of_process=1, doing="replay 2", beat="config a", silent_s=1.5), "no sign of life for 1.5 s after config a", ABSENT),
+        (
+            Card(0, n_of_process=1, doing="replay 2", beat="config a", silent_s=1.5),
+            "no sign of life for 1.5 s after config a",
+            ABSENT,
+        ),
         (
             Card(0, n_of_process=1, inside=[Place("m.other", 2)], doing="replay 2"),
             "replay 2 of m.other",
@@ -64,7 +80,9 @@ def test_runs_that_issued_fewer_collectives_are_named(counts: list[int], odd: li
         (Card(), "nothing yet", ABSENT),
     ],
 )
-def test_a_rank_that_others_wait_for_is_told_once(card: Card, told: str, shown: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_rank_that_others_wait_for_is_told_once(
+    card: Card, told: str, shown: str, monkeypatch: pytest.MonkeyPatch
+):
     """Two seconds after this rank began to wait, long before its collective times out, and again when it goes on."""
     now, lines = [0.0], list[str]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -99,8 +117,13 @@ def test_looks_of_all_ranks_are_bounded(n_ranks: int, monkeypatch: pytest.Monkey
     assert 1.9 < n_looks[0] / 200 <= 2
 
 
-@pytest.mark.parametrize(("error", "n_asked"), [(dist.DistNetworkError("Broken pipe"), 1), (dist.DistStoreError("wait timeout"), 3)])
-def test_a_host_that_is_gone_is_not_asked_again(error: Exception, n_asked: int, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("error", "n_asked"),
+    [(dist.DistNetworkError("Broken pipe"), 1), (dist.DistStoreError("wait timeout"), 3)],
+)
+def test_a_host_that_is_gone_is_not_asked_again(
+    error: Exception, n_asked: int, monkeypatch: pytest.MonkeyPatch
+):
     """Because torch tells of each request to it in twenty lines; one that is silent is."""
     rank, asked, threads = World().ranks[0], list[str](), {*threading.enumerate()}
 
@@ -137,11 +160,16 @@ def test_a_process_runs_is_stopped_and_ends():
         assert _becomes(name, "gone")
     assert state_of(name) == state_of(f"{here} {pid} {int(start) + 1}") == "gone"
     assert state_of(process_name()) == "runs"
-    assert {state_of(each) for each in (f"other {pid} {start}", "", "x", f"{here} -1 {start}", f"{here} ../1 5")} == {""}
+    assert {
+        state_of(each)
+        for each in (f"other {pid} {start}", "", "x", f"{here} -1 {start}", f"{here} ../1 5")
+    } == {""}
 
 
 @pytest.mark.parametrize("process", ["", DEAD])
-def test_the_host_of_the_store_waits_a_moment_for_peers_that_do_not_end(process: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_host_of_the_store_waits_a_moment_for_peers_that_do_not_end(
+    process: str, monkeypatch: pytest.MonkeyPatch
+):
     """They may still read from it; one that was killed is not waited for, and for none longer than a moment. No thread goes on asking."""
     now, slept, threads = [0.0], list[float](), {*threading.enumerate()}
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

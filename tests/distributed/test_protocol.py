@@ -23,7 +23,11 @@ from tests.distributed.in_memory import ERRORS, GLOO, Rank, Script, World, joine
 
 MET = met()
 ACTIONS = ("come", "come", "late", "raise", "pass", "die")
-SCRIPTS = st.lists(st.lists(st.tuples(st.just("f"), st.sampled_from(ACTIONS)), min_size=1, max_size=3), min_size=2, max_size=4)
+SCRIPTS = st.lists(
+    st.lists(st.tuples(st.just("f"), st.sampled_from(ACTIONS)), min_size=1, max_size=3),
+    min_size=2,
+    max_size=4,
+)
 
 
 @settings(max_examples=30, deadline=None)
@@ -40,7 +44,10 @@ def test_each_run_ends_and_ranks_that_end_a_call_say_the_same(scripts: list[Scri
         assert len(said - {"ValueError"}) <= 1, (call, said, scripts)
 
 
-ABORTED, ABSENT = "rank 1 raised ValueError: boom while f was being tuned", r"rank 1 last seen at: .*ranks \[1\] did not come"
+ABORTED, ABSENT = (
+    "rank 1 raised ValueError: boom while f was being tuned",
+    r"rank 1 last seen at: .*ranks \[1\] did not come",
+)
 TABLE = [
     # what each rank does -> what is told those that are told anything, and in which words
     ("come, come, late", "", ""),
@@ -49,10 +56,26 @@ TABLE = [
     ("late raise, raise, late", "PeerFailedError", ABORTED),  # the first one counts
     ("come, pass, late", "AloneError", r"rank . is alone in f, call 1: ranks \[1\] have passed it"),
     ("come, die, late", "AloneError", r"rank 1 has not come to it: .*its process has ended"),
-    ("come, stop, late", "AbsentRanksError", rf"{ABSENT} to the exchange 'done' of f, call 1 within "),
-    ("come, stray, late", "RankMismatchError", r"rank 0 is in f, step 'manifest', rank 1 is in f, step 'other'"),
-    ("broken, late raise, broken", "PeerFailedError", ABORTED),  # what a failed collective is a consequence of
-    ("broken, pass slowly, broken", "AbsentRanksError", rf"{ABSENT} after a failed collective of f, call 1 within"),
+    (
+        "come, stop, late",
+        "AbsentRanksError",
+        rf"{ABSENT} to the exchange 'done' of f, call 1 within ",
+    ),
+    (
+        "come, stray, late",
+        "RankMismatchError",
+        r"rank 0 is in f, step 'manifest', rank 1 is in f, step 'other'",
+    ),
+    (
+        "broken, late raise, broken",
+        "PeerFailedError",
+        ABORTED,
+    ),  # what a failed collective is a consequence of
+    (
+        "broken, pass slowly, broken",
+        "AbsentRanksError",
+        rf"{ABSENT} after a failed collective of f, call 1 within",
+    ),
     ("broken, broken, late broken", "PeerFailedError", "all ranks did so"),
 ]
 
@@ -61,14 +84,21 @@ TABLE = [
 @pytest.mark.processes  # it lasts seconds
 def test_what_ranks_are_told_and_that_they_meet_again(actions: str, told: str, words: str):
     """The one that raised has its own error; a collective's is chained to its cause."""
-    world, each = World(3, **({"deadline_s": 1.0} if told == "AbsentRanksError" else {})), actions.split(", ")
+    world, each = (
+        World(3, **({"deadline_s": 1.0} if told == "AbsentRanksError" else {})),
+        actions.split(", "),
+    )
     again = [] if "die" in each else [("again", "come")]
     found = world.run(*([("f", action), *again] for action in each))
     for rank, action, said in zip(world.ranks, each, found, strict=True):
         assert not again or said.pop() == met(3)
         if action in ("pass", "pass slowly", "die"):
             assert said == []
-        elif own := {"late raise": "ValueError", "raise": "ValueError", "shared": "NoValidConfigError"}.get(action):
+        elif own := {
+            "late raise": "ValueError",
+            "raise": "ValueError",
+            "shared": "NoValidConfigError",
+        }.get(action):
             assert said == [own]
         elif told:
             (error,) = rank.errors
@@ -144,7 +174,10 @@ def test_ranks_that_wait_in_different_calls_for_each_other_are_told():
 @pytest.mark.parametrize("late", ["come", "late"])
 def test_an_error_of_an_earlier_call_is_not_raised_in_a_healthy_one(late: str):
     """One rank raised in a call that the other made without a meeting."""
-    assert World().run([("f", "pass"), ("f", late)], [("f", "raise"), ("f", "come")]) == [[MET], ["ValueError", MET]]
+    assert World().run([("f", "pass"), ("f", late)], [("f", "raise"), ("f", "come")]) == [
+        [MET],
+        ["ValueError", MET],
+    ]
 
 
 def test_a_rank_that_has_issued_more_collectives_has_passed_the_call():
@@ -155,7 +188,10 @@ def test_a_rank_that_has_issued_more_collectives_has_passed_the_call():
     assert [told for _, _, told in one.told] == ["AloneError"]
 
 
-@pytest.mark.parametrize(("again", "told"), [("come", "AloneError"), ("raise", "PeerFailedError"), ("", "PeerFailedError")])
+@pytest.mark.parametrize(
+    ("again", "told"),
+    [("come", "AloneError"), ("raise", "PeerFailedError"), ("", "PeerFailedError")],
+)
 def test_a_call_that_a_rank_raised_in_and_made_again_is_not_tuned(again: str, told: str):
     """Rank 1 raises before the collective of its first run. Rank 0 has issued that, and its run returns if rank 1 comes to it as well."""
     one, other = World().ranks
@@ -171,8 +207,15 @@ def test_a_call_that_a_rank_raised_in_and_made_again_is_not_tuned(again: str, to
             other.count = 1
             assert other.came(next_one, "come") == told
         one.enter(place, has_raised=again != "come")
-        meet = partial(one.reduce, "manifest", "x", joined, is_gathering=True) if again == "come" else partial(one.abort, GLOO)
-        with pytest.raises(DistTuneError, match={"come": "called again", "raise": "the second time", "": "boom"}[again]) as caught:
+        meet = (
+            partial(one.reduce, "manifest", "x", joined, is_gathering=True)
+            if again == "come"
+            else partial(one.abort, GLOO)
+        )
+        with pytest.raises(
+            DistTuneError,
+            match={"come": "called again", "raise": "the second time", "": "boom"}[again],
+        ) as caught:
             meet()
     assert type(caught.value).__name__ == told
 
@@ -218,6 +261,9 @@ def test_calls_leave_no_keys_behind(actions: tuple[str, str]):
     counts = []
     for n_calls in (10, 40):
         world = World()
-        world.run([("f", "come")] * (n_calls + 1), [("f", action) for action in actions] * (n_calls // 2) + [("f", "come")])
+        world.run(
+            [("f", "come")] * (n_calls + 1),
+            [("f", action) for action in actions] * (n_calls // 2) + [("f", "come")],
+        )
         counts.append(world.store.num_keys())
     assert counts[1] <= counts[0], counts

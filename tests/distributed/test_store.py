@@ -33,14 +33,18 @@ time.sleep(100)
 @pytest.fixture(scope="module")
 def host() -> Generator[tuple[int, int]]:
     """The process and the port of a store."""
-    with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         yield process.pid, int(process.stdout.readline())
         process.kill()
 
 
 @pytest.mark.processes
-def test_a_host_that_is_stopped_is_told_within_the_deadline(host: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
+def test_a_host_that_is_stopped_is_told_within_the_deadline(
+    host: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+):
     """Its kernel accepts connections. The first call may need no store; its meeting says so, and all is well once the host goes on."""
     monkeypatch.setenv("DIST_TUNE_DEADLINE_S", "0.5")
     pid, port = host
@@ -50,7 +54,10 @@ def test_a_host_that_is_stopped_is_told_within_the_deadline(host: tuple[int, int
     try:
         os.waitid(os.P_PID, pid, os.WSTOPPED)  # with its threads, one of which answers
         ranks.calls("f")
-        with pytest.raises(StoreGoneError, match=r"no answer within 0.5 s. Is that stopped, or .* out of file descriptors \(ulimit -n"):
+        with pytest.raises(
+            StoreGoneError,
+            match=r"no answer within 0.5 s. Is that stopped, or .* out of file descriptors \(ulimit -n",
+        ):
             ranks.agree("f", "topic", lambda: 1, Reduction(_total))
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -130,12 +137,20 @@ try:
 except TimeoutError:
     print("left behind")
 """
-    done = subprocess.run([sys.executable, "-c", program], env=of_checkout(tmp_path), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=of_checkout(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, "left behind\n"), done.stderr
 
 
 @pytest.mark.processes
-def test_a_silent_host_that_answers_while_python_ends_does_not_abort_the_program(host: tuple[int, int], tmp_path: Path):
+def test_a_silent_host_that_answers_while_python_ends_does_not_abort_the_program(
+    host: tuple[int, int], tmp_path: Path
+):
     """Its exit code is the program's own."""
     program = """
 import os, signal, sys, time
@@ -156,5 +171,7 @@ except TimeoutError:
     sys.exit(3)
 """
     command = [sys.executable, "-c", program, *map(str, host)]
-    done = subprocess.run(command, env=of_checkout(tmp_path), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=of_checkout(tmp_path), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 3, done.stderr

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.processes
 EXAMPLES = ROOT / "examples"
 
 
-def run(cwd: Path, command: str, *options: str, n_ranks: int = 0, path: str = "", interpret: str = "1") -> Done:
+def run(
+    cwd: Path, command: str, *options: str, n_ranks: int = 0, path: str = "", interpret: str = "1"
+) -> Done:
     """A file of examples/, or a program of this module."""
     script = [str(EXAMPLES / command)] if command.endswith(".py") else ["-c", command]
     environment = of_checkout(cwd, path, TRITON_INTERPRET=interpret, DIST_TUNE_VERBOSITY="quiet")
@@ -31,7 +33,9 @@ def last_line(done: Done) -> str:
 def test_the_gallery_names_every_example():
     """Each file that can be started has its row."""
     listed = set(re.findall(r"\]\((\w+\.py)\)", (EXAMPLES / "README.md").read_text()))
-    assert listed == {path.name for path in EXAMPLES.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
+    assert listed == {
+        path.name for path in EXAMPLES.glob("*.py") if '__name__ == "__main__"' in path.read_text()
+    }
 
 
 @pytest.mark.slow  # tests/kernels/test_programs.py has the same step
@@ -45,7 +49,9 @@ def test_the_gather_and_product_is_tuned_and_right(tmp_path: Path):
 def test_a_training_loop_is_tuned_while_it_runs(tmp_path: Path):
     """Forward and backward, optimizer, schedule and data inside the step: what is trained is the untuned loop's to the bit."""
     by_its_own_clock = "from dist_tune.testing import ExactTime\nfrom examples.mlp_training import main\nExactTime.keep()\nmain()"
-    done = run(tmp_path, by_its_own_clock, "--width", "32", "--rows", "16", "--steps", "500", n_ranks=2)
+    done = run(
+        tmp_path, by_its_own_clock, "--width", "32", "--rows", "16", "--steps", "500", n_ranks=2
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     told = r"tuned in \d+ of 500 steps; losses and parameters are those of the untuned loop; .*forward BLOCK="
     assert re.search(told, done.stdout), done.stdout
@@ -66,7 +72,9 @@ def test_files_are_tuned_once_and_served(tmp_path: Path):
         ("linear_attention.py", (), 0, "needs GPUs"),  # with the library, whose kernels need one
     ],
 )
-def test_what_cannot_run_says_why(tmp_path: Path, script: str, options: tuple[str, ...], n_ranks: int, message: str):
+def test_what_cannot_run_says_why(
+    tmp_path: Path, script: str, options: tuple[str, ...], n_ranks: int, message: str
+):
     """Rows that fill no chunk, and no GPU for times or a library's kernels."""
     done = run(tmp_path, script, *options, n_ranks=n_ranks, path=library(tmp_path / "site"))
     assert done.returncode != 0
@@ -89,7 +97,9 @@ sys.exit(scan.main())
 def test_results_are_right_in_the_tuning_call_and_after_it(tmp_path: Path):
     """Y and seven gradients on two ranks whose inputs differ, sums over as many parts as the launched configs have made."""
     line = last_line(run(tmp_path, QUICK, "--case", "check", n_ranks=2))
-    assert line.startswith("check: B,L,H,P,N,Q=1,64,1,16,16,32 torch.bfloat16, 15 sites, largest relative error ")
+    assert line.startswith(
+        "check: B,L,H,P,N,Q=1,64,1,16,16,32 torch.bfloat16, 15 sites, largest relative error "
+    )
     assert line.endswith("; ok")
 
 
@@ -110,7 +120,15 @@ exec(source, vars(backward))
 backward.smallest, backward.decay_kernel.configs = (lambda kernel, name: 16), backward.decay_kernel.configs[1:]
 scan.backward = backward.backward
 sys.exit"""
-    done = run(tmp_path, QUICK.replace("sys.exit", sabotage), "--case", "check", "--dtype", "fp32", n_ranks=2)
+    done = run(
+        tmp_path,
+        QUICK.replace("sys.exit", sabotage),
+        "--case",
+        "check",
+        "--dtype",
+        "fp32",
+        n_ranks=2,
+    )
     assert (done.returncode, "; FAILED" in done.stdout) == (1, True)
 
 
@@ -177,30 +195,51 @@ def library(folder: Path, shift: str = "0.0") -> str:
 def test_without_the_library_it_says_how_to_install_it(tmp_path: Path):
     """In one line, with the exit code of a wrong command line, whether there are GPUs or not."""
     hidden = "import importlib.util, runpy\nimportlib.util.find_spec = lambda name, *_: None\n"
-    done = run(tmp_path, f"{hidden}runpy.run_path({str(EXAMPLES / 'linear_attention.py')!r}, run_name='__main__')", "--case", "perf")
+    done = run(
+        tmp_path,
+        f"{hidden}runpy.run_path({str(EXAMPLES / 'linear_attention.py')!r}, run_name='__main__')",
+        "--case",
+        "perf",
+    )
     assert done.returncode == 2
-    assert "needs fla-core, which is not installed: pip install 'dist_tune[examples]'" in done.stderr.splitlines()[-1]
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert (
+        "needs fla-core, which is not installed: pip install 'dist_tune[examples]'"
+        in done.stderr.splitlines()[-1]
+    )
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     assert any(each.startswith("fla-core") for each in extras["examples"])
 
 
 def test_both_choices_are_compared(tmp_path: Path):
     """Two ranks, an operator with two sites: dist_tune tunes, then vanilla does; output and all gradients are equal."""
-    line = last_line(run(tmp_path, PROGRAM, "--case", "check", "same", n_ranks=2, path=library(tmp_path / "site")))
+    line = last_line(
+        run(
+            tmp_path, PROGRAM, "--case", "check", "same", n_ranks=2, path=library(tmp_path / "site")
+        )
+    )
     assert line.startswith("check: 2 sites, 4 configs, ")
-    assert "; 10 results, largest difference of an element 0.0e+00, largest relative error 0.0e+00 " in line
+    assert (
+        "; 10 results, largest difference of an element 0.0e+00, largest relative error 0.0e+00 "
+        in line
+    )
     assert line.endswith("; ok")
 
 
 def test_results_that_differ_fail_the_check(tmp_path: Path):
     """A kernel whose result depends on its config, of which vanilla gets others: the command fails."""
-    done = run(tmp_path, PROGRAM, "other", n_ranks=2, path=library(tmp_path / "site", shift="BLOCK"))
+    done = run(
+        tmp_path, PROGRAM, "other", n_ranks=2, path=library(tmp_path / "site", shift="BLOCK")
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "; FAILED" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("vanilla", "n_compiled"), [("cold", [4, 4]), further("compiled", [4])])
-def test_each_tuner_starts_with_nothing_compiled(tmp_path: Path, vanilla: str, n_compiled: list[int]):
+def test_each_tuner_starts_with_nothing_compiled(
+    tmp_path: Path, vanilla: str, n_compiled: list[int]
+):
     """Real compilation on the fake driver, into a folder for each tuner or one for both; a table, and a last line with the figures."""
     fake = """
 from dist_tune import testing
@@ -231,7 +270,9 @@ dist.barrier()
     last = last_line(done)
     lines = done.stdout.splitlines()
     assert [int(line.split()[1]) for line in lines if line.startswith("compiled ")] == n_compiled
-    rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in lines if line.startswith("│")]
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:3]] for line in lines if line.startswith("│")
+    ]
     assert rows == [["dist_tune", "cold"], ["triton.autotune", vanilla]]
     assert last.startswith("perf: first call ")
     assert last.endswith("step on the device 1.0000 ms, with vanilla's choice 2.0000 ms, 2.000 x")

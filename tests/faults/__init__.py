@@ -12,6 +12,14 @@ def write_table(page: Path, name: str, lines: Sequence[str]) -> None:
     """Replace a table of the page, which stands between two marks of its name, below the commit and the date."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, rest = page.read_text().split(begin)
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--exclude=*",
+    ]
     made = f"Commit {subprocess.check_output(command, text=True).strip()}, {date.today()}."
     page.write_text(before + "\n".join([begin, "", made, "", *lines, "", end]) + rest.split(end)[1])

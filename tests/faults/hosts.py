@@ -55,9 +55,13 @@ class Result:
     @property
     def row(self) -> str:
         """A line of the table."""
-        told = sorted({each.get("error") or f"right, {each['winner']}" for each in self.ranks.values()})
+        told = sorted(
+            {each.get("error") or f"right, {each['winner']}" for each in self.ranks.values()}
+        )
         silent = [f"rank {rank} ended" for rank in range(self.n_ranks) if rank not in self.ranks]
-        compiled = "-" if self.case in FAULTS else ", ".join(f"{n}" for n in self.n_compiled.values())
+        compiled = (
+            "-" if self.case in FAULTS else ", ".join(f"{n}" for n in self.n_compiled.values())
+        )
         return f"| {self.case} | {'; '.join(told + silent)} | {self.seconds:.1f} | {compiled} |"
 
 
@@ -82,7 +86,11 @@ def rank_main(case: str, folder: Path) -> None:
     else:
         install_fake_driver()
         ExactTime.keep()  # else four ranks on two cores choose by who was kept waiting
-    FakeH200.launch_ms = staticmethod(lambda src, metadata: 1.0 if src.constants[(src.fn.arg_names.index("BLOCK"),)] == 64 else 6.0)
+    FakeH200.launch_ms = staticmethod(
+        lambda src, metadata: (
+            1.0 if src.constants[(src.fn.arg_names.index("BLOCK"),)] == 64 else 6.0
+        )
+    )
     make_cubin, compiled = CUDABackend.make_cubin, []
 
     def counting(*args: Any) -> Any:
@@ -115,7 +123,11 @@ def rank_main(case: str, folder: Path) -> None:
         told = {"winner": best(kernel)}
     except Exception as error:  # noqa: BLE001  # the driver shall see it
         told = {"error": type(error).__name__, "message": str(error)}
-    told |= {"host": os.environ["HOST"], "compiled": len(compiled), "seconds": time.perf_counter() - began}
+    told |= {
+        "host": os.environ["HOST"],
+        "compiled": len(compiled),
+        "seconds": time.perf_counter() - began,
+    }
     (folder / f"part-{rank}").write_text(json.dumps(told))
     os.replace(folder / f"part-{rank}", folder / f"told-{rank}")
     time.sleep(10.0 if "error" in told else 0.5)  # torchrun ends the others when one rank ends
@@ -131,7 +143,9 @@ def play(case: str, n_gpus: int = 0) -> Result:
     every, delay_s = range(2 * n_each), 0.025 if case == "50 ms" else 0.0
     with tempfile.TemporaryDirectory() as name, Link(delay_s) as link:
         folder = Path(name)
-        jobs = {host: _start(link, host, case, folder, n_each, has_gpus=n_gpus > 0) for host in HOSTS}
+        jobs = {
+            host: _start(link, host, case, folder, n_each, has_gpus=n_gpus > 0) for host in HOSTS
+        }
         began = _wait(folder, "at", every)
         link.is_cut = case in ("link cut", "host lost")  # a host without power sends no resets
         if case in ("host lost", "agent killed"):
@@ -142,13 +156,28 @@ def play(case: str, n_gpus: int = 0) -> Result:
         finally:
             for job in jobs.values():
                 _kill(job)
-        ranks = {rank: json.loads(path.read_text()) for rank in every if (path := folder / f"told-{rank}").exists()}
-        hosts = {host: sum(each["compiled"] for each in ranks.values() if each["host"] == host) for host in HOSTS}
+        ranks = {
+            rank: json.loads(path.read_text())
+            for rank in every
+            if (path := folder / f"told-{rank}").exists()
+        }
+        hosts = {
+            host: sum(each["compiled"] for each in ranks.values() if each["host"] == host)
+            for host in HOSTS
+        }
         is_fault = case in FAULTS
-        return Result(case, len(every), ended - began if is_fault else max(each["seconds"] for each in ranks.values()), ranks, hosts)
+        return Result(
+            case,
+            len(every),
+            ended - began if is_fault else max(each["seconds"] for each in ranks.values()),
+            ranks,
+            hosts,
+        )
 
 
-def _start(link: Link, host: str, case: str, folder: Path, n_each: int, *, has_gpus: bool) -> subprocess.Popen[bytes]:
+def _start(
+    link: Link, host: str, case: str, folder: Path, n_each: int, *, has_gpus: bool
+) -> subprocess.Popen[bytes]:
     own, first = folder / host, HOSTS.index(host) * n_each
     through_sockets = {
         "NCCL_HOSTID": host,
@@ -161,7 +190,9 @@ def _start(link: Link, host: str, case: str, folder: Path, n_each: int, *, has_g
         **os.environ,
         "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT)),
         "HOST": host,
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + n_each))) if has_gpus else "",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + n_each)))
+        if has_gpus
+        else "",
         **through_sockets,
         "TRITON_INTERPRET": "0",
         "GLOO_SOCKET_IFNAME": "wire",
@@ -172,20 +203,49 @@ def _start(link: Link, host: str, case: str, folder: Path, n_each: int, *, has_g
         "DIST_TUNE_LOG_DIR": str(own / "logs"),
         "TRITON_CACHE_DIR": str(own / "triton"),
     }
-    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={address('a')}:29400", "--rdzv-id=hosts", f"--local-addr={address(host)}"]
-    place = [f"--node-rank={HOSTS.index(host)}", f"--rdzv-conf=is_host={host == 'a'}", "--nnodes=2", f"--nproc-per-node={n_each}"]
-    command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, *place, "-m", "tests.faults.hosts", "--rank", case, str(folder)]
-    return link.start(host, command, env, ahead_s=3600 if case == "clocks apart" and host == "b" else 0)
+    rendezvous = [
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={address('a')}:29400",
+        "--rdzv-id=hosts",
+        f"--local-addr={address(host)}",
+    ]
+    place = [
+        f"--node-rank={HOSTS.index(host)}",
+        f"--rdzv-conf=is_host={host == 'a'}",
+        "--nnodes=2",
+        f"--nproc-per-node={n_each}",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *rendezvous,
+        *place,
+        "-m",
+        "tests.faults.hosts",
+        "--rank",
+        case,
+        str(folder),
+    ]
+    return link.start(
+        host, command, env, ahead_s=3600 if case == "clocks apart" and host == "b" else 0
+    )
 
 
 def _wait(folder: Path, what: str, ranks: range) -> float:
     """The time when these ranks had come there, or ended."""
     end = time.monotonic() + 240.0
     while time.monotonic() < end:
-        if all((folder / f"{what}-{rank}").exists() or (what == "told" and _has_ended(folder / f"lock-{rank}")) for rank in ranks):
+        if all(
+            (folder / f"{what}-{rank}").exists()
+            or (what == "told" and _has_ended(folder / f"lock-{rank}"))
+            for rank in ranks
+        ):
             return time.monotonic()
         time.sleep(0.02)
-    raise TimeoutError(f"ranks have not come to {what!r}, and told: {[each.read_text() for each in sorted(folder.glob('told-*'))]}")
+    raise TimeoutError(
+        f"ranks have not come to {what!r}, and told: {[each.read_text() for each in sorted(folder.glob('told-*'))]}"
+    )
 
 
 def _has_ended(path: Path) -> bool:
@@ -207,15 +267,25 @@ def _kill(job: subprocess.Popen[bytes]) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    children = [int(each) for task in Path(f"/proc/{pid}/task").glob("*/children") for each in task.read_text().split()]
+    children = [
+        int(each)
+        for task in Path(f"/proc/{pid}/task").glob("*/children")
+        for each in task.read_text().split()
+    ]
     return [found for child in children for found in (*_descendants(child), child)]
 
 
 def main() -> None:
     """Play all cases; or be a rank of one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--gpus", action="store_true", help="all GPUs of this machine, an even number, in place of the fake driver")
+    parser.add_argument(
+        "--gpus",
+        action="store_true",
+        help="all GPUs of this machine, an even number, in place of the fake driver",
+    )
     parser.add_argument("--write", type=Path, help="put the table into this page")
     options = parser.parse_args()
     if options.rank:

@@ -69,19 +69,51 @@ _ABSENT = "rank 1 last seen at: "
 _LATE = "WARNING rank 1 is late"
 FAULTS = {
     "nothing": Fault(lambda: None, "", ""),
-    "raise error": Fault(_raise(ValueError("boom")), "ValueError", "PeerFailedError", "rank 1 .*ValueError: boom", False),
-    "interrupt": Fault(_raise(KeyboardInterrupt()), "KeyboardInterrupt", "PeerFailedError", "rank 1 raised KeyboardInterrupt", False),
-    "skip collective": Fault(
-        _raise(SkippedError()), "PeerFailedError", "PeerFailedError", "^rank 1 issued 1 collectives where 2 are usual, in ", False
+    "raise error": Fault(
+        _raise(ValueError("boom")),
+        "ValueError",
+        "PeerFailedError",
+        "rank 1 .*ValueError: boom",
+        False,
     ),
-    "kill": Fault(lambda: os.kill(os.getpid(), signal.SIGKILL), "Died", "AbsentRanksError", f"^{_ABSENT}.*its process has ended"),
-    "leave": Fault(lambda: os._exit(3), "Died", "AbsentRanksError", f"^{_ABSENT}.*its process has ended"),
+    "interrupt": Fault(
+        _raise(KeyboardInterrupt()),
+        "KeyboardInterrupt",
+        "PeerFailedError",
+        "rank 1 raised KeyboardInterrupt",
+        False,
+    ),
+    "skip collective": Fault(
+        _raise(SkippedError()),
+        "PeerFailedError",
+        "PeerFailedError",
+        "^rank 1 issued 1 collectives where 2 are usual, in ",
+        False,
+    ),
+    "kill": Fault(
+        lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "Died",
+        "AbsentRanksError",
+        f"^{_ABSENT}.*its process has ended",
+    ),
+    "leave": Fault(
+        lambda: os._exit(3), "Died", "AbsentRanksError", f"^{_ABSENT}.*its process has ended"
+    ),
     "no memory": Fault(_raise(MemoryError("no memory left")), "", ""),
     "sleep 3 s": Fault(lambda: time.sleep(3.0), "", "", _LATE),
     "stop 3 s": Fault(lambda: stop_for(3.0), "", "", _LATE),
-    "sleep 5 s": Fault(lambda: time.sleep(5.0), "PeerFailedError", "PeerFailedError", "^rank 1 was late.*64"),
-    "stop 10 s": Fault(lambda: stop_for(10.0), "AbsentRanksError", "AbsentRanksError", f"{_ABSENT}.*its process is stopped"),
-    "never return": Fault(lambda: time.sleep(1000.0), "Died", "StuckConfigError", "rank 1: .*candidate .*BLOCK="),
+    "sleep 5 s": Fault(
+        lambda: time.sleep(5.0), "PeerFailedError", "PeerFailedError", "^rank 1 was late.*64"
+    ),
+    "stop 10 s": Fault(
+        lambda: stop_for(10.0),
+        "AbsentRanksError",
+        "AbsentRanksError",
+        f"{_ABSENT}.*its process is stopped",
+    ),
+    "never return": Fault(
+        lambda: time.sleep(1000.0), "Died", "StuckConfigError", "rank 1: .*candidate .*BLOCK="
+    ),
     "hold the lock": Fault(_hold_the_lock, "Died", "AbsentRanksError", f"{_ABSENT}.*candidate"),
 }
 """Late ranks are waited for below the deadline, which is four seconds."""
@@ -98,7 +130,11 @@ class Job:
 
     def meet(self, *, is_of_config: bool) -> None:
         """The fault, once, in the phase that was asked for."""
-        if self.phase == self._wanted and not self.has_met and (is_of_config == self._fault.is_of_config or self.phase == "compile"):
+        if (
+            self.phase == self._wanted
+            and not self.has_met
+            and (is_of_config == self._fault.is_of_config or self.phase == "compile")
+        ):
             self.has_met = True
             self._fault.act()
 
@@ -120,7 +156,9 @@ class Job:
             job.meet(is_of_config=True)
             return load_all(*args, **kwargs)
 
-        def batch(replayer: Replayer, closure: Any, replays: Any, conditions: Conditions, *note: Any) -> None:
+        def batch(
+            replayer: Replayer, closure: Any, replays: Any, conditions: Conditions, *note: Any
+        ) -> None:
             job.phase = "finals" if conditions.phase == "finals" else "race"
             run_batch(replayer, closure, replays, conditions, *note)
 
@@ -131,9 +169,15 @@ class Job:
         compilation.load_all, Replayer.run_batch, Replayer.last_run = loading, batch, last  # type: ignore[assignment, method-assign]
 
 
-def run(rank: int, phase: Phase, fault: str, on_all: bool = False, face: Face = "contextual") -> dict[str, Any]:
+def run(
+    rank: int, phase: Phase, fault: str, on_all: bool = False, face: Face = "contextual"
+) -> dict[str, Any]:
     """Tune the step once, with the fault in it; what is left of it on this rank."""
-    from tests.steps import autotuned, is_unpatched, launch  # decorated for the interpreter, or not, by now
+    from tests.steps import (
+        autotuned,
+        is_unpatched,
+        launch,
+    )  # decorated for the interpreter, or not, by now
 
     job = Job(phase, fault if on_all or rank == VICTIM else "nothing")
     job.watch()
@@ -153,7 +197,10 @@ def run(rank: int, phase: Phase, fault: str, on_all: bool = False, face: Face = 
             return x
 
     else:
-        configs = [triton.Config({"BLOCK": block}, pre_hook=lambda full: job.meet(is_of_config=True)) for block in BLOCKS]
+        configs = [
+            triton.Config({"BLOCK": block}, pre_hook=lambda full: job.meet(is_of_config=True))
+            for block in BLOCKS
+        ]
         kernels = [autotuned(configs=configs) for _ in "ab"]
 
         @contextual_autotune(is_dist=True, n_repeat=2, n_warmup=1)

@@ -66,7 +66,9 @@ class Link:
         for file in (*self._devices, *self._spaces):
             os.close(file)
 
-    def start(self, host: str, command: Sequence[str], env: dict[str, str], *, ahead_s: int = 0) -> subprocess.Popen[bytes]:
+    def start(
+        self, host: str, command: Sequence[str], env: dict[str, str], *, ahead_s: int = 0
+    ) -> subprocess.Popen[bytes]:
         """A program on a host, which sees no processes of the other one. Its clocks other than the wall's are ahead by so many seconds."""
         clocks = ["--time", f"--monotonic={ahead_s}", f"--boottime={ahead_s}"] if ahead_s else []
         apart = ["unshare", "--uts", "--pid", "--mount-proc", *clocks, "--fork"]
@@ -88,10 +90,16 @@ class Link:
             raise OSError(ctypes.get_errno(), "unshare")
         self._spaces.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY))
         self._devices.append(os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK))
-        fcntl.ioctl(self._devices[-1], _TUNSETIFF, struct.pack("16sH14x", b"wire", _IFF_TUN | _IFF_NO_PI))
+        fcntl.ioctl(
+            self._devices[-1], _TUNSETIFF, struct.pack("16sH14x", b"wire", _IFF_TUN | _IFF_NO_PI)
+        )
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
             for what, text in ((_SIOCSIFADDR, address(host)), (_SIOCSIFNETMASK, "255.255.255.0")):
-                fcntl.ioctl(asked, what, struct.pack("16sHH4s8x", b"wire", socket.AF_INET, 0, socket.inet_aton(text)))
+                fcntl.ioctl(
+                    asked,
+                    what,
+                    struct.pack("16sHH4s8x", b"wire", socket.AF_INET, 0, socket.inet_aton(text)),
+                )
             for name in (b"wire", b"lo"):
                 fcntl.ioctl(asked, _SIOCSIFFLAGS, struct.pack("16sH14x", name, _IFF_UP))
 
@@ -103,7 +111,13 @@ class Link:
             for device in select.select(self._devices, [], [], wait_s)[0]:
                 packet = os.read(device, 65536)
                 if not self.is_cut:
-                    under_way.append((time.monotonic() + self.delay_s, second if device == first else first, packet))
+                    under_way.append(
+                        (
+                            time.monotonic() + self.delay_s,
+                            second if device == first else first,
+                            packet,
+                        )
+                    )
             while under_way and under_way[0][0] <= time.monotonic():
                 _, device, packet = under_way.popleft()
                 if not self.is_cut:

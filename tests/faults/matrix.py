@@ -41,7 +41,9 @@ class Case:
     @property
     def where(self) -> str:
         """The fault, and what is not as usual."""
-        return f"{self.fault}{' (all ranks)' * self.on_all}{' (function)' * (self.face == 'function')}"
+        return (
+            f"{self.fault}{' (all ranks)' * self.on_all}{' (function)' * (self.face == 'function')}"
+        )
 
     def __str__(self) -> str:
         """Its name as a test."""
@@ -62,16 +64,34 @@ class Result:
     @property
     def told_s(self) -> float:
         """Seconds until the last rank that lives knew."""
-        return max((each.seconds for each in self.outcomes if each.error not in ("Died", "Hung")), default=0.0)
+        return max(
+            (each.seconds for each in self.outcomes if each.error not in ("Died", "Hung")),
+            default=0.0,
+        )
 
     @property
     def row(self) -> str:
         """Its row in the table."""
         case, ends = self.case, ("Died", "Hung")
-        told = sorted({each.error or "right result" for each in self.outcomes if each.error not in ends}) or ["all processes ended"]
-        told += [f"rank {rank} {each.error.lower()}" for rank, each in enumerate(self.outcomes) if each.error in ends]
-        again = "-" if self.n_again is None else f"{self.n_again} of {n_clean(case.n_ranks, case.face)}"
-        cells = [case.where, case.phase, f"{case.n_ranks}", ", ".join(told), f"{self.told_s:.1f}" if self.told_s else "-", again]
+        told = sorted(
+            {each.error or "right result" for each in self.outcomes if each.error not in ends}
+        ) or ["all processes ended"]
+        told += [
+            f"rank {rank} {each.error.lower()}"
+            for rank, each in enumerate(self.outcomes)
+            if each.error in ends
+        ]
+        again = (
+            "-" if self.n_again is None else f"{self.n_again} of {n_clean(case.n_ranks, case.face)}"
+        )
+        cells = [
+            case.where,
+            case.phase,
+            f"{case.n_ranks}",
+            ", ".join(told),
+            f"{self.told_s:.1f}" if self.told_s else "-",
+            again,
+        ]
         return f"| {' | '.join([*cells, ', '.join(self.left) or 'nothing'])} |"
 
 
@@ -83,7 +103,9 @@ def n_clean(n_ranks: int, face: Face = "contextual") -> int:
 
 def _clean(n_ranks: int, face: Face) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        outcome = on_ranks(n_ranks, run, "race", "nothing", False, face, env=_environment(Path(folder)))[0]
+        outcome = on_ranks(
+            n_ranks, run, "race", "nothing", False, face, env=_environment(Path(folder))
+        )[0]
     assert outcome.value is not None, outcome
     return int(outcome.value["n_runs"])
 
@@ -91,7 +113,11 @@ def _clean(n_ranks: int, face: Face) -> int:
 def _environment(folder: Path) -> dict[str, str]:
     """A cache that lives on from one run to the next, and a temporary folder that can be looked into."""
     (folder / "tmp").mkdir(exist_ok=True)
-    return {"DIST_TUNE_DEADLINE_S": f"{DEADLINE_S:g}", "DIST_TUNE_CACHE_DIR": f"{folder}/cache", "TMPDIR": f"{folder}/tmp"}
+    return {
+        "DIST_TUNE_DEADLINE_S": f"{DEADLINE_S:g}",
+        "DIST_TUNE_CACHE_DIR": f"{folder}/cache",
+        "TMPDIR": f"{folder}/tmp",
+    }
 
 
 def play(case: Case) -> Result:
@@ -108,23 +134,39 @@ def _play(case: Case) -> Result:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         env = _environment(folder)
-        outcomes = on_ranks(case.n_ranks, run, case.phase, case.fault, case.on_all, case.face, env=env, timeout_s=4 * DEADLINE_S + 10)
+        outcomes = on_ranks(
+            case.n_ranks,
+            run,
+            case.phase,
+            case.fault,
+            case.on_all,
+            case.face,
+            env=env,
+            timeout_s=4 * DEADLINE_S + 10,
+        )
         left = [*_left_processes(folder), *(each.name for each in (folder / "tmp").iterdir())]
-        again = on_ranks(case.n_ranks, run, case.phase, "nothing", False, case.face, env=env)[0].value
+        again = on_ranks(case.n_ranks, run, case.phase, "nothing", False, case.face, env=env)[
+            0
+        ].value
     return Result(case, outcomes, None if again is None else int(again["n_runs"]), left)
 
 
 def _left_processes(folder: Path, within_s: float = 3.0) -> list[str]:
     """Processes that still have this folder in their environment, after a while."""
     end = time.monotonic() + within_s
-    while (found := [pid for pid in os.listdir("/proc") if pid.isdigit() and _is_of(pid, folder)]) and time.monotonic() < end:
+    while (
+        found := [pid for pid in os.listdir("/proc") if pid.isdigit() and _is_of(pid, folder)]
+    ) and time.monotonic() < end:
         time.sleep(0.1)
     return [f"process {pid}" for pid in found]
 
 
 def _is_of(pid: str, folder: Path) -> bool:
     try:
-        return int(pid) != os.getpid() and f"{folder}/cache".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        return (
+            int(pid) != os.getpid()
+            and f"{folder}/cache".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        )
     except OSError:  # ended, or another user's
         return False
 
@@ -134,17 +176,38 @@ def cases() -> list[Case]:
     no_compile = ("skip collective", "never return", "no memory")
     few = ("nothing", "sleep 5 s", "stop 10 s")
     found = [
-        Case(fault, phase) for fault in FAULTS if fault not in few for phase in PHASES if phase != "compile" or fault not in no_compile
+        Case(fault, phase)
+        for fault in FAULTS
+        if fault not in few
+        for phase in PHASES
+        if phase != "compile" or fault not in no_compile
     ]
-    found += [Case("stop 10 s", "race"), Case("never return", "race", on_all=True), Case("raise error", "race", on_all=True)]
-    found += [Case(fault, "race", n_ranks=4) for fault in ("raise error", "kill", "stop 3 s", "never return")]
-    return [*found, *(Case(fault, "race", face="function") for fault in ("raise error", "skip collective", "sleep 5 s", "never return"))]
+    found += [
+        Case("stop 10 s", "race"),
+        Case("never return", "race", on_all=True),
+        Case("raise error", "race", on_all=True),
+    ]
+    found += [
+        Case(fault, "race", n_ranks=4)
+        for fault in ("raise error", "kill", "stop 3 s", "never return")
+    ]
+    return [
+        *found,
+        *(
+            Case(fault, "race", face="function")
+            for fault in ("raise error", "skip collective", "sleep 5 s", "never return")
+        ),
+    ]
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, help="a page with the two marks of a table, which is replaced")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--write", type=Path, help="a page with the two marks of a table, which is replaced"
+    )
     options = parser.parse_args()
     lines = [*HEAD]
     print(*lines, sep="\n")

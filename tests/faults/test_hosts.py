@@ -29,6 +29,8 @@ def test_ranks_that_are_left_name_the_hosts_that_are_not(case: str):
     """Those beside the store raise an error that names ranks of the other host; those that are cut off raise one, or leave."""
     result = play(case)
     assert {result.ranks[rank]["error"] for rank in (0, 1)} == {"AbsentRanksError"}, result.ranks
-    assert all("ranks [2, 3] did not come" in result.ranks[rank]["message"] for rank in (0, 1)), result.ranks
+    assert all("ranks [2, 3] did not come" in result.ranks[rank]["message"] for rank in (0, 1)), (
+        result.ranks
+    )
     assert all("error" in each for each in result.ranks.values())
     assert result.seconds < TOLD_WITHIN_S, result.row

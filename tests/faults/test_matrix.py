@@ -41,23 +41,33 @@ def test_a_fault_is_told_in_time_and_nothing_is_lost(case: Case):
     told, own = fault.told, {fault.own}
     if (case.fault, case.phase) == ("no memory", "apply"):  # a launch of the last run is made once
         told, own = "PeerFailedError", {"MemoryError"}
-    if (case.fault, case.face) == ("raise error", "function"):  # a config that fails between collectives
+    if (case.fault, case.face) == (
+        "raise error",
+        "function",
+    ):  # a config that fails between collectives
         own = {"PeerFailedError"}
     if case.fault == "stop 10 s":  # its timer ends it, or it is told the same
         own.add("Died")
     words = fault.words
-    if (case.fault, case.phase) in (("hold the lock", "discover"), ("hold the lock", "compile")):  # no config is told before replays
+    if (case.fault, case.phase) in (
+        ("hold the lock", "discover"),
+        ("hold the lock", "compile"),
+    ):  # no config is told before replays
         words = "rank 1 last seen at: its first run of .*its process has ended"
     assert not result.left, result.row
     assert result.told_s < TOLD_WITHIN_S + 4 * (case.fault == "stop 10 s"), result.row
     assert result.n_again is not None, result.row
     for rank, each in enumerate(result.outcomes):
         is_own = case.on_all or rank == VICTIM
-        assert each.error in (own if is_own else {told}), f"{result.row}\n{each.message}\n{each.notes}"
+        assert each.error in (own if is_own else {told}), (
+            f"{result.row}\n{each.message}\n{each.notes}"
+        )
         if not is_own:
             assert re.search(words, each.message if told else each.log, re.DOTALL), each
         if not each.error:
-            right = case.n_ranks * (case.n_ranks + 1.0)  # each kernel adds one, and each all-reduce sums over ranks
+            right = case.n_ranks * (
+                case.n_ranks + 1.0
+            )  # each kernel adds one, and each all-reduce sums over ranks
             assert (each.value["value"], each.value["is_unpatched"]) == (right, True), result.row
     if not told:
         assert result.n_again == 1, result.row  # the record
@@ -75,4 +85,6 @@ def test_the_log_has_a_place_for_both_tables(tmp_path: Path):
     assert re.findall(r", ([-0-9]+)[.]\n\n[|] (faults|hosts) [|]\n\n<!-- \2: end", after) == [
         (f"{date.today()}", each) for each in ("faults", "hosts")
     ]
-    assert re.sub(r"begin -->.*?<!--", "", after, flags=re.DOTALL) == re.sub(r"begin -->.*?<!--", "", before, flags=re.DOTALL)
+    assert re.sub(r"begin -->.*?<!--", "", after, flags=re.DOTALL) == re.sub(
+        r"begin -->.*?<!--", "", before, flags=re.DOTALL
+    )

@@ -7,7 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs two GPUs, and here are {torch.cuda.device_count()}")
+needs_two_gpus = pytest.mark.skipif(
+    torch.cuda.device_count() < 2,
+    reason=f"needs two GPUs, and here are {torch.cuda.device_count()}",
+)
 ALONE: Any = {"modes": ("gpu",), "n": 1, "is_dist": False}
 """Of `on_each_rank`: one process without ranks."""
 

@@ -38,7 +38,9 @@ def test_the_allocator_saves_no_config(n: int, check: Any):
     x = torch.randn(n, device="cuda")
     shifted(x, n)
     assert torch.equal(shifted(x, 0), x + 1)
-    step: Any = autotune([{"n_written": each} for each in (n, 0, n - 1)], None, check=check, **QUICK)(shifted)
+    step: Any = autotune(
+        [{"n_written": each} for each in (n, 0, n - 1)], None, check=check, **QUICK
+    )(shifted)
     assert torch.equal(step(x), x + 1)
     assert [bool(each) for each in failures(step)] == [False, True, True]
 
@@ -49,9 +51,16 @@ FORMATS = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e4m
 @pytest.mark.parametrize("name", FORMATS.split())
 def test_what_was_not_written_is_seen_in_every_format(name: str):
     """Its NaN goes through this device's copies unchanged."""
-    source = torch.arange(1, 1001, device="cuda").remainder(7).add(1).float().to(getattr(torch, name))
+    source = (
+        torch.arange(1, 1001, device="cuda").remainder(7).add(1).float().to(getattr(torch, name))
+    )
 
-    @autotune([{"writes": True}, {"writes": False}], None, check=matches(lambda source: source.clone()), **QUICK)
+    @autotune(
+        [{"writes": True}, {"writes": False}],
+        None,
+        check=matches(lambda source: source.clone()),
+        **QUICK,
+    )
     def step(source: torch.Tensor, writes: bool) -> torch.Tensor:
         out = torch.empty_like(source)
         return out.copy_(source) if writes else out
@@ -70,10 +79,16 @@ def test_a_kernel_that_adds_in_place_does_so_once_and_one_that_harms_its_input_i
     @autotune(BLOCKS, None, check=lambda c, x: c + x, n_warmup=2, n_repeat=5, cache=False)
     def step(c: torch.Tensor, x: torch.Tensor, block: int) -> torch.Tensor:
         for target in (c, x)[: 1 + (block == 2)]:
-            accumulate_kernel[(triton.cdiv(c.numel(), 256 * block),)](x, target, c.numel(), BLOCK=256 * block)
+            accumulate_kernel[(triton.cdiv(c.numel(), 256 * block),)](
+                x, target, c.numel(), BLOCK=256 * block
+            )
         return c
 
     assert torch.equal(step(c, x), 1 + before)
     assert torch.equal(step(c, x), 1 + before + before)
     assert torch.equal(x, before)
-    assert ["it changes its argument x" in str(each) for each in failures(step)] == [False, True, False]
+    assert ["it changes its argument x" in str(each) for each in failures(step)] == [
+        False,
+        True,
+        False,
+    ]

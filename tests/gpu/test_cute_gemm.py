@@ -25,12 +25,19 @@ def test_every_kernel_is_right_at_every_shape_it_fits(dtype: torch.dtype):
     """
     compile_ahead(search_space(8192, 8192, 8192), dtype)
     for m, n, k in SHAPES * 2:
-        a, b = torch.randn(m, k, dtype=dtype, device="cuda"), torch.randn(n, k, dtype=dtype, device="cuda")
+        a, b = (
+            torch.randn(m, k, dtype=dtype, device="cuda"),
+            torch.randn(n, k, dtype=dtype, device="cuda"),
+        )
         expected = a.float() @ b.float().T
         for config in search_space(m, n, k):
             result = cute_gemm.__wrapped__(a, b, config)
-            assert torch.allclose(result.float(), expected, rtol=2**-6, atol=2**-6 * k**0.5), f"{m, n, k} {config}"
+            assert torch.allclose(result.float(), expected, rtol=2**-6, atol=2**-6 * k**0.5), (
+                f"{m, n, k} {config}"
+            )
             result.fill_(float("nan"))
-    assert len(kernels.loaded) <= 2 * sum(len(search_space(*shape)) for shape in ((8192, 8192, 8192), (1, 1, 1), (33, 17, 70)))
+    assert len(kernels.loaded) <= 2 * sum(
+        len(search_space(*shape)) for shape in ((8192, 8192, 8192), (1, 1, 1), (33, 17, 70))
+    )
     assert torch.allclose(cute_gemm(a, b).float(), expected, rtol=2**-6, atol=2**-6 * k**0.5)
     assert [each.failure for each in cute_gemm.records[-1].candidates if each.failure] == []

@@ -44,7 +44,11 @@ def test_the_slowest_rank_decides_and_all_know_its_time(rank: int):
 @on_each_rank(**ALONE)
 def test_times_are_the_kernel_s_without_launch_gaps(rank: int):
     """They fall with the work, are below those of the step, and tell microseconds although the host needs hundreds for a launch."""
-    turns, short, x = autotuned(turns_kernel, blocks=(1, 2, 4)), autotuned(blocks=(64, 128)), torch.zeros(64, device="cuda")
+    turns, short, x = (
+        autotuned(turns_kernel, blocks=(1, 2, 4)),
+        autotuned(blocks=(64, 128)),
+        torch.zeros(64, device="cuda"),
+    )
 
     def closure() -> None:
         for _ in range(20):
@@ -65,9 +69,17 @@ def test_times_are_the_kernel_s_without_launch_gaps(rank: int):
 @on_each_rank(**ALONE)
 def test_what_does_not_fit_is_dropped_before_a_launch(rank: int):
     """The loader's own reason, and shared memory and registers of the others."""
-    space = [triton.Config({"BLOCK": block}, num_stages=stages) for block, stages in ((64, 2), (128, 8), (64, 3))]
-    kernel, a = autotuned(product_kernel, configs=space), torch.randn(128, 128, dtype=torch.float16, device="cuda")
-    step = contextual_autotune(n_repeat=2, n_warmup=1)(lambda: kernel[(1,)](a, torch.empty_like(a), 128))
+    space = [
+        triton.Config({"BLOCK": block}, num_stages=stages)
+        for block, stages in ((64, 2), (128, 8), (64, 3))
+    ]
+    kernel, a = (
+        autotuned(product_kernel, configs=space),
+        torch.randn(128, 128, dtype=torch.float16, device="cuda"),
+    )
+    step = contextual_autotune(n_repeat=2, n_warmup=1)(
+        lambda: kernel[(1,)](a, torch.empty_like(a), 128)
+    )
     step()
     first, second, third = cast(Any, step.records[0].candidates)
     assert "OutOfResources" in second.failure
@@ -77,13 +89,22 @@ def test_what_does_not_fit_is_dropped_before_a_launch(rank: int):
 
 
 @on_each_rank(**ALONE)
-def test_a_tuned_step_can_be_captured_and_one_that_was_never_called_where_nothing_may_be_tuned(rank: int):
+def test_a_tuned_step_can_be_captured_and_one_that_was_never_called_where_nothing_may_be_tuned(
+    rank: int,
+):
     """With the config of its record, of the nearest one, or the first: compiled and loaded under the capture; else nothing is captured."""
     x = {n: torch.zeros(n, device="cuda") for n in (64, 128, 256)}
     known, other, new = (autotuned(blocks=(16, 32)) for _ in range(3))
-    for kernel, mode, n in ((known, "", 64), (other, "cached", 64), (other, "cached", 128), (new, "first", 64)):
+    for kernel, mode, n in (
+        (known, "", 64),
+        (other, "cached", 64),
+        (other, "cached", 128),
+        (new, "first", 64),
+    ):
         y, graph = torch.zeros(n, device="cuda"), torch.cuda.CUDAGraph()
-        step = contextual_autotune(n_repeat=2, n_warmup=1)(lambda kernel=kernel, n=n, y=y: launch(kernel, x[n], y))
+        step = contextual_autotune(n_repeat=2, n_warmup=1)(
+            lambda kernel=kernel, n=n, y=y: launch(kernel, x[n], y)
+        )
         if not mode:
             step()
         with pytest.MonkeyPatch.context() as patch, torch.cuda.graph(graph):
@@ -118,7 +139,9 @@ def test_autograds_threads_are_heard_and_the_gpus_generator_is_kept(rank: int):
         return torch.rand((), device="cuda").item()
 
     torch.cuda.manual_seed(7)
-    step = contextual_autotune(n_repeat=2, n_warmup=1)(lambda: (torch.autograd.grad(Double.apply(x).sum(), x)[0][0].item(), drawn()))
+    step = contextual_autotune(n_repeat=2, n_warmup=1)(
+        lambda: (torch.autograd.grad(Double.apply(x).sum(), x)[0][0].item(), drawn())
+    )
     (gradient, number), later = step(), drawn()
     torch.cuda.manual_seed(7)
     assert (number, later) == (drawn(), drawn())
@@ -141,8 +164,15 @@ def spin_kernel(flag_ptr, n, BLOCK: tl.constexpr):
 
 def spins(rank: int, **options: Any) -> Any:
     """A step in which rank 1 waits for a signal that never comes, with one of two configs."""
-    kernel, flag = autotuned(spin_kernel, configs=configs(16, 32), key=()), torch.zeros(1, dtype=torch.int32, device="cuda")
-    step = tuned(None, lambda: kernel[(1,)](flag, rank), **{name: made(flag) for name, made in options.items()})
+    kernel, flag = (
+        autotuned(spin_kernel, configs=configs(16, 32), key=()),
+        torch.zeros(1, dtype=torch.int32, device="cuda"),
+    )
+    step = tuned(
+        None,
+        lambda: kernel[(1,)](flag, rank),
+        **{name: made(flag) for name, made in options.items()},
+    )
     step()
     return best(kernel), failures(step)
 
@@ -150,7 +180,9 @@ def spins(rank: int, **options: Any) -> Any:
 @on_each_rank(modes=("gpu",), is_alone=True)
 def test_a_kernel_that_spins_is_ended_by_release(rank: int):
     """The watchdog writes the signal, and both ranks drop that config and go on."""
-    blocks, (right, wrong) = spins(rank, reset=lambda flag: lambda: None, release=lambda flag: [flag])
+    blocks, (right, wrong) = spins(
+        rank, reset=lambda flag: lambda: None, release=lambda flag: [flag]
+    )
     assert (blocks, right) == ([16], None)
     assert "release=" in wrong
 
@@ -180,8 +212,13 @@ def faults(rank: int) -> None:
     tuned(None, lambda: kernel[(1,)](x, 64, (1 << 45) if rank == 1 else 0), n_repeat=2)()
 
 
-@pytest.mark.parametrize(("job", "error", "told"), [(raises, "ValueError", "rank 1 had enough"), (faults, None, "illegal memory access")])
-def test_a_rank_that_fails_frees_peers_that_wait_on_the_device(job: Any, error: str | None, told: str):
+@pytest.mark.parametrize(
+    ("job", "error", "told"),
+    [(raises, "ValueError", "rank 1 had enough"), (faults, None, "illegal memory access")],
+)
+def test_a_rank_that_fails_frees_peers_that_wait_on_the_device(
+    job: Any, error: str | None, told: str
+):
     """The peer's GPU waits, its host does not; where the context of rank 1 is gone, no config can stand in, and the peer names it too."""
     first, second = on_ranks(2, job, mode="gpu", env={"DIST_TUNE_DEADLINE_S": "60"})
     assert second.error == (error or second.error)

@@ -24,7 +24,9 @@ from tests.worlds import log, on_each_rank
 pytestmark = pytest.mark.gpu
 
 AS_A_GRAPH = "fastest step as a CUDA graph"
-COMPARED_AS_IT_IS = 'is compared as it is, without objective="graph", because it cannot be captured: rank'
+COMPARED_AS_IT_IS = (
+    'is compared as it is, without objective="graph", because it cannot be captured: rank'
+)
 
 
 def still_works() -> None:
@@ -84,8 +86,13 @@ def test_the_host_does_not_count_in_a_graph(rank: int):
     hooked = configs(4, pre_hook=lambda nargs: time.sleep(0.15))
     blocks = {}
     for objective in ("closure", "graph"):
-        kernel, x = autotuned(turns_kernel, configs=[*hooked, *configs(1, 2)]), torch.zeros(64, device="cuda")
-        step: Any = contextual_autotune(objective=objective, cache=False)(lambda kernel=kernel, x=x: kernel[(1,)](x + 1, 64, 400_000, 1))
+        kernel, x = (
+            autotuned(turns_kernel, configs=[*hooked, *configs(1, 2)]),
+            torch.zeros(64, device="cuda"),
+        )
+        step: Any = contextual_autotune(objective=objective, cache=False)(
+            lambda kernel=kernel, x=x: kernel[(1,)](x + 1, 64, 400_000, 1)
+        )
         step()
         (blocks[objective],) = best(kernel)
     assert blocks == {"closure": 2, "graph": 4}
@@ -135,7 +142,9 @@ def test_a_graph_of_the_user_replays_after_a_later_tuning(rank: int):
         step(x, y)
     for n in (1 << 18, 1 << 20):
         step(torch.zeros(n, device="cuda"), torch.zeros(n, device="cuda"))
-        contextual_autotune(cache=False)(lambda n=n: launch(kernel, torch.zeros(2 * n, device="cuda")))()
+        contextual_autotune(cache=False)(
+            lambda n=n: launch(kernel, torch.zeros(2 * n, device="cuda"))
+        )()
         gc.collect()
     for k in range(3):
         x.fill_(float(k))
@@ -152,7 +161,10 @@ def test_a_public_librarys_step_is_compared_as_a_graph(rank: int):
     from torch.nn import functional
 
     shape = (1, 1024, 4, 64)
-    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    q, k, v = (
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    )
     gates = functional.logsigmoid(torch.randn(shape, device="cuda", dtype=torch.bfloat16))
     gradient = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 

@@ -28,7 +28,9 @@ def test_cuda_graphs_of_an_operator(ahead: bool):
         runs.append(len(x))
         return launch(kernel, x)
 
-    operator: Any = as_operator(launcher, name=f"dist_tune_gpu_tests::recorded_{ahead}", fake=lambda x: torch.empty_like(x))
+    operator: Any = as_operator(
+        launcher, name=f"dist_tune_gpu_tests::recorded_{ahead}", fake=lambda x: torch.empty_like(x)
+    )
     torch._dynamo.reset()
     counters.clear()
 

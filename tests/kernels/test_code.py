@@ -44,7 +44,9 @@ def ag_gemm() -> Wanted:
     from kernels.shard_gemm import make_config
 
     for flatten, n in ((False, 256), (True, 255)):
-        AllGatherGemm(config=make_config(128, 128, 64, warps=4, stages=3, flatten=flatten))(half(128, 256), half(n, 256))
+        AllGatherGemm(config=make_config(128, 128, 64, warps=4, stages=3, flatten=flatten))(
+            half(128, 256), half(n, 256)
+        )
     return {"ag_gemm_kernel": [("acquire", "fence.proxy.async;", BULK, WGMMA)] * 2}
 
 
@@ -59,7 +61,10 @@ def row_parallel() -> Wanted:
     step(half(256, 256), half(256, 256), algorithm="two_shot", exchange=Exchange())
     step(half(256, 256), half(256, 256), algorithm="two_shot", exchange=Exchange("push", "behind"))
     product = (WGMMA, "nanosleep", *SENT[:3])
-    return {"push_gemm_kernel": [(*product, WIDE), product], "sum_kernel": [SENT, ("sys.acquire", WIDE)]}
+    return {
+        "push_gemm_kernel": [(*product, WIDE), product],
+        "sum_kernel": [SENT, ("sys.acquire", WIDE)],
+    }
 
 
 def moe() -> Wanted:
@@ -110,7 +115,9 @@ def a8w8() -> Wanted:
             gemm.gemm_a8w8_blockscale(*gemm.random_inputs(*shape, CPU), config=config)
     for depth in (1024, 512, 488):
         gemm.gemm_a8w8_blockscale(*gemm.random_inputs(256, 256, depth, CPU), config=tma)
-    return {"gemm_a8w8_blockscale_kernel": [(f"{WGMMA}.sync.aligned.m64n128k32.f32.e4m3.e4m3",)] * 6}
+    return {
+        "gemm_a8w8_blockscale_kernel": [(f"{WGMMA}.sync.aligned.m64n128k32.f32.e4m3.e4m3",)] * 6
+    }
 
 
 @on_each_rank(modes=("fake",), cases=[ag_gemm, row_parallel, moe, one_gpu, further(a8w8)])
@@ -124,17 +131,32 @@ def test_kernels_compile_for_hopper_once_for_many_shapes(rank: int, case: Callab
     for name, each_has in wanted.items() if rank == 0 else ():
         codes = [file.read_text() for file in files if file.stem == name]
         # The release is one thread's: a barrier before it orders the stores of the others.
-        releases = [code[max(at.start() - 600, 0) : at.start()] for code in codes for at in re.finditer(r"global\.sys\.release\.add", code)]
+        releases = [
+            code[max(at.start() - 600, 0) : at.start()]
+            for code in codes
+            for at in re.finditer(r"global\.sys\.release\.add", code)
+        ]
         assert all("bar.sync" in before for before in releases)
         for parts in each_has:
-            found = next((code for code in codes if all(re.search(each, code) for each in parts)), "")
+            found = next(
+                (code for code in codes if all(re.search(each, code) for each in parts)), ""
+            )
             assert found, (name, parts)
             codes.remove(found)
         assert codes == []
     if case is a8w8 and rank == 0:
-        assert [sum(what in file.read_text() for file in files) for what in ("cp.async.bulk.tensor", "cp.async.cg")] == [1, 4]
-    shared = [json.loads(file.with_suffix(".json").read_text())["shared"] for file in files if file.stem == "push_gemm_kernel"]
-    assert max(shared, default=0) <= HALF_AN_SM  # two programs on an SM, with what the compiler adds to the stages
+        assert [
+            sum(what in file.read_text() for file in files)
+            for what in ("cp.async.bulk.tensor", "cp.async.cg")
+        ] == [1, 4]
+    shared = [
+        json.loads(file.with_suffix(".json").read_text())["shared"]
+        for file in files
+        if file.stem == "push_gemm_kernel"
+    ]
+    assert (
+        max(shared, default=0) <= HALF_AN_SM
+    )  # two programs on an SM, with what the compiler adds to the stages
     dist.barrier()
 
 
@@ -155,7 +177,9 @@ def digests(rank: int) -> list[bool]:
     found, unchanged = [], read_code(ag.ag_gemm.__wrapped__).digest
     for owner, name in changes:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(owner, name, shard.ag_gemm_kernel.fn if name == "tile_block" else output_for)
+            patch.setattr(
+                owner, name, shard.ag_gemm_kernel.fn if name == "tile_block" else output_for
+            )
             found.append(read_code(ag.ag_gemm.__wrapped__).digest != unchanged)
     return found
 
@@ -171,29 +195,58 @@ def check_code(config: triton.Config, dtype: torch.dtype, folder: Path) -> None:
     pytest.importorskip("tvm_ffi", reason="needs the extra cute")
     from kernels.cute_kernel import compiled
 
-    block, (_, items), folder = config.kwargs, cute_build.kernel_key(dtype, config), Path(tempfile.mkdtemp(dir=folder))
-    code = compiled(cute_build.DTYPES[dtype], dict(items), f"{cute_build.OPTIONS} --keep-ptx --keep-cubin --dump-dir {folder}")
+    block, (_, items), folder = (
+        config.kwargs,
+        cute_build.kernel_key(dtype, config),
+        Path(tempfile.mkdtemp(dir=folder)),
+    )
+    code = compiled(
+        cute_build.DTYPES[dtype],
+        dict(items),
+        f"{cute_build.OPTIONS} --keep-ptx --keep-cubin --dump-dir {folder}",
+    )
     ptx = next(folder.glob("*.ptx")).read_text(errors="replace")
-    rows, n_boxes = block["TILE_M"] // (1 if block["PING_PONG"] else 2), block["TILE_K"] // 64  # a box of TMA has 128 bytes a row
+    rows, n_boxes = (
+        block["TILE_M"] // (1 if block["PING_PONG"] else 2),
+        block["TILE_K"] // 64,
+    )  # a box of TMA has 128 bytes a row
     element = "f16" if dtype is torch.float16 else "bf16"
     counts = {
-        f"wgmma.mma_async.sync.aligned.m64n{block['TILE_N']}k16.f32.{element}.{element}": rows // 64 * block["TILE_K"] // 16,
+        f"wgmma.mma_async.sync.aligned.m64n{block['TILE_N']}k16.f32.{element}.{element}": rows
+        // 64
+        * block["TILE_K"]
+        // 16,
         "cp.async.bulk.tensor.2d.shared::cluster.global": 2 * n_boxes,
         ".multicast::cluster": n_boxes * (block["CLUSTER_M"] * block["CLUSTER_N"] - 1),
-        "cp.async.bulk.tensor.2d.global.shared::cta": rows // 64 * block["TILE_N"] // block["STORE_N"],
+        "cp.async.bulk.tensor.2d.global.shared::cta": rows
+        // 64
+        * block["TILE_N"]
+        // block["STORE_N"],
         "setmaxnreg": 2,
     }
     assert {text: ptx.count(text) for text in counts} == counts, str(config)
     assert f"constant({cute_gemm.shared_bytes(config)} : i64)" in str(code.ir_module), str(config)
     cuobjdump = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    usage = subprocess.run([cuobjdump, "-res-usage", next(folder.glob("*.cubin"))], capture_output=True, text=True, check=True).stdout
-    assert re.search("REG:168 STACK:0 .* LOCAL:0 ", usage), f"{config}: {usage}"  # 65,536 registers for 384 threads, nothing spilled
+    usage = subprocess.run(
+        [cuobjdump, "-res-usage", next(folder.glob("*.cubin"))],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert re.search("REG:168 STACK:0 .* LOCAL:0 ", usage), (
+        f"{config}: {usage}"
+    )  # 65,536 registers for 384 threads, nothing spilled
 
 
 @pytest.mark.slow  # needs the extra cute
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("which", "dtype"), [(slice(1), torch.bfloat16), (slice(-1, None), torch.float16), (slice(None), torch.bfloat16)])
-def test_code_of_cute_gemm_has_wgmma_tma_and_the_shared_memory_that_was_foreseen(which: slice, dtype: torch.dtype, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("which", "dtype"),
+    [(slice(1), torch.bfloat16), (slice(-1, None), torch.float16), (slice(None), torch.bfloat16)],
+)
+def test_code_of_cute_gemm_has_wgmma_tma_and_the_shared_memory_that_was_foreseen(
+    which: slice, dtype: torch.dtype, tmp_path: Path
+):
     """The first config, one of another schedule, and further all: instructions by number, registers without spills."""
     for config in cute_gemm.search_space(4096, 4096, 4096)[which]:
         check_code(config, dtype, tmp_path)

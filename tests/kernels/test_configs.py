@@ -30,7 +30,14 @@ def test_no_config_of_a_space_comes_twice(rank: int):
 
     assert all(each in full_space() for each in small_space())
     assert (len(full_space()), len(small_space())) == (3645, 24)
-    for configs in (shard_gemm.gpu_configs(), push_gemm.gpu_configs(), grouped(), full_space(), small_space(), cute_gemm.all_configs()):
+    for configs in (
+        shard_gemm.gpu_configs(),
+        push_gemm.gpu_configs(),
+        grouped(),
+        full_space(),
+        small_space(),
+        cute_gemm.all_configs(),
+    ):
         assert len({*map(str, configs)}) == len(configs)
 
 
@@ -38,7 +45,9 @@ def test_no_config_of_a_space_comes_twice(rank: int):
 def test_a_search_space_drops_what_does_not_fit_and_is_that_of_the_bucket(rank: int):
     """Shared memory, registers a thread, small sizes: fewer configs, each with its reason; equal in a bucket."""
     gemm = persistent_gemm
-    assert kinds({gemm.reason_to_drop(config, (64, 4096, 4096), FP16) for config in gemm.all_configs()}) == {
+    assert kinds(
+        {gemm.reason_to_drop(config, (64, 4096, 4096), FP16) for config in gemm.all_configs()}
+    ) == {
         "",
         "BLOCK_M=N is mostly padding for M=N",
         "needs N accumulators a thread, more than N",
@@ -72,26 +81,58 @@ def test_a_hopper_block_has_room_for_each_config_of_cute_gemm():
 
 def test_small_sizes_drop_tiles_and_clusters_that_would_be_padding():
     """One row keeps the smallest tile, and no cluster along M; each drop is named."""
-    assert {(each.kwargs["TILE_M"], each.kwargs["CLUSTER_M"]) for each in cute_gemm.search_space(1, 4096, 4096)} == {(64, 1)}
-    reasons = {cute_gemm.reason_to_drop(config, (1, 4096, 4096)) for config in cute_gemm.all_configs()}
-    assert {"TILE_M=128 is mostly padding for M=1", "CLUSTER_M=2 has one tile for two blocks at M=1"} <= reasons
+    assert {
+        (each.kwargs["TILE_M"], each.kwargs["CLUSTER_M"])
+        for each in cute_gemm.search_space(1, 4096, 4096)
+    } == {(64, 1)}
+    reasons = {
+        cute_gemm.reason_to_drop(config, (1, 4096, 4096)) for config in cute_gemm.all_configs()
+    }
+    assert {
+        "TILE_M=128 is mostly padding for M=1",
+        "CLUSTER_M=2 has one tile for two blocks at M=1",
+    } <= reasons
 
 
-@pytest.mark.parametrize(("one", "other"), [((33, 100, 4096), (64, 128, 2049)), (LARGE, (2049, 3000, 2100))])
-def test_sizes_of_a_bucket_have_the_same_space(one: tuple[int, int, int], other: tuple[int, int, int]):
+@pytest.mark.parametrize(
+    ("one", "other"), [((33, 100, 4096), (64, 128, 2049)), (LARGE, (2049, 3000, 2100))]
+)
+def test_sizes_of_a_bucket_have_the_same_space(
+    one: tuple[int, int, int], other: tuple[int, int, int]
+):
     """Otherwise the winner may be a config that the next size would have dropped."""
-    assert cute_gemm.search_space(*one) == cute_gemm.search_space(*other) != cute_gemm.search_space(1, 1, 1)
+    assert (
+        cute_gemm.search_space(*one)
+        == cute_gemm.search_space(*other)
+        != cute_gemm.search_space(1, 1, 1)
+    )
 
 
 # -- programs that are on a multiprocessor together --------------------------------------------------------------------
 
 FITS: list[tuple[tuple[int, int, int], dict[str, int], bool]] = [
     ((128, 128, 64), {"warps": 4, "stages": 3, "per_sm": 2}, True),
-    ((128, 128, 64), {"warps": 8, "stages": 3, "per_sm": 2}, False),  # 2 x 256 threads x 255 registers
+    (
+        (128, 128, 64),
+        {"warps": 8, "stages": 3, "per_sm": 2},
+        False,
+    ),  # 2 x 256 threads x 255 registers
     ((128, 128, 64), {"warps": 4, "stages": 4, "per_sm": 2}, False),  # 2 x 128 KiB
-    ((64, 128, 64), {"warps": 4, "stages": 3, "per_sm": 3}, False),  # 3 x 128 threads x 255 registers
-    ((64, 64, 32), {"warps": 2, "stages": 7, "per_sm": 4}, False),  # 4 x 56 KiB fit, the 7 barriers of 8 bytes beside them do not
-    ((128, 256, 32), {"warps": 2, "stages": 2, "per_sm": 4}, False),  # 4 x 64 KiB for a tile of float32 on its way out
+    (
+        (64, 128, 64),
+        {"warps": 4, "stages": 3, "per_sm": 3},
+        False,
+    ),  # 3 x 128 threads x 255 registers
+    (
+        (64, 64, 32),
+        {"warps": 2, "stages": 7, "per_sm": 4},
+        False,
+    ),  # 4 x 56 KiB fit, the 7 barriers of 8 bytes beside them do not
+    (
+        (128, 256, 32),
+        {"warps": 2, "stages": 2, "per_sm": 4},
+        False,
+    ),  # 4 x 64 KiB for a tile of float32 on its way out
     ((128, 256, 64), {"warps": 8, "stages": 4, "per_sm": 1}, True),
     ((128, 256, 64), {"warps": 8, "stages": 5, "per_sm": 1}, False),
 ]
@@ -103,10 +144,15 @@ def test_programs_of_a_config_fit_a_multiprocessor_together(rank: int):
     first = push_gemm.make_config(128, 256, 64, warps=8, stages=3)
     for block, options, is_kept in FITS:
         one: Any = push_gemm.make_config(*block, **options)  # type: ignore[arg-type]
-        assert (one in push_gemm.drop_hopeless([first, one], {"part_rows": 2048})) == is_kept, (block, options)
+        assert (one in push_gemm.drop_hopeless([first, one], {"part_rows": 2048})) == is_kept, (
+            block,
+            options,
+        )
     configs = push_gemm.gpu_configs()
     assert push_gemm.drop_hopeless(configs, {"part_rows": 2048}) == configs
-    assert 0 < len(push_gemm.drop_hopeless(configs, {"part_rows": 16})) < len(configs)  # tiles of mostly padding
+    assert (
+        0 < len(push_gemm.drop_hopeless(configs, {"part_rows": 16})) < len(configs)
+    )  # tiles of mostly padding
 
 
 @on_a_gpu
@@ -128,7 +174,9 @@ def test_programs_of_a_multiprocessor_start_a_tile_apart(rank: int):
     of_two = [start(program, 264, 128 * 128, 5504, 2) for program in range(264)]
     assert of_two == [0] * 132 + [2 * 128 * 128 * 5504 // 4096] * 132
     assert {start(program, 132, 128 * 128, 5504, 1) for program in range(132)} == {0}
-    assert all(each.kwargs["PER_SM"] > 1 for each in push_gemm.gpu_configs() if each.kwargs["STAGGER"])  # alone it would only be late
+    assert all(
+        each.kwargs["PER_SM"] > 1 for each in push_gemm.gpu_configs() if each.kwargs["STAGGER"]
+    )  # alone it would only be late
 
 
 @on_a_gpu
@@ -141,7 +189,10 @@ def test_tiles_of_a_part_are_a_permutation(rank: int):
 
 def test_a_tuner_tries_one_shot_for_few_rows_and_two_shot_for_several():
     """Both algorithms between, as their bytes and latencies are close there."""
-    tried = [{config["algorithm"] for config in config_space() if prune_fn(config, torch.empty(m, 1))} for m in (1, 16, 2048)]
+    tried = [
+        {config["algorithm"] for config in config_space() if prune_fn(config, torch.empty(m, 1))}
+        for m in (1, 16, 2048)
+    ]
     assert tried == [{"one_shot"}, {"one_shot", "two_shot"}, {"two_shot"}]
 
 
@@ -157,7 +208,11 @@ def test_a_config_comes_from_the_first_file_there_is(rank: int):
 
     def write(name: str, block_m: int) -> None:
         config = {**gemm.DEFAULT_CONFIG, "BLOCK_SIZE_M": block_m}
-        (files / name).write_text(json.dumps({"small_M": config, "medium_M": config, "large_M": {**config, "BLOCK_SIZE_M": 16}}))
+        (files / name).write_text(
+            json.dumps(
+                {"small_M": config, "medium_M": config, "large_M": {**config, "BLOCK_SIZE_M": 16}}
+            )
+        )
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("DIST_TUNE_CONFIG_DIR", str(files))
@@ -169,5 +224,9 @@ def test_a_config_comes_from_the_first_file_there_is(rank: int):
         gemm.get_config.cache_clear()  # type: ignore[attr-defined]
         assert size(64, 256, 512) == 32
         write(gemm.config_file_name(256, 512), 64)
-        assert [size(65, 256, 512), size(64, 256, 256), size(5000, 256, 512)] == [64, 32, 16]  # N and K's, the device's, another class
+        assert [size(65, 256, 512), size(64, 256, 256), size(5000, 256, 512)] == [
+            64,
+            32,
+            16,
+        ]  # N and K's, the device's, another class
     assert size(65, 256, 512) == 128

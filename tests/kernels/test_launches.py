@@ -66,7 +66,10 @@ class Gpu:
         return SimpleNamespace(name=name, cuda_stream=name, wait_event=wait, wait_stream=wait)
 
     def event(self) -> Any:
-        return SimpleNamespace(name="start", record=lambda *_: self.queued.append((self.current.name, "records", "start")))
+        return SimpleNamespace(
+            name="start",
+            record=lambda *_: self.queued.append((self.current.name, "records", "start")),
+        )
 
     @contextmanager
     def on(self, stream: Any) -> Generator[None]:
@@ -88,7 +91,15 @@ class Gpu:
                 self.queued.append((args[3], "copies", args[2]))
                 ctypes.memmove(*args[:3])
                 return self.status
-            self.queued.append((args[0], {gather.WAIT: "waits for words", gather.WRITE: "writes words"}[args[2][0].operation], args[1]))
+            self.queued.append(
+                (
+                    args[0],
+                    {gather.WAIT: "waits for words", gather.WRITE: "writes words"}[
+                        args[2][0].operation
+                    ],
+                    args[1],
+                )
+            )
             for op in args[2]:
                 if op.operation == gather.WRITE:
                     ctypes.c_uint32.from_address(op.address).value = op.value
@@ -119,15 +130,35 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     def same(by_rank: list[Any], own: object, group: object) -> None:
         by_rank[:] = [own] * N_RANKS
 
-    everyone = {"get_rank": lambda _: RANK, "get_world_size": lambda *_: N_RANKS, "get_process_group_ranks": lambda _: range(N_RANKS)}
-    hopper = {"max_shared_mem": 227 * 1024, "max_num_regs": 65536, "multiprocessor_count": N_SMS, "warpSize": 32}
+    everyone = {
+        "get_rank": lambda _: RANK,
+        "get_world_size": lambda *_: N_RANKS,
+        "get_process_group_ranks": lambda _: range(N_RANKS),
+    }
+    hopper = {
+        "max_shared_mem": 227 * 1024,
+        "max_num_regs": 65536,
+        "multiprocessor_count": N_SMS,
+        "warpSize": 32,
+    }
     utils = SimpleNamespace(get_device_properties=lambda _: hopper)
-    streams = {"Stream": found.stream, "Event": found.event, "stream": found.on, "current_stream": lambda: found.current}
-    kernels = {name: found.kernel(name, getattr(partials, name).arg_names) for name in ("push_gemm_kernel", "sum_kernel")}
+    streams = {
+        "Stream": found.stream,
+        "Event": found.event,
+        "stream": found.on,
+        "current_stream": lambda: found.current,
+    }
+    kernels = {
+        name: found.kernel(name, getattr(partials, name).arg_names)
+        for name in ("push_gemm_kernel", "sum_kernel")
+    }
     fakes: dict[Any, dict[str, Any]] = {
         dist: {**everyone, "barrier": lambda _: None, "all_gather_object": same},
         torch.cuda: {**streams, "synchronize": lambda _: None},
-        torchs: {"empty": lambda n, dtype, device: torch.empty(n, dtype=dtype), "rendezvous": found.rendezvous},
+        torchs: {
+            "empty": lambda n, dtype, device: torch.empty(n, dtype=dtype),
+            "rendezvous": found.rendezvous,
+        },
         # Without a GPU the kernels were imported for the interpreter, whose flags have fewer rows.
         knobs.runtime: {"interpret": False},
         partials: {**kernels, "FLAG_ROWS": 64, "SymmetricMemory": Memory},
@@ -143,16 +174,24 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def plan_of(n_parts: int = N_RANKS, *, gathers: bool = False) -> Plan:
-    return Plan(m=ROWS * N_RANKS, n=N, n_parts=n_parts, dtype=BF16, partial_dtype=BF16, gathers=gathers)
+    return Plan(
+        m=ROWS * N_RANKS, n=N, n_parts=n_parts, dtype=BF16, partial_dtype=BF16, gathers=gathers
+    )
 
 
 def queued(gpu: Gpu, exchange: Exchange, plan: Plan, per_sm: int = 1) -> list[tuple[str, str, Any]]:
     """What a step queues, behind a first one that made streams and tables."""
     sums = PartialSums(plan, CUDA, GROUP)
-    a, b, c = torch.zeros(plan.m, 64, dtype=BF16), torch.zeros(N, 64, dtype=BF16), torch.zeros(plan.m, N, dtype=BF16)
+    a, b, c = (
+        torch.zeros(plan.m, 64, dtype=BF16),
+        torch.zeros(N, 64, dtype=BF16),
+        torch.zeros(plan.m, N, dtype=BF16),
+    )
     for _ in range(2):
         del gpu.queued[:]
-        sums.step(a, b, c, exchange, config=make_config(64, 64, 64, warps=4, stages=4, per_sm=per_sm))
+        sums.step(
+            a, b, c, exchange, config=make_config(64, 64, 64, warps=4, stages=4, per_sm=per_sm)
+        )
     return gpu.queued
 
 
@@ -162,7 +201,11 @@ BESIDE = [FOLLOWS, ("second", "sum_kernel", 5), JOINED]
 
 
 def copied(n_flags: int, rows: int) -> list[tuple[str, str, int]]:
-    return [("second", "waits for words", n_flags), ("second", "copies", rows * N * 2), ("second", "writes words", n_flags)]
+    return [
+        ("second", "waits for words", n_flags),
+        ("second", "copies", rows * N * 2),
+        ("second", "writes words", n_flags),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -172,14 +215,36 @@ def copied(n_flags: int, rows: int) -> list[tuple[str, str, int]]:
         (
             Exchange("copy", "behind", 0, 128),
             *(False, 1),
-            [STARTED, PRODUCT, FOLLOWS, *(copied(2, 128) * 2 + copied(1, 44)) * 2, ("main", "sum_kernel", 3), JOINED],
+            [
+                STARTED,
+                PRODUCT,
+                FOLLOWS,
+                *(copied(2, 128) * 2 + copied(1, 44)) * 2,
+                ("main", "sum_kernel", 3),
+                JOINED,
+            ],
         ),
         # A product that sums waits for its peers' copies, and no kernel follows.
-        (Exchange("copy", "inside", 0, 1024), False, 1, [STARTED, PRODUCT, FOLLOWS, *copied(5, ROWS) * 2, JOINED]),
+        (
+            Exchange("copy", "inside", 0, 1024),
+            False,
+            1,
+            [STARTED, PRODUCT, FOLLOWS, *copied(5, ROWS) * 2, JOINED],
+        ),
         # Product and sum fit on the GPU at once in either order; the current stream goes on behind the sum.
-        (Exchange("push", "beside", 120, 64), False, 1, [STARTED, ("main", "push_gemm_kernel", N_SMS - 120), *BESIDE]),
+        (
+            Exchange("push", "beside", 120, 64),
+            False,
+            1,
+            [STARTED, ("main", "push_gemm_kernel", N_SMS - 120), *BESIDE],
+        ),
         # A sum is given multiprocessors, not programs: 4 are left, with two programs of the product each.
-        (Exchange("push", "beside", N_SMS - 4, 64), False, 2, [STARTED, ("main", "push_gemm_kernel", 8), *BESIDE]),
+        (
+            Exchange("push", "beside", N_SMS - 4, 64),
+            False,
+            2,
+            [STARTED, ("main", "push_gemm_kernel", 8), *BESIDE],
+        ),
         # The kernel that gathers the sums has the GPU to itself.
         (Exchange("pull"), True, 1, [PRODUCT, ("main", "sum_kernel", 6)]),
     ],
@@ -209,7 +274,9 @@ def test_a_step_on_another_stream_waits_for_the_last_one(gpu: Gpu):
     assert gpu.queued == [("second", "waits for", "main")]
 
 
-def test_copies_bring_the_parts_of_peers_and_set_their_flags_to_what_counting_would_make_of_them(gpu: Gpu):
+def test_copies_bring_the_parts_of_peers_and_set_their_flags_to_what_counting_would_make_of_them(
+    gpu: Gpu,
+):
     """Each element of a part for a peer, in the slot of the step; behind each step the flags have as many elements as were ever sent."""
     plan = plan_of()
     PartialSums(plan, CUDA, GROUP)
@@ -228,9 +295,17 @@ def test_copies_bring_the_parts_of_peers_and_set_their_flags_to_what_counting_wo
     ("exchange", "n_parts", "told"),
     [
         # Copies are queued when the product is: where the launch returns at its end, all ranks would wait for ever.
-        (Exchange("copy", "inside", 0, 1024), N_RANKS, r"CUDA_LAUNCH_BLOCKING=1 .* reduction='behind'"),
+        (
+            Exchange("copy", "inside", 0, 1024),
+            N_RANKS,
+            r"CUDA_LAUNCH_BLOCKING=1 .* reduction='behind'",
+        ),
         # Programs of the sum may come first and wait, on all multiprocessors, for a product that finds no room.
-        (Exchange("push", "beside", N_SMS, 64), N_RANKS, r"sms, .* must be 1 to 131 on this GPU of 132 SMs, got 132"),
+        (
+            Exchange("push", "beside", N_SMS, 64),
+            N_RANKS,
+            r"sms, .* must be 1 to 131 on this GPU of 132 SMs, got 132",
+        ),
         (Exchange("copy", "behind", 0, 64), 1, "where all ranks sum all rows, push or pull"),
         (Exchange("push"), 1, "all ranks sum all rows: reduction='beside' or 'behind'"),
     ],
@@ -249,7 +324,9 @@ def test_what_no_step_could_do_is_refused_where_it_is_said():
     """A push on no multiprocessor, for which peers would wait, or on all, where a product finds no room; a sum on none; odd chunks."""
     step: Any = MoeReduceScatter(GROUP)
     for n_push_sms in (0, N_SMS):
-        with pytest.raises(ValueError, match=rf"n_push_sms.* 1 to 131 .* 132 SMs, got {n_push_sms}"):
+        with pytest.raises(
+            ValueError, match=rf"n_push_sms.* 1 to 131 .* 132 SMs, got {n_push_sms}"
+        ):
             step(None, None, None, 1, n_push_sms)
     with pytest.raises(ValueError, match="needs multiprocessors, got sms=0"):
         Exchange("push", "beside")
@@ -277,19 +354,30 @@ def test_a_shard_goes_to_its_place_at_each_peer_and_raises_its_flag(gpu: Gpu):
         shard = torch.full((2, 8), float(epoch), dtype=BF16)
         gathered = pushes.start(shard)
         pushes.finish()
-        assert (gathered.epoch, list(gathered.shards.shape), gathered.flags.tolist()) == (epoch, [6, 8], [0, 0, 0])
+        assert (gathered.epoch, list(gathered.shards.shape), gathered.flags.tolist()) == (
+            epoch,
+            [6, 8],
+            [0, 0, 0],
+        )
         for at_peer in (memory.on(0), memory.on(2)):
             assert torch.equal(at_peer["slots"][epoch % 2, 1], shard)
             assert not at_peer["slots"][:, [0, 2]].any()
-            assert (at_peer["ready"].tolist(), at_peer["credits"].tolist()) == ([0, epoch, 0], [0, epoch - 1, 0])
+            assert (at_peer["ready"].tolist(), at_peer["credits"].tolist()) == (
+                [0, epoch, 0],
+                [0, epoch - 1, 0],
+            )
     assert not memory.own["slots"].any()
 
 
 def test_a_failing_driver_call_names_the_function(gpu: Gpu):
     """And the number of the error; values wrap around, each with its weight, and the driver takes less than 256 at once."""
     gpu.status, words = 700, torch.zeros(4, dtype=torch.int32)
-    with pytest.raises(RuntimeError, match="cuStreamBatchMemOp_v2 failed with CUDA driver error 700"):
-        gather.MemoryOps([(gather.WRITE, words, 3), (gather.WRITE, words, 1)], [1, 2]).queue(gpu.stream(), 2**32 + 5)
+    with pytest.raises(
+        RuntimeError, match="cuStreamBatchMemOp_v2 failed with CUDA driver error 700"
+    ):
+        gather.MemoryOps([(gather.WRITE, words, 3), (gather.WRITE, words, 1)], [1, 2]).queue(
+            gpu.stream(), 2**32 + 5
+        )
     assert words.tolist() == [0, 10, 0, 5]
     with pytest.raises(ValueError, match="at most 255 operations at once, got 256"):
         gather.MemoryOps([(gather.WAIT, words, 0)] * 256)
@@ -297,12 +385,18 @@ def test_a_failing_driver_call_names_the_function(gpu: Gpu):
 
 def test_epochs_wrap_around_and_slots_take_turns():
     """Also across the wrap."""
-    assert [symmetric.next_step(2**31 - 2 + i) for i in range(3)] == [(2**31 - 1, 1), (-(2**31), 0), (-(2**31) + 1, 1)]
+    assert [symmetric.next_step(2**31 - 2 + i) for i in range(3)] == [
+        (2**31 - 1, 1),
+        (-(2**31), 0),
+        (-(2**31) + 1, 1),
+    ]
 
 
 def test_tensors_of_a_block_start_at_multiples_of_128_bytes():
     """None overlaps the next one, and none is empty of bytes."""
-    starts, n_bytes = symmetric.offsets({"a": ((3,), BF16), "b": ((65, 2), torch.int32), "c": ((0,), torch.int32)})
+    starts, n_bytes = symmetric.offsets(
+        {"a": ((3,), BF16), "b": ((65, 2), torch.int32), "c": ((0,), torch.int32)}
+    )
     assert (starts, n_bytes) == ({"a": 0, "b": 128, "c": 768}, 768)
 
 
@@ -326,10 +420,16 @@ def test_peers_blocks_stay_mapped_as_long_as_the_memory_lives(gpu: Gpu):
             "slots [3]",
             r"ValueError: .* one layout on all ranks, got \['slots \[2\] torch.float32', 'slots \[3\]'",
         ),
-        ("", "out of memory", r"RuntimeError: no symmetric memory of 128 bytes on all ranks: rank 1: out of memory"),
+        (
+            "",
+            "out of memory",
+            r"RuntimeError: no symmetric memory of 128 bytes on all ranks: rank 1: out of memory",
+        ),
     ],
 )
-def test_what_one_rank_lacks_is_told_on_all(gpu: Gpu, own: str, other: str, told: str, monkeypatch: pytest.MonkeyPatch):
+def test_what_one_rank_lacks_is_told_on_all(
+    gpu: Gpu, own: str, other: str, told: str, monkeypatch: pytest.MonkeyPatch
+):
     """Another layout, or no memory, by a peer: before the rendezvous, in which ranks would wait for it for ever."""
 
     def gathered(by_rank: list[str], text: str, group: object) -> None:
@@ -350,12 +450,22 @@ class Steady:
 
     def __init__(self) -> None:
         self.noted: list[Any] = []
-        self.kernel: Any = Kernel(("x", "y", "n", "BLOCK", "WIDTH"), lambda *launch: self.noted.append(launch))
+        self.kernel: Any = Kernel(
+            ("x", "y", "n", "BLOCK", "WIDTH"), lambda *launch: self.noted.append(launch)
+        )
 
-    def launch(self, y: torch.Tensor | None = None, key: str = "shape", module: Any = steady_launch) -> str:
+    def launch(
+        self, y: torch.Tensor | None = None, key: str = "shape", module: Any = steady_launch
+    ) -> str:
         """How the kernel was launched."""
         y = torch.zeros(64) if y is None else y
-        module.launch(self.kernel, (2, 3), (torch.zeros(64), y, 5), {"WIDTH": 8, "BLOCK": 4, "num_warps": 2}, key=key)
+        module.launch(
+            self.kernel,
+            (2, 3),
+            (torch.zeros(64), y, 5),
+            {"WIDTH": 8, "BLOCK": 4, "num_warps": 2},
+            key=key,
+        )
         return str(self.noted[-1][0])
 
 
@@ -366,9 +476,14 @@ def test_the_second_launch_of_a_key_and_alignment_is_that_of_the_compiled_kernel
     Triton compiles another kernel for addresses that are no multiple of 16 bytes, and for another key what the caller says.
     """
     steady, x = Steady(), torch.zeros(65)
-    ways = [steady.launch(y, key) for key, y in (("shape", x[:64]), ("other", x[:64]), ("shape", x[1:]), ("shape", x[:64]))]
+    ways = [
+        steady.launch(y, key)
+        for key, y in (("shape", x[:64]), ("other", x[:64]), ("shape", x[1:]), ("shape", x[:64]))
+    ]
     assert ways == ["looked up"] * 3 + ["kept"]
-    assert [(launch[1], launch[2][2:], launch[3]) for launch in (steady.noted[0], steady.noted[-1])] == [
+    assert [
+        (launch[1], launch[2][2:], launch[3]) for launch in (steady.noted[0], steady.noted[-1])
+    ] == [
         ((2, 3), (5,), {"WIDTH": 8, "BLOCK": 4, "num_warps": 2}),
         ((2, 3), (5, 4, 8), {}),
     ]
@@ -382,9 +497,19 @@ def test_the_second_launch_of_a_key_and_alignment_is_that_of_the_compiled_kernel
         (driver, "_active", SimpleNamespace(get_current_device=lambda: 1), True),
         (knobs.runtime, "debug", True, True),
         (knobs.compilation, "instrumentation_mode", "cycles", True),
-        (None, "pre_run_hooks", [lambda *args, **kwargs: None], False),  # Triton calls them in its look-up
+        (
+            None,
+            "pre_run_hooks",
+            [lambda *args, **kwargs: None],
+            False,
+        ),  # Triton calls them in its look-up
         (knobs.runtime, "add_stages_inspection_hook", lambda *_: ("key", "hash"), False),
-        (JITFunction, "run", lambda *_: "a note", False),  # as in replays of a tuner, which records launches, or leaves them out
+        (
+            JITFunction,
+            "run",
+            lambda *_: "a note",
+            False,
+        ),  # as in replays of a tuner, which records launches, or leaves them out
     ],
 )
 def test_what_triton_s_look_up_decides_is_looked_up(
@@ -401,7 +526,9 @@ def test_what_triton_s_look_up_decides_is_looked_up(
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_launch_is_seen_also_by_who_has_replaced_the_look_up_before_the_import(monkeypatch: pytest.MonkeyPatch):
+def test_a_launch_is_seen_also_by_who_has_replaced_the_look_up_before_the_import(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """As in a step that imports its kernels when it first runs, in a tuner's recording."""
     monkeypatch.setattr(JITFunction, "run", lambda *_: None)
     fresh = importlib.util.module_from_spec(steady_launch.__spec__)

@@ -42,7 +42,9 @@ def test_each_config_of_a_kernel_is_right(rank: int, row: str):
     from kernels import cases, harness
 
     name, shape, dtype = row.split()
-    for problem in cases.KERNELS[name].problems(harness.parse_shape(shape), harness.DTYPES[dtype], CPU):
+    for problem in cases.KERNELS[name].problems(
+        harness.parse_shape(shape), harness.DTYPES[dtype], CPU
+    ):
         errors = {way: (run(), limit) for way, limit, run in harness.ways_of(problem)}
         assert {way: found for way, found in errors.items() if not found[0] <= found[1]} == {}
 
@@ -59,7 +61,10 @@ def way_of(rank: int, row: str) -> tuple[Any, list[tuple[str, int, Any]], Callab
     def error(run: Any, n_inputs: int = 3) -> float:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(harness, "N_CHECK_INPUTS", n_inputs)
-            return harness.worst_error(step, run, harness.parse_shape(shape), kind, CPU, OPTIONS) / torch.finfo(kind).eps
+            return (
+                harness.worst_error(step, run, harness.parse_shape(shape), kind, CPU, OPTIONS)
+                / torch.finfo(kind).eps
+            )
 
     return step, [ways[int(i)] for i in which[0].split(",")] if which else ways, error
 
@@ -70,7 +75,14 @@ def way_of(rank: int, row: str) -> tuple[Any, list[tuple[str, int, Any]], Callab
         # M / W is no multiple of the rows of a flag or a tile, N none of 8, and K / W none of a block; once with sums in float32.
         "gemm_rs 38,20,40 bf16 0,3,8",
         "gemm_allreduce 11,12,24 bf16 0,5",  # M is no multiple of the ranks, so that their parts differ
-        *map(further, ("gemm_rs 38,20,40 bf16", "gemm_allreduce 11,12,24 bf16", "moe_reduce_rs 18,36,30,3,2 fp16")),
+        *map(
+            further,
+            (
+                "gemm_rs 38,20,40 bf16",
+                "gemm_allreduce 11,12,24 bf16",
+                "moe_reduce_rs 18,36,30,3,2 fp16",
+            ),
+        ),
     ]
 )
 def test_each_way_of_a_step_is_right_on_two_ranks(rank: int, row: str):
@@ -160,7 +172,10 @@ def a_rank_left_out(patch: pytest.MonkeyPatch, rank: int) -> None:
 def weights_left_out(patch: pytest.MonkeyPatch, rank: int) -> None:
     from kernels.moe_combine import Partials
 
-    patch.setattr("kernels.moe_reduce_rs.Partials", lambda c, weights, *rest: Partials(c, torch.full_like(weights, 0.5), *rest))
+    patch.setattr(
+        "kernels.moe_reduce_rs.Partials",
+        lambda c, weights, *rest: Partials(c, torch.full_like(weights, 0.5), *rest),
+    )
 
 
 def no_wait_for_sums(patch: pytest.MonkeyPatch, rank: int) -> None:
@@ -213,7 +228,14 @@ def test_what_is_amiss_is_told_from_rounding(rank: int, amiss: Any):
 # -- steps that follow others -----------------------------------------------------------------------------------------
 
 
-@on_each_rank(cases=[2**31 // (16 * 20) - 2, further(2**32 // (16 * 20) - 2), further(2**31 - 3), further(2**32 - 3)])
+@on_each_rank(
+    cases=[
+        2**31 // (16 * 20) - 2,
+        further(2**32 // (16 * 20) - 2),
+        further(2**31 - 3),
+        further(2**32 - 3),
+    ]
+)
 def test_steps_are_right_where_flags_wrap_around(rank: int, n_before: int):
     """Flags of 16 rows and of 3 rows pass 2^31 elements at different steps; a tile has rows of flags that count nothing."""
     from kernels.partials import Plan
@@ -251,7 +273,10 @@ def test_a_step_without_a_tuner_is_refused_and_does_not_count(rank: int):
     a, b = step.operands((4, 8, 16), torch.bfloat16, CPU, None)
     context(a, b, config=config)  # makes the memory, on both ranks
     if rank == 1:
-        with pytest.raises(RuntimeError, match=r"push_gemm_kernel counts what it sends .* cannot be timed by repeating it"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"push_gemm_kernel counts what it sends .* cannot be timed by repeating it",
+        ):
             context(a, b)
     assert error(lambda a, b, out: context(a, b, out, config=config)) <= 2
     dist.barrier()
@@ -280,7 +305,9 @@ def test_a_step_runs_with_the_product_that_was_tuned_alone(rank: int, name: str)
     from kernels import grouped_gemm, harness, push_gemm, shard_gemm
 
     step, _, _ = way_of(rank, f"{name} 4 fp16")
-    kernel = {"ag_gemm": shard_gemm.ag_gemm_kernel, "gemm_rs": push_gemm.push_gemm_kernel}.get(name, grouped_gemm.grouped_gemm_kernel)
+    kernel = {"ag_gemm": shard_gemm.ag_gemm_kernel, "gemm_rs": push_gemm.push_gemm_kernel}.get(
+        name, grouped_gemm.grouped_gemm_kernel
+    )
     operands = step.operands(step.shapes("tune", 2, CPU)[0], torch.float16, CPU, OPTIONS)
     run, records = step.tuned(step.tuners[0])
     run(*operands)
@@ -290,7 +317,10 @@ def test_a_step_runs_with_the_product_that_was_tuned_alone(rank: int, name: str)
     assert product in kernel.configs
     kernel.cache.clear()
     run, more = step.tuned(step.tuners[0], product)
-    assert harness.worst_over_ranks(run(*operands), step.expected(operands)) <= step.n_roundings * torch.finfo(torch.float16).eps
+    assert (
+        harness.worst_over_ranks(run(*operands), step.expected(operands))
+        <= step.n_roundings * torch.finfo(torch.float16).eps
+    )
     assert (len(more) - n_tuned * (more is records), len(kernel.cache)) == (0, 0)
     dist.barrier()
 
@@ -317,9 +347,16 @@ def test_shapes_of_a_bucket_share_a_result(rank: int):
 
     persistent_gemm.records.clear()
     half = torch.float16
-    for m, n, k, dtype, n_records in ((64, 20, 20, half, 1), (33, 32, 17, half, 1), (65, 20, 20, half, 2), (64, 20, 20, torch.bfloat16, 3)):
+    for m, n, k, dtype, n_records in (
+        (64, 20, 20, half, 1),
+        (33, 32, 17, half, 1),
+        (65, 20, 20, half, 2),
+        (64, 20, 20, torch.bfloat16, 3),
+    ):
         a, b = torch.randn(m, k, dtype=dtype), torch.randn(n, k, dtype=dtype)
-        assert torch.allclose(persistent_gemm(a, b).float(), a.float() @ b.float().T, rtol=0.01, atol=0.02)
+        assert torch.allclose(
+            persistent_gemm(a, b).float(), a.float() @ b.float().T, rtol=0.01, atol=0.02
+        )
         assert len(persistent_gemm.records) == n_records
 
 
@@ -332,12 +369,19 @@ def test_rows_and_scales_may_have_strides_and_an_empty_split_adds_zero(rank: int
     x, w, x_scale, w_scale = gemm.random_inputs(40, 136, 384, "cpu")
     expected, half = gemm.reference(x, w, x_scale, w_scale), torch.float16
     config = gemm.make_config(32, 64, warps=4, stages=2, splits=2)
-    wide_x, wide_y = torch.cat([x.view(torch.uint8)] * 2, 1).view(x.dtype), torch.full((40, 200), NAN, dtype=half)
+    wide_x, wide_y = (
+        torch.cat([x.view(torch.uint8)] * 2, 1).view(x.dtype),
+        torch.full((40, 200), NAN, dtype=half),
+    )
     turned = x_scale.T.contiguous().T, w_scale.T.contiguous().T
-    with pytest.MonkeyPatch.context() as patch:  # partial sums that are not written keep what was in their memory
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # partial sums that are not written keep what was in their memory
         patch.setattr(torch, "empty", lambda size, **options: torch.full(size, NAN, **options))
         one = gemm.gemm_a8w8_blockscale(wide_x[:, :384], w, *turned, half, wide_y[:, :136], config)
-        whole = gemm.gemm_a8w8_blockscale(x, w, x_scale, w_scale, half, config={**config, "NUM_KSPLIT": 5})
+        whole = gemm.gemm_a8w8_blockscale(
+            x, w, x_scale, w_scale, half, config={**config, "NUM_KSPLIT": 5}
+        )
     assert wide_y[:, 136:].isnan().all()
     assert max(relative_error(y, expected) for y in (one, whole)) < torch.finfo(half).eps
 
@@ -348,10 +392,18 @@ def test_inputs_fill_their_blocks_and_the_reference_scales_block_by_block(rank: 
     import kernels.gemm_a8w8_blockscale as gemm
 
     x, w, x_scale, w_scale = inputs = gemm.random_inputs(16, 256, 256, "cpu", seed=3)
-    for largest in (x.float().abs().unflatten(1, (2, 128)).amax(2), w.float().abs().reshape(2, 128, 2, 128).amax((1, 3))):
+    for largest in (
+        x.float().abs().unflatten(1, (2, 128)).amax(2),
+        w.float().abs().reshape(2, 128, 2, 128).amax((1, 3)),
+    ):
         assert (largest == 448.0).all()
-    wide_x, wide_w = x_scale.repeat_interleave(128, 1), w_scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
-    assert torch.allclose(gemm.reference(*inputs), (x.float() * wide_x) @ (w.float() * wide_w).T, rtol=1e-4, atol=1e-4)
+    wide_x, wide_w = (
+        x_scale.repeat_interleave(128, 1),
+        w_scale.repeat_interleave(128, 0).repeat_interleave(128, 1),
+    )
+    assert torch.allclose(
+        gemm.reference(*inputs), (x.float() * wide_x) @ (w.float() * wide_w).T, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_operands_are_padded_and_aligned_for_descriptors():
@@ -360,7 +412,9 @@ def test_operands_are_padded_and_aligned_for_descriptors():
 
     odd, shifted, turned = (x.half() for x in (torch.ones(3, 5), torch.ones(25), torch.ones(8, 8)))
     found = [loadable(each) for each in (odd, shifted[1:].view(3, 8), turned.T)]
-    assert [(tuple(x.shape), x.is_contiguous(), x.data_ptr() % 16) for x in found] == [((n, 8), True, 0) for n in (3, 3, 8)]
+    assert [(tuple(x.shape), x.is_contiguous(), x.data_ptr() % 16) for x in found] == [
+        ((n, 8), True, 0) for n in (3, 3, 8)
+    ]
 
 
 def half(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -379,12 +433,31 @@ def test_what_cannot_be_computed_is_refused_with_its_reason(rank: int):
     x, w, xs, ws = good = gemm.random_inputs(8, 130, 256, "cpu")
     bf16, fp8, a, b = torch.bfloat16, gemm.gemm_a8w8_blockscale, half(4, 8), half(9, 8)
     turned = x.view(torch.uint8).T.contiguous().T.view(x.dtype)
-    wrong: list[Any] = [{"BLOCK_SIZE_K": 64}, {"BLOCK_SIZE_N": 48}, {"NUM_KSPLIT": 0}, {"cache_modifier": ".ca"}, {"BLOCK": 1}]
+    wrong: list[Any] = [
+        {"BLOCK_SIZE_K": 64},
+        {"BLOCK_SIZE_N": 48},
+        {"NUM_KSPLIT": 0},
+        {"cache_modifier": ".ca"},
+        {"BLOCK": 1},
+    ]
     experts, weights = torch.zeros(4, 2, dtype=torch.int32), torch.ones(4, 2)
-    of_types = [(x.float(), w, xs, ws), (x, w, xs.half(), ws), (*good, torch.float32), (*good, bf16, torch.empty(8, 130))]
-    of_shapes = [(x[:, :128], w, xs, ws), (x[:0], w, xs, ws), (x, w, xs, ws[:1]), (turned, w, xs, ws), (x, w, xs, ws.to("meta"))]
+    of_types = [
+        (x.float(), w, xs, ws),
+        (x, w, xs.half(), ws),
+        (*good, torch.float32),
+        (*good, bf16, torch.empty(8, 130)),
+    ]
+    of_shapes = [
+        (x[:, :128], w, xs, ws),
+        (x[:0], w, xs, ws),
+        (x, w, xs, ws[:1]),
+        (turned, w, xs, ws),
+        (x, w, xs, ws.to("meta")),
+    ]
     of_results = [(*good, bf16, y) for y in (half(130, 8, dtype=bf16), half(130, 8, dtype=bf16).T)]
-    of_configs = [(*good, bf16, None, {**gemm.DEFAULT_CONFIG, **each}) for each in wrong] + [(*good, bf16, None, {"BLOCK_SIZE_M": 64})]
+    of_configs = [(*good, bf16, None, {**gemm.DEFAULT_CONFIG, **each}) for each in wrong] + [
+        (*good, bf16, None, {"BLOCK_SIZE_M": 64})
+    ]
     refused: list[tuple[Any, tuple[Any, ...], str]] = [
         *((fp8, args, "") for args in (*of_types, *of_shapes, *of_results, *of_configs)),
         (fp8, (x, w, xs[:, :1], ws), "[[8, 1], [2, 2]]"),
@@ -392,7 +465,11 @@ def test_what_cannot_be_computed_is_refused_with_its_reason(rank: int):
         (softmax, (a.T,), "[8, 4] torch.float16, strides (1, 8)"),
         (output_for, (half(4), (4, 4), half(4, 5)), "[4, 5] torch.float16"),
         (matmul, (a, b.T), "strides (8, 1) and (1, 8)"),
-        (matmul, (a, b), "[4, 8] torch.float16 cpu and [8, 9]"),  # as if it were that of the product
+        (
+            matmul,
+            (a, b),
+            "[4, 8] torch.float16 cpu and [8, 9]",
+        ),  # as if it were that of the product
         (matmul, (half(0, 8), half(8, 8)), "[0, 8]"),
         (persistent_gemm, (a, half(8, 4)), "[4, 8] torch.float16 cpu and [8, 4]"),
         (check_operands, (a.float(), a), "[4, 8] torch.float32 cpu and [4, 8] torch.float16 cpu"),

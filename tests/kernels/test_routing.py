@@ -15,7 +15,9 @@ CPU = torch.device("cpu")
 Parts = list[tuple[int, int]]
 
 
-def sorted_by_loop(experts: list[int], parts: Parts, n_experts: int, order: str) -> tuple[list[int], list[list[list[int]]]]:
+def sorted_by_loop(
+    experts: list[int], parts: Parts, n_experts: int, order: str
+) -> tuple[list[int], list[list[list[int]]]]:
     """Rows with their padding, and for each BLOCK_M the tiles as [expert, first place, first part, last part]."""
     from kernels.routing import BLOCKS_M
 
@@ -24,14 +26,18 @@ def sorted_by_loop(experts: list[int], parts: Parts, n_experts: int, order: str)
     lists: list[list[list[int]]] = [[] for _ in BLOCKS_M]
     for group in [[part] for part in parts] if order == "part" else [parts]:
         for expert in range(n_experts):
-            own = [row for first, end in group for row in range(first, end) if experts[row] == expert]
+            own = [
+                row for first, end in group for row in range(first, end) if experts[row] == expert
+            ]
             for tiles, block_m in zip(lists, BLOCKS_M, strict=True):
                 for first in range(0, len(own), block_m):
                     of = [part_of[row] for row in own[first : first + block_m]]
                     tiles.append([expert, len(rows) + first, of[0], of[-1]])
             rows += own + [len(experts)] * (-len(own) % BLOCKS_M[-1])
     if order == "arrival":
-        lists = [sorted(tiles, key=lambda tile: tile[3]) for tiles in lists]  # a stable sort: by expert within a part
+        lists = [
+            sorted(tiles, key=lambda tile: tile[3]) for tiles in lists
+        ]  # a stable sort: by expert within a part
     return rows, lists
 
 
@@ -39,7 +45,9 @@ def sorted_by_loop(experts: list[int], parts: Parts, n_experts: int, order: str)
 def routings(draw: st.DrawFn) -> tuple[list[int], Parts, int]:
     """Experts of rows, the parts of the rows in any order, some of them empty, and the number of experts."""
     n_experts = draw(st.integers(1, 5))
-    used = draw(st.lists(st.integers(0, n_experts - 1), min_size=1, max_size=n_experts))  # often not all: some get no row
+    used = draw(
+        st.lists(st.integers(0, n_experts - 1), min_size=1, max_size=n_experts)
+    )  # often not all: some get no row
     experts = draw(st.lists(st.sampled_from(used), min_size=1, max_size=150))
     cuts = sorted(draw(st.lists(st.integers(0, len(experts)), max_size=2)))
     parts = list(zip([0, *cuts], [*cuts, len(experts)], strict=True))
@@ -66,7 +74,11 @@ def test_rows_are_sorted_and_padded_as_by_a_plain_loop_for_any_imbalance(rank: i
         assert got.rows[: len(rows)].tolist() == rows
         assert (got.counters is sorter.counters, got.counters.tolist()) == (True, [0] * len(parts))
         assert [of[:n].tolist() for of, n in zip(got.tiles, got.n_tiles, strict=True)] == lists
-        assert max(map(len, lists)) <= sorter.most_tiles <= len(experts) // BLOCKS_M[0] + n_experts * len(parts)
+        assert (
+            max(map(len, lists))
+            <= sorter.most_tiles
+            <= len(experts) // BLOCKS_M[0] + n_experts * len(parts)
+        )
 
     check()
 
@@ -88,5 +100,7 @@ def test_skewed_logits_choose_experts_by_zipfs_law():
 
     torch.manual_seed(0)
     for skew, parts in ((1.0, [1, 1 / 2, 1 / 3, 1 / 4]), (0.0, [1.0] * 4)):
-        shares = torch.bincount(skewed_logits(20_000, 4, skew, CPU).argmax(dim=1), minlength=4) / 20_000
+        shares = (
+            torch.bincount(skewed_logits(20_000, 4, skew, CPU).argmax(dim=1), minlength=4) / 20_000
+        )
         assert torch.allclose(shares, torch.tensor(parts) / sum(parts), atol=0.02)

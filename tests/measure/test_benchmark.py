@@ -33,7 +33,9 @@ def turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return turn
 
 
-def taking(turn: Callable[[float], None], times_us: Iterator[float], result: Any = None) -> Callable[[], Any]:
+def taking(
+    turn: Callable[[float], None], times_us: Iterator[float], result: Any = None
+) -> Callable[[], Any]:
     def run() -> Any:
         turn(next(times_us))
         return result
@@ -55,24 +57,64 @@ def test_times_are_microseconds():
 
 
 SLOW = [1000.0, 1000.0, 1000.0, 5000.0] * 10
-OUTLIERS = [100.0, 101.0, 99.0, 5000.0, 100.0, 102.0, 98.0, 3.0, 100.0, 100.0, *[100.0, 101.0, 99.0] * 3, 100.0]
+OUTLIERS = [
+    100.0,
+    101.0,
+    99.0,
+    5000.0,
+    100.0,
+    102.0,
+    98.0,
+    3.0,
+    100.0,
+    100.0,
+    *[100.0, 101.0, 99.0] * 3,
+    100.0,
+]
 
 
 @pytest.mark.parametrize(
     ("warm_up", "times_us", "expected"),
     [
-        pytest.param([900.0] * 5, [100.0, 104.0, 102.0, 98.0], Latency(101.0, 98.0, 101.0, 4, 0), id="untimed runs do not count"),
-        pytest.param([], OUTLIERS, Latency(100.0, 98.0, 100.0, 18, 2), id="two of twenty are left out, also one that is too fast"),
-        pytest.param([], SLOW, Latency(2000.0, 1000.0, 1000.0, 40, 0), id="slow every fourth time is no outlier"),
-        pytest.param([], [1000.0] * 39 + [5000.0], Latency(1000.0, 1000.0, 1000.0, 39, 1), id="one hiccup of forty is one"),
-        pytest.param([9.0], [100.0] * 5, Latency(100.0, 100.0, 100.0, 5, 0), id="equal times have no spread to divide by"),
+        pytest.param(
+            [900.0] * 5,
+            [100.0, 104.0, 102.0, 98.0],
+            Latency(101.0, 98.0, 101.0, 4, 0),
+            id="untimed runs do not count",
+        ),
+        pytest.param(
+            [],
+            OUTLIERS,
+            Latency(100.0, 98.0, 100.0, 18, 2),
+            id="two of twenty are left out, also one that is too fast",
+        ),
+        pytest.param(
+            [],
+            SLOW,
+            Latency(2000.0, 1000.0, 1000.0, 40, 0),
+            id="slow every fourth time is no outlier",
+        ),
+        pytest.param(
+            [],
+            [1000.0] * 39 + [5000.0],
+            Latency(1000.0, 1000.0, 1000.0, 39, 1),
+            id="one hiccup of forty is one",
+        ),
+        pytest.param(
+            [9.0],
+            [100.0] * 5,
+            Latency(100.0, 100.0, 100.0, 5, 0),
+            id="equal times have no spread to divide by",
+        ),
         pytest.param([], [0.0] * 5, Latency(0.0, 0.0, 0.0, 5, 0), id="nor do times of zero"),
     ],
 )
 def test_the_mean_is_over_the_timed_runs_that_count(
     warm_up: list[float], times_us: list[float], expected: Latency, turn: Callable[[float], None]
 ):
-    latency = measure(taking(turn, iter([*warm_up, *times_us])), n_warmup=len(warm_up), num_iters=len(times_us))
+    latency = measure(
+        taking(turn, iter([*warm_up, *times_us])), n_warmup=len(warm_up), num_iters=len(times_us)
+    )
     assert rounded(latency) == expected
     us = benchmark_config(taking(turn, iter([9.0] * 5 + times_us)), None, num_iters=len(times_us))
     assert round(us, 3) == expected.mean_us
@@ -81,7 +123,9 @@ def test_the_mean_is_over_the_timed_runs_that_count(
 def test_numbers_of_runs_are_checked():
     """At least one timed run; of the others there may be none."""
     for n_warmup, num_iters in ((0, 0), (5, -1), (-1, 10)):
-        with pytest.raises(ValueError, match=f"num_iters >= 1 and n_warmup >= 0, got {num_iters} and {n_warmup}"):
+        with pytest.raises(
+            ValueError, match=f"num_iters >= 1 and n_warmup >= 0, got {num_iters} and {n_warmup}"
+        ):
             measure(lambda: None, n_warmup, num_iters)
     n_runs = count()
     assert measure(lambda: next(n_runs), n_warmup=0, num_iters=1).n_samples == 1
@@ -110,12 +154,17 @@ def test_a_wrong_result_is_not_timed():
     assert next(n_runs) == 1
     with pytest.raises(WrongResultError, match=r"4 of 4 elements are NaN.*not written"):
         benchmark_config(lambda: out, torch.ones(4))
-    with pytest.raises(WrongResultError, match=r"timed run 2 of 7, after 5 untimed ones: wrong by 1 .* A run must do the same"):
+    with pytest.raises(
+        WrongResultError,
+        match=r"timed run 2 of 7, after 5 untimed ones: wrong by 1 .* A run must do the same",
+    ):
         benchmark_config(run, torch.ones(4), num_iters=7)
     assert benchmark_config(run, None) > 0
 
 
-def test_each_timed_run_is_checked_and_no_check_is_timed(turn: Callable[[float], None], monkeypatch: pytest.MonkeyPatch):
+def test_each_timed_run_is_checked_and_no_check_is_timed(
+    turn: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+):
     """A run in the middle that is wrong is found though later ones are right; the time of the checks is on no clock."""
 
     def slow_difference(*args: Any) -> str:

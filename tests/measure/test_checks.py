@@ -20,7 +20,9 @@ from dist_tune.measure.checks import Checker
 from tests.checked_runs import A, B, judge, run
 
 
-def product(a: torch.Tensor, b: torch.Tensor, scale: float = 1.0, config: object = None) -> torch.Tensor:
+def product(
+    a: torch.Tensor, b: torch.Tensor, scale: float = 1.0, config: object = None
+) -> torch.Tensor:
     return scale * (a @ b)
 
 
@@ -59,7 +61,9 @@ CHECKS = [
     close,
     asserts,
     lambda result, *args, **kwargs: close(result, *args),
-    functools.partial(lambda result, a, b, atol: torch.allclose(result, a @ b, atol=atol), atol=1e-4),
+    functools.partial(
+        lambda result, a, b, atol: torch.allclose(result, a @ b, atol=atol), atol=1e-4
+    ),
     lambda result, a, b, eager=False: None if close(result, a, b) else False,
     lambda result, a, b: torch.tensor(close(result, a, b)),
     lambda result, a, b: np.bool_(close(result, a, b)),
@@ -91,9 +95,21 @@ def test_keywords_count_as_they_are_given():
     """A call by keyword is bound by keyword; a reference without that keyword, and a check without it, are no callables for it."""
     assert run(Checker(reference, product), product, A, b=B) == ""
     assert run(Checker(lambda result, a, *, b: close(result, a, b), product), product, A, b=B) == ""
-    assert run(Checker(lambda result, a, b, scale: close(result / scale, a, b), product), product, a=A, b=B, scale=2.0) == ""
+    assert (
+        run(
+            Checker(lambda result, a, b, scale: close(result / scale, a, b), product),
+            product,
+            a=A,
+            b=B,
+            scale=2.0,
+        )
+        == ""
+    )
     assert run(Checker(product, product), product, A, B, scale=2.0) == ""
-    with pytest.raises(TypeError, match=r"close\(result.*can be called neither as a check.*2 positional arguments and \['scale'\]"):
+    with pytest.raises(
+        TypeError,
+        match=r"close\(result.*can be called neither as a check.*2 positional arguments and \['scale'\]",
+    ):
         Checker(close, product).begin((A, B), {"scale": 2.0}, is_repeated=False)
 
 
@@ -125,7 +141,9 @@ def test_an_answer_that_is_none_is_an_error(answer: Any):
     """A check that returns a tensor is a reference whose parameters do not say so: the message says how to say it."""
     checker = Checker(lambda result, *args: answer, product)
     checker.begin((A, B), {}, is_repeated=False)
-    with pytest.raises(TypeError, match=r"returned (Tensor|float|int|str), need None or a bool.*matches\("):
+    with pytest.raises(
+        TypeError, match=r"returned (Tensor|float|int|str), need None or a bool.*matches\("
+    ):
         checker.judge(A @ B, (A, B), {})
 
 
@@ -140,7 +158,9 @@ def test_what_an_assertion_says_is_the_verdict():
     assert said.startswith("Tensor-likes are not close!; Mismatched elements: 32 / 32 (100.0%)")
     assert "\n" not in said
     assert run(Checker(silent, product), product, A, B).startswith("raise AssertionError (line ")
-    assert run(Checker(close, product), lambda a, b: torch.zeros(8, 4), A, B) == "close returned False"
+    assert (
+        run(Checker(close, product), lambda a, b: torch.zeros(8, 4), A, B) == "close returned False"
+    )
 
 
 def test_other_errors_of_a_check_are_the_users():

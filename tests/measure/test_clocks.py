@@ -30,7 +30,11 @@ from dist_tune.measure.clocks import (
 
 def test_one_hiccup_moves_neither_median_nor_spread():
     """Of an even number the lower middle sample counts, because hiccups only ever add time; the spread has no such bias."""
-    for samples, expected in (([2.0, 1.0, 3.0, 2.0, 1000.0], (2.0, 1.0)), ([1.0, 2.0, 4.0, 100.0], (2.0, 1.5)), ([5.0], (5.0, 0.0))):
+    for samples, expected in (
+        ([2.0, 1.0, 3.0, 2.0, 1000.0], (2.0, 1.0)),
+        ([1.0, 2.0, 4.0, 100.0], (2.0, 1.5)),
+        ([5.0], (5.0, 0.0)),
+    ):
         assert (median(samples), spread(samples)) == expected
 
 
@@ -55,7 +59,9 @@ def test_half_of_the_samples_are_no_outliers(samples: list[float]):
     staying = without_outliers(samples)
     assert 2 * len(staying) >= len(samples)
     assert list(staying) == [each for each in samples if each in set(staying)]
-    middle = statistics.median(samples)  # of an even number between two, unlike the package's own, which is the lower one
+    middle = statistics.median(
+        samples
+    )  # of an even number between two, unlike the package's own, which is the lower one
     furthest = max(abs(each - middle) for each in staying)
     assert all(each in staying for each in samples if abs(each - middle) <= furthest)
 
@@ -95,7 +101,10 @@ def after(host_ms: float, n_replays: int, *, waits: bool = False) -> tuple[Lead,
     return lead, ahead
 
 
-@pytest.mark.parametrize(("host_ms", "n_missed"), [(0.3, 0), (4.3, 0), (9.0, 0), (12.0, 1), (25.0, 2), (60.0, 2), (80.0, 3), (95.0, 3)])
+@pytest.mark.parametrize(
+    ("host_ms", "n_missed"),
+    [(0.3, 0), (4.3, 0), (9.0, 0), (12.0, 1), (25.0, 2), (60.0, 2), (80.0, 3), (95.0, 3)],
+)
 def test_the_host_is_ahead_from_the_first_replays_on(host_ms: float, n_missed: int):
     """Three untimed ones come before those that count."""
     _, ahead = after(host_ms, 8)
@@ -113,7 +122,9 @@ def test_the_host_is_ahead_from_the_first_replays_on(host_ms: float, n_missed: i
         (0.3, 0.3, 0, 0.45), (0.3, 0.3, 1, 0.3), (0.3, 2.5, 100, 2.5), (0.3, 80.0, 0, MAX_LEAD_MS), (0.3, 80.0, 100, MAX_LEAD_MS),
     ],
 )  # fmt: skip
-def test_a_lead_is_as_long_as_the_host_needs_and_the_device_rests(host_ms: float, shortest_ms: float, n_queued: int, lead_ms: float):
+def test_a_lead_is_as_long_as_the_host_needs_and_the_device_rests(
+    host_ms: float, shortest_ms: float, n_queued: int, lead_ms: float
+):
     assert after(host_ms, 8)[0].ms(shortest_ms, n_queued) == pytest.approx(lead_ms)
 
 
@@ -131,12 +142,23 @@ def test_a_step_that_waits_for_its_device_has_no_long_lead():
 @pytest.mark.parametrize(
     ("before_ms", "odd_ms", "is_ahead", "n_after", "lead_ms"),
     [
-        pytest.param(1.0, 80.0, True, 0, 1.65, id="a full launch queue is no slow host: it was ahead all the same"),
+        pytest.param(
+            1.0,
+            80.0,
+            True,
+            0,
+            1.65,
+            id="a full launch queue is no slow host: it was ahead all the same",
+        ),
         pytest.param(1.0, 80.0, False, 6, 1.5, id="a hiccup of the host is forgotten"),
-        pytest.param(40.0, 1.0, True, 0, 35.0, id="a host that is slow every second time is a slow host"),
+        pytest.param(
+            40.0, 1.0, True, 0, 35.0, id="a host that is slow every second time is a slow host"
+        ),
     ],
 )
-def test_one_odd_replay_says_little(before_ms: float, odd_ms: float, is_ahead: bool, n_after: int, lead_ms: float):
+def test_one_odd_replay_says_little(
+    before_ms: float, odd_ms: float, is_ahead: bool, n_after: int, lead_ms: float
+):
     lead, _ = after(before_ms, 8)
     lead.add(odd_ms, is_ahead=is_ahead)
     for _ in range(n_after):
@@ -214,7 +236,9 @@ class Gpu:
         patch.setattr(clocks, "DeviceEvent", lambda: GpuEvent(self))
         patch.setattr(clocks, "events_ms", lambda device: 0.003)
         patch.setattr(clocks, "api", SimpleNamespace(current_device=lambda: 0))
-        patch.setattr(clocks, "current_device", lambda: 0)  # a torch with CUDA would look for a driver
+        patch.setattr(
+            clocks, "current_device", lambda: 0
+        )  # a torch with CUDA would look for a driver
 
     def spin(self, ms: float) -> None:
         self.spins_ms.append(ms)
@@ -223,7 +247,9 @@ class Gpu:
     def work(self, ms: float) -> None:
         self.free_s = max(self.free_s, self.host_s) + ms / 1e3
 
-    def launch(self, clock: Clock, ms: float, host_ms: float = 0.04, *, is_covered: bool = False) -> tuple[Span, bool]:
+    def launch(
+        self, clock: Clock, ms: float, host_ms: float = 0.04, *, is_covered: bool = False
+    ) -> tuple[Span, bool]:
         """A kernel of ``ms`` that takes the host ``host_ms`` to launch."""
         if is_covered:
             clock.cover()

@@ -56,7 +56,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch, "ones", lambda *shape, device: ones(*shape))
     for name in ("endAllocateToPool", "releasePool"):
         monkeypatch.setattr(
-            torch._C, f"_cuda_{name}", lambda device, pool, name=name: FakeGraph.calls.append(f"{name} {pool}"), raising=False
+            torch._C,
+            f"_cuda_{name}",
+            lambda device, pool, name=name: FakeGraph.calls.append(f"{name} {pool}"),
+            raising=False,
         )
     monkeypatch.setattr(FakeGraph, "alive", weakref.WeakSet())
     return FakeGraph.calls
@@ -71,7 +74,13 @@ def test_a_capture_that_cuda_breaks_off_leaves_nothing_behind(calls: list[str]):
 
     with pytest.raises(RuntimeError, match="not permitted"):
         captured(wait, "mine")
-    assert calls == ["begin mine", "endAllocateToPool mine", "releasePool mine", "begin None", "end"]
+    assert calls == [
+        "begin mine",
+        "endAllocateToPool mine",
+        "releasePool mine",
+        "begin None",
+        "end",
+    ]
     assert not FakeGraph.is_capturing
     gc.collect()
     assert len(FakeGraph.alive) == 1  # freed, it would end its capture once more
@@ -112,7 +121,12 @@ def test_waits_for_the_device_are_told_with_their_place(monkeypatch: pytest.Monk
     def wait() -> None:
         assert modes[-1] == "warn"
         warnings.warn("something else", stacklevel=1)
-        warnings.warn_explicit("called a synchronizing CUDA operation (Triggered internally ...)", UserWarning, "/home/me/train.py", 42)
+        warnings.warn_explicit(
+            "called a synchronizing CUDA operation (Triggered internally ...)",
+            UserWarning,
+            "/home/me/train.py",
+            42,
+        )
 
     assert obstacle_in(wait) == "it waits for the device in train.py:42"
     assert obstacle_in(lambda: warnings.warn("something else", stacklevel=1)) == ""

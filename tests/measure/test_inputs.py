@@ -65,12 +65,23 @@ def test_a_copy_that_does_not_fit_is_not_made():
     with mock.patch.object(torch.Tensor, "clone", side_effect=torch.OutOfMemoryError):
         assert ask(lambda a: float(a.mul_(3).sum()), (a,), {}) == 12.0
     assert a.eq(3).all()
-    args = (torch.eye(2).to_sparse(), torch.empty(0), torch.ones(1).expand(5), torch.ones(2, dtype=torch.complex64).conj())
+    args = (
+        torch.eye(2).to_sparse(),
+        torch.empty(0),
+        torch.ones(1).expand(5),
+        torch.ones(2, dtype=torch.complex64).conj(),
+    )
     assert ask(lambda *args: len(args), args, {}) == 4
 
 
 def draw() -> tuple[float, ...]:
-    return random.random(), random.gauss(0.0, 1.0), float(np.random.rand()), float(np.random.normal()), torch.rand(()).item()
+    return (
+        random.random(),
+        random.gauss(0.0, 1.0),
+        float(np.random.rand()),
+        float(np.random.normal()),
+        torch.rand(()).item(),
+    )
 
 
 def test_generators_draw_again_what_they_drew():

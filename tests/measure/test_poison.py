@@ -14,7 +14,19 @@ from torch import Tensor
 
 from dist_tune import matches
 from dist_tune.measure.checks import Checker
-from tests.checked_runs import A, B, Function, accumulate, is_right, judge, multiply, out_function, out_half, out_nothing, run
+from tests.checked_runs import (
+    A,
+    B,
+    Function,
+    accumulate,
+    is_right,
+    judge,
+    multiply,
+    out_function,
+    out_half,
+    out_nothing,
+    run,
+)
 
 
 def rights(checker: Checker, candidates: Iterable[Function], *args: Any) -> list[bool]:
@@ -48,7 +60,13 @@ def out_view(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "check", [multiply, out_function, lambda a, b, out: out.copy_(a @ b), matches(lambda a, b, out: out.zero_().addmm_(a, b))]
+    "check",
+    [
+        multiply,
+        out_function,
+        lambda a, b, out: out.copy_(a @ b),
+        matches(lambda a, b, out: out.zero_().addmm_(a, b)),
+    ],
 )
 @pytest.mark.parametrize("right", [out_function, out_view])
 def test_a_missing_write_to_an_argument_is_found(check: Function, right: Function):
@@ -59,7 +77,9 @@ def test_a_missing_write_to_an_argument_is_found(check: Function, right: Functio
     assert judge(checker, right, A, B, out) == ""
     for _ in range(2):
         assert judge(checker, out_nothing, A, B, out).endswith("not written?")
-        assert judge(checker, out_half, A, B, out).startswith("16 of 32 elements are NaN, the first at [4, 0]")
+        assert judge(checker, out_half, A, B, out).startswith(
+            "16 of 32 elements are NaN, the first at [4, 0]"
+        )
         assert judge(checker, right, A, B, out) == ""
     assert not memory[32:].any()
 
@@ -71,15 +91,36 @@ def out_five(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("check", "before", "candidates"),
     [
-        pytest.param(is_right, torch.zeros(8, 4), [out_function, out_nothing, out_half, out_function], id="told by the first candidate"),
-        pytest.param(is_right, torch.zeros(8, 4), [out_nothing, out_nothing, out_function], id="nothing was right before"),
-        pytest.param(is_right, torch.zeros(8, 4), [out_function, out_five, out_function, out_nothing], id="after a wrong one"),
-        pytest.param(multiply, A @ B, [out_nothing, out_function], id="the first one finds the answer"),
-        pytest.param(multiply, A @ B, [out_half, out_function], id="the first one finds half of it"),
+        pytest.param(
+            is_right,
+            torch.zeros(8, 4),
+            [out_function, out_nothing, out_half, out_function],
+            id="told by the first candidate",
+        ),
+        pytest.param(
+            is_right,
+            torch.zeros(8, 4),
+            [out_nothing, out_nothing, out_function],
+            id="nothing was right before",
+        ),
+        pytest.param(
+            is_right,
+            torch.zeros(8, 4),
+            [out_function, out_five, out_function, out_nothing],
+            id="after a wrong one",
+        ),
+        pytest.param(
+            multiply, A @ B, [out_nothing, out_function], id="the first one finds the answer"
+        ),
+        pytest.param(
+            multiply, A @ B, [out_half, out_function], id="the first one finds half of it"
+        ),
     ],
 )
 @pytest.mark.parametrize("given", ["one", "new", "zeroed"])
-def test_only_a_candidate_that_writes_its_output_is_right(check: Function, before: Tensor, candidates: list[Function], given: str):
+def test_only_a_candidate_that_writes_its_output_is_right(
+    check: Function, before: Tensor, candidates: list[Function], given: str
+):
     """After any candidates, over any values in that memory; also where each run is given memory of its own, or zeros."""
     out, checker = before.clone(), Checker(check, out_function)
     gives = {"one": lambda: out, "new": before.clone, "zeroed": out.zero_}[given]
@@ -92,19 +133,34 @@ def test_a_wrong_candidate_is_not_excused():
     """By what a wrong one before it did, by another output that is read, or by what it did not read itself."""
     out, n_runs, total = torch.zeros(8, 4), count(), torch.zeros(3)
     checker = Checker(multiply, out_function)
-    assert judge(checker, lambda a, b, out: torch.mm(a, b, out=out).add_(next(n_runs)), A, B, out).startswith("wrong by 1")
+    assert judge(
+        checker, lambda a, b, out: torch.mm(a, b, out=out).add_(next(n_runs)), A, B, out
+    ).startswith("wrong by 1")
     assert rights(checker, [out_nothing], A, B, out.copy_(A @ B)) == [False]
 
-    checker = Checker(lambda result, *args: is_right(result, *args) and not result[1].isnan().any(), lambda a, b, out, total: None)
-    runs = [lambda a, b, out, total: (torch.mm(a, b, out=out), torch.zeros(3)), lambda a, b, out, total: (out, total.add_(1))]
+    checker = Checker(
+        lambda result, *args: is_right(result, *args) and not result[1].isnan().any(),
+        lambda a, b, out, total: None,
+    )
+    runs = [
+        lambda a, b, out, total: (torch.mm(a, b, out=out), torch.zeros(3)),
+        lambda a, b, out, total: (out, total.add_(1)),
+    ]
     assert rights(checker, runs, A, B, out, total) == [True, False]
 
     def function(a: Tensor, b: Tensor, out: Tensor) -> Any:
         return torch.mm(a, b, out=out), a + 1
 
-    for wrong in (lambda a, b, out: (torch.mm(a, b, out=out), a + 2), lambda a, b, out: (out.fill_(5), a + 1)):
+    for wrong in (
+        lambda a, b, out: (torch.mm(a, b, out=out), a + 2),
+        lambda a, b, out: (out.fill_(5), a + 1),
+    ):
         checker = Checker(lambda a, b, out: (a @ b, a + 1), function)
-        assert rights(checker, [function, wrong, lambda a, b, out: (out, a + 1)], A, B, out) == [True, False, False]
+        assert rights(checker, [function, wrong, lambda a, b, out: (out, a + 1)], A, B, out) == [
+            True,
+            False,
+            False,
+        ]
 
 
 def test_what_is_known_holds_for_calls_that_do_the_same():
@@ -127,7 +183,10 @@ def test_inference_tensors_and_leaves_can_be_outputs():
     with torch.inference_mode():
         made_there = torch.zeros(8, 4)
     for out in (made_there, torch.nn.Parameter(torch.zeros(8, 4))):
-        checker, function = Checker(multiply, out_function), torch.inference_mode()(lambda a, b, out: out.copy_(a @ b))
+        checker, function = (
+            Checker(multiply, out_function),
+            torch.inference_mode()(lambda a, b, out: out.copy_(a @ b)),
+        )
         assert judge(checker, function, A, B, out) == ""
         version = out.is_inference() or out._version
         assert judge(checker, out_nothing, A, B, out) != ""
@@ -168,7 +227,14 @@ def is_whole(result: Tensor, *args: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    "check", [lambda a, b, out: out + a @ b, accumulate, lambda a, b, out: torch.addmm(out, a, b, out=out), picky, is_whole]
+    "check",
+    [
+        lambda a, b, out: out + a @ b,
+        accumulate,
+        lambda a, b, out: torch.addmm(out, a, b, out=out),
+        picky,
+        is_whole,
+    ],
 )
 def test_an_argument_that_is_read_keeps_its_value(check: Function):
     """Accumulation: what is expected depends on what is there, so that is left alone, also by a reference, which may not take NaN.
@@ -186,7 +252,11 @@ def test_an_argument_that_is_read_keeps_its_value(check: Function):
 def test_an_argument_that_a_reference_alone_reads_is_not_judged_by_it():
     """It multiplies what was there by zero; afterwards what is there is left alone."""
     checker = Checker(lambda a, b, out: out.mul_(0).add_(a @ b), out_function)
-    assert rights(checker, [out_function, out_function, out_five], A, B, torch.zeros(8, 4)) == [True, True, False]
+    assert rights(checker, [out_function, out_function, out_five], A, B, torch.zeros(8, 4)) == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_an_output_that_is_zeroed_before_each_run_is_put_back():
@@ -236,7 +306,9 @@ class Slotted:
     inner: Any
 
 
-@pytest.mark.parametrize("wrap", [lambda t: Context([t]), lambda t: Context([Context({"t": [Slotted(t)]})])])
+@pytest.mark.parametrize(
+    "wrap", [lambda t: Context([t]), lambda t: Context([Context({"t": [Slotted(t)]})])]
+)
 @pytest.mark.parametrize("how", ["argument", "closure", "method"])
 def test_what_only_a_context_holds_is_left_alone(wrap: Function, how: str):
     """Peers write to symmetric memory at any time, so between two runs nobody fills it, at whatever depth it is held."""
@@ -251,10 +323,19 @@ def test_what_only_a_context_holds_is_left_alone(wrap: Function, how: str):
         held = context
         __call__ = staticmethod(function)
 
-    functions: dict[str, Function] = {"argument": function, "closure": lambda a, b: function(a, b, context), "method": Step()}
+    functions: dict[str, Function] = {
+        "argument": function,
+        "closure": lambda a, b: function(a, b, context),
+        "method": Step(),
+    }
     outer = functions[how]
     args = (context,) if how == "argument" else ()
-    assert rights(Checker(lambda result, *args: is_right(result, *args), outer), [outer] * 3, A, B, *args) == [True] * 3
+    assert (
+        rights(
+            Checker(lambda result, *args: is_right(result, *args), outer), [outer] * 3, A, B, *args
+        )
+        == [True] * 3
+    )
     assert not any(each.isnan().any() for each in seen)
 
 
@@ -323,7 +404,9 @@ def test_nan_that_is_expected_is_no_poison():
     for k in range(4):  # zeroed as the closure does before its launch
         assert run(checker, function, x, out.zero_(), is_repeated=k % 2 > 0) == ""
         assert out.tolist()[1:] == ([0.0] * 3 if k % 2 else [2.0, 4.0, 6.0])
-    assert judge(checker, lambda x, out: out, x, function(x, out)).startswith("3 of 4 elements are NaN")
+    assert judge(checker, lambda x, out: out, x, function(x, out)).startswith(
+        "3 of 4 elements are NaN"
+    )
 
 
 RESULTS: dict[str, Function] = {

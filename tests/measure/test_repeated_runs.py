@@ -28,7 +28,9 @@ def right(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def check(run: Callable[[], Any], ground_truth: Any) -> str:
     """What is said of a run that no peer takes part in, as by ``benchmark_config`` and by tuning scripts on one GPU."""
-    return judge(Checker(matches(lambda: ground_truth, rtol=1e-2, atol=1e-2), run, is_alone=True), run)
+    return judge(
+        Checker(matches(lambda: ground_truth, rtol=1e-2, atol=1e-2), run, is_alone=True), run
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -43,14 +45,21 @@ def test_what_is_not_written_is_found(dtype: torch.dtype):
 
         found = check(run, right(dtype))
         assert found.endswith("not written?") == (n_left > 0)
-        assert f"{n_left * n_parts} of {32 * n_parts} elements" in found or n_left == 0 or dtype == torch.bool
+        assert (
+            f"{n_left * n_parts} of {32 * n_parts} elements" in found
+            or n_left == 0
+            or dtype == torch.bool
+        )
         assert torch.equal(bits_of(out), bits_of(right(dtype)))
     assert check(lambda: right(dtype), right(dtype)) == ""
 
 
 def test_a_run_that_is_right_once_is_wrong():
     """It adds to its result, or returns something else when it is repeated: with what it found put back it is not right again."""
-    total, answers = torch.zeros(4), iter([right(), *(torch.full((4, 8), float(i)) for i in range(100, 110))])
+    total, answers = (
+        torch.zeros(4),
+        iter([right(), *(torch.full((4, 8), float(i)) for i in range(100, 110))]),
+    )
     assert check(lambda: total.add_(1.0), torch.ones(4)).startswith("when repeated: wrong by 1")
     assert "wrong by" in check(lambda: next(answers), right())
 
@@ -58,7 +67,10 @@ def test_a_run_that_is_right_once_is_wrong():
 def test_a_run_in_place_is_right_and_its_tensor_is_left_so():
     """What it reads is not lost by the check, also where it leaves some of whatever stood there."""
     floats, ints = torch.tensor([-1.5, 0.0, 2.5, float("inf")]), torch.tensor([-2, 0, 3])
-    for given, name in [*((floats, name) for name in ("abs_", "ceil_")), *((ints, name) for name in ("relu_", "abs_", "sign_"))]:
+    for given, name in [
+        *((floats, name) for name in ("abs_", "ceil_")),
+        *((ints, name) for name in ("relu_", "abs_", "sign_")),
+    ]:
         x = given.clone()
         expected = getattr(x.clone(), name)()
         assert check(getattr(x, name), expected) == ""
@@ -79,19 +91,32 @@ def test_results_of_any_layout_are_right():
         (lambda: weights * 1.0, right()),
     ):
         assert check(run, expected) == ""
-    assert check(lambda: scale.expand(4, 8), torch.ones(4, 8)).startswith("32 of 32 elements are NaN")
-    assert "16 of 32" in check(lambda: (whole[::2, :4].copy_(right()[:, :4]), whole[::2])[1], right())
+    assert check(lambda: scale.expand(4, 8), torch.ones(4, 8)).startswith(
+        "32 of 32 elements are NaN"
+    )
+    assert "16 of 32" in check(
+        lambda: (whole[::2, :4].copy_(right()[:, :4]), whole[::2])[1], right()
+    )
     for unwritten in (made, weights):
-        assert check([unwritten].copy, [right()]).startswith("32 of 32 elements in result[0] are NaN")
+        assert check([unwritten].copy, [right()]).startswith(
+            "32 of 32 elements in result[0] are NaN"
+        )
         assert torch.equal(unwritten, right())
 
 
 def test_the_ground_truth_itself_is_refused():
     """As it is, as a part of it or in a container: nothing would ever be wrong."""
     expected = right()
-    whole, part, pair = (lambda: expected), (lambda: expected.view(-1)[:32].view(4, 8)), (lambda: (right(), expected))
+    whole, part, pair = (
+        (lambda: expected),
+        (lambda: expected.view(-1)[:32].view(4, 8)),
+        (lambda: (right(), expected)),
+    )
     for run, given in ((whole, expected), (part, expected), (pair, (expected, right()))):
-        with pytest.raises(TypeError, match="return the same memory, so nothing would ever be wrong: copy one of them"):
+        with pytest.raises(
+            TypeError,
+            match="return the same memory, so nothing would ever be wrong: copy one of them",
+        ):
             check(run, given)
 
 

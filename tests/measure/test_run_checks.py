@@ -23,10 +23,19 @@ def test_runs_are_checked_twice(is_alone: bool):
         out, right = torch.full((4,), float(config["n"])), torch.full((4,), float(config["n"]))
         if config["way"] == "raises":
             raise ValueError("no such tile")
-        writes = {"right": lambda: out.copy_(right), "nothing": lambda: out, "wrong": lambda: out.fill_(9), "unchecked": lambda: out}
+        writes = {
+            "right": lambda: out.copy_(right),
+            "nothing": lambda: out,
+            "wrong": lambda: out.fill_(9),
+            "unchecked": lambda: out,
+        }
         return writes[config["way"]], None if config["way"] == "unchecked" else right
 
-    configs = [{"way": way, "n": n} for n in (1, 2) for way in ("right", "nothing", "wrong", "raises", "unchecked")]
+    configs = [
+        {"way": way, "n": n}
+        for n in (1, 2)
+        for way in ("right", "nothing", "wrong", "raises", "unchecked")
+    ]
     launch = RunLaunch(Problem("f", configs, make), configs, OPTIONS, is_alone=is_alone)
     checker = launch.checker()
     found: dict[int, list[str]] = {}
@@ -35,7 +44,9 @@ def test_runs_are_checked_twice(is_alone: bool):
             launch.prepare(config)
             checker.begin(*launch.arguments, is_repeated=k > 0)
             try:
-                found.setdefault(i, []).append(checker.judge(launch.run(config, Snapshot()), *launch.arguments))
+                found.setdefault(i, []).append(
+                    checker.judge(launch.run(config, Snapshot()), *launch.arguments)
+                )
             except ValueError:
                 checker.restore()
     for i in (0, 5):

@@ -40,7 +40,12 @@ FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "dict": lambda out: {"out": out.view(-1).view(8, 4), "n": 3},
     "dataclass": make_dataclass("Output", ["value"]),
 }
-CASES = [(write, form) for write in WRITES for form in FORMS if "tensor" in form or write in ("nothing", "one off")]
+CASES = [
+    (write, form)
+    for write in WRITES
+    for form in FORMS
+    if "tensor" in form or write in ("nothing", "one off")
+]
 """A result of any form is looked into; what is found there does not depend on its form."""
 
 
@@ -67,7 +72,12 @@ def test_a_function_s_configs_are_checked(wrong: str, form: str, is_inside: bool
     kernel = Kernel(wrong, form)
     memory = kernel.memory  # captured, and of no object that peers might know
 
-    @autotune([{"way": "right"}, {"way": "wrong"}], None, check=matches(lambda x: kernel.expected()), **QUICK)
+    @autotune(
+        [{"way": "right"}, {"way": "wrong"}],
+        None,
+        check=matches(lambda x: kernel.expected()),
+        **QUICK,
+    )
     def function(x: torch.Tensor, way: str) -> Any:
         return kernel.run(way, memory)
 
@@ -82,7 +92,14 @@ def test_a_script_s_configs_are_checked(wrong: str, form: str):
     """The quicker config is wrong, and the other one is chosen."""
     kernel = Kernel(wrong, form)
     space = [{"way": "wrong"}, {"way": "right"}]
-    assert tune_kernel(space, lambda config: (lambda: kernel.run(config["way"], kernel.memory), kernel.expected()), num_iters=1) == space[1]
+    assert (
+        tune_kernel(
+            space,
+            lambda config: (lambda: kernel.run(config["way"], kernel.memory), kernel.expected()),
+            num_iters=1,
+        )
+        == space[1]
+    )
 
 
 @pytest.mark.parametrize("is_checked", [False, True])
@@ -101,4 +118,7 @@ def test_a_generator_that_a_function_is_given_ends_as_after_one_call(is_checked:
         assert torch.equal(function(A, tuned), drawn(A, plain))
     assert torch.equal(torch.rand(1, generator=tuned), torch.rand(1, generator=plain))
     # Without a check it is not called again, because the generator is used up by a run.
-    assert [each.failure for record in function.records[-1:] for each in record.candidates] == [None, None] * is_checked
+    assert [each.failure for record in function.records[-1:] for each in record.candidates] == [
+        None,
+        None,
+    ] * is_checked

@@ -30,7 +30,9 @@ Config = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def _exact_and_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _exact_and_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(tmp_path_factory.mktemp("logs")))
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setenv("DIST_TUNE_VERBOSITY", "quiet")
@@ -72,7 +74,9 @@ def test_classes_that_are_not_written_stay(tmp_path: Path, monkeypatch: pytest.M
     assert os.listdir(folder) == [NAME]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc/x", "../x", "x/", "\n", "x" * 5000], ids=ascii)
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "/etc/x", "../x", "x/", "\n", "x" * 5000], ids=ascii
+)
 def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str):
     """It is refused, or a file in the folder."""
     inside = tmp_path / "deep" / "configs"
@@ -85,10 +89,20 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str):
 @pytest.mark.parametrize(
     ("size", "names", "name"),
     [
-        *[(size, ["small", "medium", "large", "any"], name) for size, name in ((1, "small"), (256, "small"), (257, "medium"))],
-        *[(size, ["small_M", "medium_M", "large_M", "any"], name) for size, name in ((2048, "medium_M"), (2049, "large_M"))],
+        *[
+            (size, ["small", "medium", "large", "any"], name)
+            for size, name in ((1, "small"), (256, "small"), (257, "medium"))
+        ],
+        *[
+            (size, ["small_M", "medium_M", "large_M", "any"], name)
+            for size, name in ((2048, "medium_M"), (2049, "large_M"))
+        ],
         (64, ["M_LEQ_64", "M_LEQ_256", "M_LEQ_1024", "any"], "M_LEQ_64"),
-        (65, ["M_LEQ_64", "M_LEQ_256", "M_LEQ_1024", "any"], "M_LEQ_256"),  # by number: 256 is before 1024
+        (
+            65,
+            ["M_LEQ_64", "M_LEQ_256", "M_LEQ_1024", "any"],
+            "M_LEQ_256",
+        ),  # by number: 256 is before 1024
         (1025, ["M_LEQ_64", "M_LEQ_1024", "any"], "any"),
         (1025, ["M_LEQ_64", "M_LEQ_1024"], "M_LEQ_1024"),
         (4096, ["M_GEQ_512", "M_GEQ_4096", "M_GEQ_8192", "any"], "M_GEQ_4096"),
@@ -103,14 +117,22 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str):
         (5000, ["small", "smaller", "M_LEQ_64"], "small"),
     ],
 )
-def test_the_first_class_that_fits_is_loaded(tmp_path: Path, size: int, names: list[str], name: str):
+def test_the_first_class_that_fits_is_loaded(
+    tmp_path: Path, size: int, names: list[str], name: str
+):
     """LEQ, GEQ, the named class, any, the next larger named class, the next smaller one, the largest LEQ."""
     assert chosen(tmp_path, size, *names) == name
 
 
 def test_sizes_have_the_classes_that_are_loaded(tmp_path: Path):
     """Limits must be positive and ascend; a file without a class that fits is an error, which says which ones there are."""
-    assert [m_leq(64, 1024)(size) for size in (1, 64, 65, 1024, 1025)] == ["M_LEQ_64", "M_LEQ_64", "M_LEQ_1024", "M_LEQ_1024", "any"]
+    assert [m_leq(64, 1024)(size) for size in (1, 64, 65, 1024, 1025)] == [
+        "M_LEQ_64",
+        "M_LEQ_64",
+        "M_LEQ_1024",
+        "M_LEQ_1024",
+        "any",
+    ]
     named = [small_medium_large("_M")(size) for size in (1, 256, 257, 2048, 2049)]
     assert named == ["small_M", "small_M", "medium_M", "medium_M", "large_M"]
     for limits in ((), (0, 1), (5, 5), (64, 32)):
@@ -123,7 +145,9 @@ def test_sizes_have_the_classes_that_are_loaded(tmp_path: Path):
 
 
 @pytest.mark.parametrize("hip", [None, "7.0"], ids=["NVIDIA", "AMD"])
-def test_options_of_amd_are_loaded_on_amd_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hip: str | None):
+def test_options_of_amd_are_loaded_on_amd_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hip: str | None
+):
     """They stay in the file, whichever device it is read on."""
     config = {"BM": 16, "waves_per_eu": 2, "num_warps": 4, "matrix_instr_nonkdim": 16, "kpack": 1}
     monkeypatch.setattr(torch.version, "hip", hip)
@@ -152,7 +176,9 @@ CONTENTS: list[bytes | str] = [
 
 
 @pytest.mark.parametrize("content", CONTENTS, ids=lambda content: repr(content)[:20])
-def test_a_file_that_is_none_is_an_error_to_read_and_is_kept_beside_the_new_one(tmp_path: Path, content: bytes | str):
+def test_a_file_that_is_none_is_an_error_to_read_and_is_kept_beside_the_new_one(
+    tmp_path: Path, content: bytes | str
+):
     """A warning at the caller's line names the copy. A FIFO would wait for a writer, a device never ends."""
     path = tmp_path / NAME
     if isinstance(content, bytes):
@@ -164,16 +190,27 @@ def test_a_file_that_is_none_is_an_error_to_read_and_is_kept_beside_the_new_one(
     else:
         path.touch()
         os.truncate(path, 2**34)
-    reason = {"fifo": "not a regular file", "device": "not a regular file", "huge": "larger than"}.get(str(content), "is no JSON object of")
+    reason = {
+        "fifo": "not a regular file",
+        "device": "not a regular file",
+        "huge": "larger than",
+    }.get(str(content), "is no JSON object of")
     with pytest.raises(ValueError, match=reason) as told:
         load_config(path, 1)
-    assert (str(path) in str(told.value), str(told.value).isprintable(), len(str(told.value)) < 2000) == (True, True, True)
+    assert (
+        str(path) in str(told.value),
+        str(told.value).isprintable(),
+        len(str(told.value)) < 2000,
+    ) == (True, True, True)
     before = path.lstat()
     with pytest.warns(UserWarning, match=f"{reason}.*a new file takes its place") as caught:
         save_configs_to_json(NAME, tmp_path, {"any": {"BM": 16}})
     assert [each.filename for each in caught] == [__file__]
     (copy,) = (each for each in tmp_path.iterdir() if each != path)
-    assert (there(tmp_path), str(caught[0].message).endswith(str(copy))) == ({"any": {"BM": 16}}, True)
+    assert (there(tmp_path), str(caught[0].message).endswith(str(copy))) == (
+        {"any": {"BM": 16}},
+        True,
+    )
     assert os.path.samestat(copy.lstat(), before)
     assert not isinstance(content, bytes) or copy.read_bytes() == content
 
@@ -204,7 +241,10 @@ def test_what_is_no_config_stays_in_its_place(tmp_path: Path):
 def test_a_folder_in_its_place_is_an_error(tmp_path: Path):
     """It stays where it is."""
     (tmp_path / NAME / "inner").mkdir(parents=True)
-    for call in (lambda: load_config(tmp_path / NAME, 1), lambda: save_configs_to_json(NAME, tmp_path, {"any": {}})):
+    for call in (
+        lambda: load_config(tmp_path / NAME, 1),
+        lambda: save_configs_to_json(NAME, tmp_path, {"any": {}}),
+    ):
         with pytest.raises(IsADirectoryError):
             call()
     assert (tmp_path / NAME / "inner").exists()
@@ -230,10 +270,28 @@ MEANS = {16: [1.0, 2.1, 9.0, 9.0], 64: [3.9, 2.1, 1.0, 9.0]}
         (BMS[:2], {16: [100.0, 200.0, 102.5]}, {"BM": 999}, 0.03, {"BM": 16}, 0.0, 0.025, False),
         (BMS[:2], {16: [100.0, 200.0, 103.5]}, {"BM": 999}, 0.03, {"BM": 16}, 0.0, 0.035, True),
         (BMS[:2], {16: [100.0, 200.0, 90.0]}, {"BM": 999}, -0.5, {"BM": 999}, 0.0, 0.0, False),
-        (BMS[:2], {16: [100.0, 200.0, -1.0]}, {"BM": 999}, 0.03, {"BM": 16}, 0.0, None, True),  # it does not run now
+        (
+            BMS[:2],
+            {16: [100.0, 200.0, -1.0]},
+            {"BM": 999},
+            0.03,
+            {"BM": 16},
+            0.0,
+            None,
+            True,
+        ),  # it does not run now
         # A config of the space equals no other, with AMD's keys or without, in any order of its keys.
         (AMD, {16: [2.0, 1.0]}, {"BN": 8, "BM": 32}, 0.0, AMD[2], 0.0, 0.0, False),
-        (AMD, {16: [2.0, 1.0]}, {"BM": 32, "BN": 8, "waves_per_eu": 8}, 0.0, AMD[2], 0.0, 0.0, False),
+        (
+            AMD,
+            {16: [2.0, 1.0]},
+            {"BM": 32, "BN": 8, "waves_per_eu": 8},
+            0.0,
+            AMD[2],
+            0.0,
+            0.0,
+            False,
+        ),
     ],
 )
 def test_a_class_gets_the_config_that_loses_least_and_a_file_what_is_worth_it(
@@ -252,10 +310,21 @@ def test_a_class_gets_the_config_that_loses_least_and_a_file_what_is_worth_it(
 
         return lambda config: None if (made := make(config))[0] is None else made
 
-    there_before = {"triton_version": "3.6.0", "any": {"BM": 1}} | ({"M_LEQ_1024": old} if old else {})
+    there_before = {"triton_version": "3.6.0", "any": {"BM": 1}} | (
+        {"M_LEQ_1024": old} if old else {}
+    )
     (tmp_path / NAME).write_text(json.dumps(there_before))
-    (settled,) = tune_files([ConfigFile(NAME, list(ms), make_for_size, space, m_leq(1024))], tmp_path, num_iters=5, min_gain=min_gain)
-    assert (settled.size_class, settled.config, settled.is_saved) == ("M_LEQ_1024", config, is_saved)
+    (settled,) = tune_files(
+        [ConfigFile(NAME, list(ms), make_for_size, space, m_leq(1024))],
+        tmp_path,
+        num_iters=5,
+        min_gain=min_gain,
+    )
+    assert (settled.size_class, settled.config, settled.is_saved) == (
+        "M_LEQ_1024",
+        config,
+        is_saved,
+    )
     assert settled.regret == pytest.approx(regret, abs=0.01)
     assert settled.gain == (gain if gain is None else pytest.approx(gain, abs=0.004))
     assert settled.latencies_us.keys() == ms.keys()
@@ -266,10 +335,19 @@ def test_the_best_of_each_size_and_over_all_are_measured_once_more():
     """Of twelve the best eight over both sizes, and the winner of one; none that is wrong at some size, and no class of what failed."""
     space, first = [{"BM": i} for i in range(12)], {i: 1.0 + i for i in range(11)}
     us = {16: {**first, 11: 1e6}, 64: {**first, 11: 0.5}}
-    file = ConfigFile(NAME, (16, 64, 4096, 512), lambda size: lambda config: None, space, m_leq(1024))
+    file = ConfigFile(
+        NAME, (16, 64, 4096, 512), lambda size: lambda config: None, space, m_leq(1024)
+    )
     for failed, shortlisted in (((), [*range(8), 11]), ((0, 3), [1, 2, 4, 5, 6, 7, 8, 9, 11])):
         ended: dict[int, Ended] = {
-            size: Outcome("p", min(each, key=each.__getitem__), each, dict.fromkeys(failed, "wrong")) for size, each in us.items()
+            size: Outcome(
+                "p", min(each, key=each.__getitem__), each, dict.fromkeys(failed, "wrong")
+            )
+            for size, each in us.items()
         }
-        (found,) = classes_of(file, {**ended, 4096: Failed("p", "no config"), 512: Failed("p", "no config")}, {})
-        assert {size: each.search_space for size, each in found.finals().items()} == {size: [space[i] for i in shortlisted] for size in us}
+        (found,) = classes_of(
+            file, {**ended, 4096: Failed("p", "no config"), 512: Failed("p", "no config")}, {}
+        )
+        assert {size: each.search_space for size, each in found.finals().items()} == {
+            size: [space[i] for i in shortlisted] for size in us
+        }

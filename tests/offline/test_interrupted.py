@@ -62,28 +62,54 @@ def program(folder: str, dies_at: int, from_run: int, n_deaths: int, how: int) -
 @pytest.mark.parametrize(
     ("arguments", "codes", "winners", "failed"),
     [
-        ((7, 6, 1, signal.SIGKILL), [-9, 0], ["7"], []),  # killed after a first round: its times count, and it gets another chance
+        (
+            (7, 6, 1, signal.SIGKILL),
+            [-9, 0],
+            ["7"],
+            [],
+        ),  # killed after a first round: its times count, and it gets another chance
         ((7, 1, 99, signal.SIGKILL), [-9, -9, 0], ["6", "8"], ["7"]),  # two deaths are enough
-        ((3, 1, 2, signal.SIGTERM), [-15, -15, 0], ["7"], []),  # by which launchers end healthy processes
+        (
+            (3, 1, 2, signal.SIGTERM),
+            [-15, -15, 0],
+            ["7"],
+            [],
+        ),  # by which launchers end healthy processes
     ],
 )
 def test_a_killed_tuning_goes_on_where_it_was(
-    tmp_path: Path, arguments: tuple[int, ...], codes: list[int], winners: list[str], failed: list[str]
+    tmp_path: Path,
+    arguments: tuple[int, ...],
+    codes: list[int],
+    winners: list[str],
+    failed: list[str],
 ):
     """And leaves nothing behind at its end but the quarantine."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    done = [run_python("-m", __name__, tmp_path, *map(str, map(int, arguments)), cwd=tmp_path, env=env) for _ in codes]
+    done = [
+        run_python("-m", __name__, tmp_path, *map(str, map(int, arguments)), cwd=tmp_path, env=env)
+        for _ in codes
+    ]
     assert [each.returncode for each in done] == codes, done[-1].stderr
     winner, *failures = done[-1].stdout.split()
     assert (winner in winners, failures) == (True, failed)
     if arguments[1] > 1:
-        assert "candidates are taken from an earlier attempt's journal" in (tmp_path / "logs" / "rank-0.log").read_text()
-    assert [each for each in (tmp_path / "cache").rglob("*.json*") if "quarantine" not in each.parts] == []
+        assert (
+            "candidates are taken from an earlier attempt's journal"
+            in (tmp_path / "logs" / "rank-0.log").read_text()
+        )
+    assert [
+        each for each in (tmp_path / "cache").rglob("*.json*") if "quarantine" not in each.parts
+    ] == []
 
 
-def test_a_finished_tuning_begins_anew_though_the_factory_keeps_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_finished_tuning_begins_anew_though_the_factory_keeps_what_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Its record is found under the name it had at the beginning, and deleted; that of a single problem as well."""
-    monkeypatch.setenv("DIST_TUNE_CACHE_PATH", os.pathsep.join(str(tmp_path / each) for each in ("cache", "team")))
+    monkeypatch.setenv(
+        "DIST_TUNE_CACHE_PATH", os.pathsep.join(str(tmp_path / each) for each in ("cache", "team"))
+    )
     made: list[int] = []
 
     def make(config: Config) -> Any:
@@ -111,7 +137,9 @@ def test_a_problem_that_was_done_is_not_tuned_again(tmp_path: Path):
     def n_made() -> int:
         made.clear()
         with pytest.raises(KeyboardInterrupt):
-            tune_problems([Problem("first", SPACE, make), Problem("second", SPACE, ends)], num_iters=1)
+            tune_problems(
+                [Problem("first", SPACE, make), Problem("second", SPACE, ends)], num_iters=1
+            )
         return len(made)
 
     assert [n_made(), n_made()] == [6, 1]
@@ -142,11 +170,16 @@ def test_a_tuning_takes_no_times_of_another_one_of_its_name(tmp_path: Path, n_be
         program = f"from {__name__} import tune_k\nfor n in {n_runs}: tune_k(n)"
         done = run_python("-c", program, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
         assert done.returncode == 0, done.stderr
-    goes_on = "candidates are taken from an earlier attempt's journal" in (tmp_path / "logs" / "rank-0.log").read_text()
+    goes_on = (
+        "candidates are taken from an earlier attempt's journal"
+        in (tmp_path / "logs" / "rank-0.log").read_text()
+    )
     assert goes_on == (n_before == 1)
 
 
-def test_a_config_that_is_right_at_first_and_wrong_later_does_not_win(monkeypatch: pytest.MonkeyPatch):
+def test_a_config_that_is_right_at_first_and_wrong_later_does_not_win(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """The winner is checked once more before it is kept; then the next one is, which is right."""
     monkeypatch.setattr(Clock, "now", ExactTime.now)
     n_runs = Counter[int]()
@@ -172,10 +205,19 @@ def test_a_full_disk_costs_the_file_alone(tmp_path: Path, limit: int):
     try:
         with (
             warnings.catch_warnings(action="ignore"),
-            pytest.raises(OSError, match="File too large") if limit < 300 else nullcontext() as told,
+            pytest.raises(OSError, match="File too large")
+            if limit < 300
+            else nullcontext() as told,
         ):
             assert tune_kernel(SPACE, lambda config: (lambda: None, None), num_iters=1) in SPACE
-            tune_and_save_configs([8, 5000], lambda size: lambda config: (lambda: None, None), SPACE, "k.json", tmp_path, num_iters=1)
+            tune_and_save_configs(
+                [8, 5000],
+                lambda size: lambda config: (lambda: None, None),
+                SPACE,
+                "k.json",
+                tmp_path,
+                num_iters=1,
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     if told is None:

@@ -41,7 +41,16 @@ from dist_tune.testing import ExactTime, on_ranks, values
 pytestmark = pytest.mark.processes
 
 SPACE = [{"i": i} for i in range(6)]
-FIELDS = ["BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim"]
+FIELDS = [
+    "BLOCK_SIZE_M",
+    "BLOCK_SIZE_N",
+    "BLOCK_SIZE_K",
+    "GROUP_SIZE_M",
+    "num_warps",
+    "num_stages",
+    "waves_per_eu",
+    "matrix_instr_nonkdim",
+]
 Config = dict[str, Any]
 
 
@@ -53,7 +62,9 @@ def _logs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clock, "now", ExactTime.now)
 
 
-def sleeping(ms_of: Callable[[Config], float], result: Callable[[Config], Any] = lambda config: torch.ones(4)) -> Any:
+def sleeping(
+    ms_of: Callable[[Config], float], result: Callable[[Config], Any] = lambda config: torch.ones(4)
+) -> Any:
     """A factory whose runs take so long and return that; right is a tensor of ones."""
 
     def make(config: Config) -> Any:
@@ -73,7 +84,10 @@ def test_nvidia_runs_one_config_of_those_that_only_amd_tells_apart(monkeypatch: 
     """4,500 of 22,500, without AMD's keys; each stands for the first of the space, of which the others differ in these keys alone."""
     space = get_search_space()
     assert len({tuple(config.items()) for config in space}) == len(space) == 22_500
-    assert (len(get_search_space(small=True)), all(list(config) == FIELDS for config in space)) == (8, True)
+    assert (len(get_search_space(small=True)), all(list(config) == FIELDS for config in space)) == (
+        8,
+        True,
+    )
     monkeypatch.setattr(torch.version, "hip", None)
     own, originals = launchable(space)
     firsts: dict[tuple[Any, ...], Config] = {}
@@ -88,7 +102,14 @@ def test_nvidia_runs_one_config_of_those_that_only_amd_tells_apart(monkeypatch: 
 def test_repeats_are_left_out_in_order():
     """Values of different types are different, and objects without a text of their own; the space is left as it is."""
     one, other = object(), object()
-    space: list[Config] = [{"A": 2, "kpack": 2}, {"A": 1}, {"A": 2, "kpack": 1}, {"A": 1}, {"A": "1"}, {"A": True}]
+    space: list[Config] = [
+        {"A": 2, "kpack": 2},
+        {"A": 1},
+        {"A": 2, "kpack": 1},
+        {"A": 1},
+        {"A": "1"},
+        {"A": True},
+    ]
     own, originals = launchable(iter([*space, {"A": one}, {"A": other}, {"A": one}]))
     assert repr(own) == repr([{"A": each} for each in (2, 1, "1", True, one, other)])
     own[0]["A"] = originals[1]["A"] = 99
@@ -96,9 +117,12 @@ def test_repeats_are_left_out_in_order():
 
 
 @pytest.mark.parametrize(
-    ("search", "n_configs", "n_tried"), [("random", 2001, 101), ("guided", 100, 48), ("random", 7, 7), ("racing", 4500, 4500)]
+    ("search", "n_configs", "n_tried"),
+    [("random", 2001, 101), ("guided", 100, 48), ("random", 7, 7), ("racing", 4500, 4500)],
 )
-def test_racing_tries_all_and_other_searches_a_share_of_a_large_space(search: Any, n_configs: int, n_tried: int):
+def test_racing_tries_all_and_other_searches_a_share_of_a_large_space(
+    search: Any, n_configs: int, n_tried: int
+):
     """A twentieth, rounded up, but not fewer than 48, nor more than there are; or as many as the script says.
 
     Racing comes to those that share Triton's front end one after the other, in random order of what is left, so that a search that ends
@@ -108,11 +132,21 @@ def test_racing_tries_all_and_other_searches_a_share_of_a_large_space(search: An
     options = SearchOptions(search=search)
     assert options.n_tried(n_configs) == n_tried
     few = SearchOptions(search=search, max_configs=5)
-    assert (few.n_tried(n_configs), len(set(few.chosen(space)))) == (5, n_configs if search == "guided" else 5)
+    assert (few.n_tried(n_configs), len(set(few.chosen(space)))) == (
+        5,
+        n_configs if search == "guided" else 5,
+    )
     if search == "racing":
         order = options.chosen(space)
         assert sorted(order) == list(range(n_configs))
-        groups = [{name: value for name, value in space[i].items() if name not in ("num_warps", "num_stages")} for i in order]
+        groups = [
+            {
+                name: value
+                for name, value in space[i].items()
+                if name not in ("num_warps", "num_stages")
+            }
+            for i in order
+        ]
         assert sum(one != other for one, other in pairwise(groups)) == n_configs // 15 - 1
         assert len({config["BLOCK_SIZE_M"] for config in groups[: 15 * 20]}) > 2
 
@@ -123,16 +157,22 @@ def test_racing_tries_all_and_other_searches_a_share_of_a_large_space(search: An
 def test_each_config_is_made_once_and_amd_keys_do_not_multiply_the_search():
     """The callback changes a copy of each, which runs and is returned, with AMD's keys; the space stays as it is."""
     made: Counter[str] = Counter()
-    space = get_search_space(small=True) * 2 + [{**get_search_space(small=True)[0], "waves_per_eu": 8}]
+    space = get_search_space(small=True) * 2 + [
+        {**get_search_space(small=True)[0], "waves_per_eu": 8}
+    ]
 
     def make(config: Config) -> Any:
         made[json.dumps(config)] += 1
         return (lambda: ExactTime.pass_ms(config["double"])), None
 
-    best = tune_kernel(space, make, lambda config: config.update(double=2 * config["num_warps"]), num_iters=1)
+    best = tune_kernel(
+        space, make, lambda config: config.update(double=2 * config["num_warps"]), num_iters=1
+    )
     assert (set(made.values()), len(made)) == ({1}, 8)
     assert not any("waves" in config or "nonkdim" in config for config in made)
-    assert {name: value for name, value in best.items() if name != "double"} in get_search_space(small=True)
+    assert {name: value for name, value in best.items() if name != "double"} in get_search_space(
+        small=True
+    )
     assert (best["double"], space[:8]) == (8, get_search_space(small=True))
 
 
@@ -161,19 +201,32 @@ WRONG = {
 
 def test_every_dropped_config_has_its_reason(tmp_path: Path):
     """Refused with None, made wrongly, raised, NaN, wrong, not written: none of them ends the tuning or wins. In the log, and the error."""
-    makes: list[Any] = [*WRONG.values(), lambda config: (lambda: ExactTime.pass_ms(1) or torch.ones(4), torch.ones(4))]
-    assert tune_kernel([{"i": i} for i in range(len(makes))], lambda config: makes[config["i"]](config), num_iters=1) == {"i": len(WRONG)}
+    makes: list[Any] = [
+        *WRONG.values(),
+        lambda config: (lambda: ExactTime.pass_ms(1) or torch.ones(4), torch.ones(4)),
+    ]
+    assert tune_kernel(
+        [{"i": i} for i in range(len(makes))],
+        lambda config: makes[config["i"]](config),
+        num_iters=1,
+    ) == {"i": len(WRONG)}
     log = (tmp_path / "logs" / "rank-0.log").read_text()
     assert [reason for reason in WRONG if not re.search(reason, log)] == []
     for reason, make in WRONG.items():
-        with pytest.raises((NoValidConfigError, MachineError), match=f"(?s)its 6 configs.*{reason}") as caught:
+        with pytest.raises(
+            (NoValidConfigError, MachineError), match=f"(?s)its 6 configs.*{reason}"
+        ) as caught:
             tune_kernel(SPACE, make, num_iters=1)
-        assert reason != "ValueError: no such tile" or isinstance(caught.value.__cause__, ValueError)
+        assert reason != "ValueError: no such tile" or isinstance(
+            caught.value.__cause__, ValueError
+        )
 
 
 @pytest.mark.parametrize(("n_right", "num_iters"), [(7, 3), (7, 10), (12, 10), (30, 30)])
 @pytest.mark.parametrize("n_turning", [1, 2])
-def test_what_is_right_at_first_does_not_win(tmp_path: Path, n_right: int, num_iters: int, n_turning: int):
+def test_what_is_right_at_first_does_not_win(
+    tmp_path: Path, n_right: int, num_iters: int, n_turning: int
+):
     """The fastest are wrong from their eighth run on, or a later one of the 5 + num_iters of benchmark_config. Alone there is none."""
 
     def make(config: Config) -> Any:
@@ -186,7 +239,10 @@ def test_what_is_right_at_first_does_not_win(tmp_path: Path, n_right: int, num_i
         return run, torch.ones(4)
 
     assert tune_kernel(SPACE[:3], make, num_iters=num_iters) == SPACE[n_turning]
-    assert re.search(r"candidate=0 .*the result is wrong: wrong by 1", (tmp_path / "logs" / "rank-0.log").read_text())
+    assert re.search(
+        r"candidate=0 .*the result is wrong: wrong by 1",
+        (tmp_path / "logs" / "rank-0.log").read_text(),
+    )
     with pytest.raises(NoValidConfigError, match="wrong by 1"):
         tune_kernel(SPACE[:n_turning], make, num_iters=num_iters)
 
@@ -251,26 +307,45 @@ PAIR = r"must return \(run, ground_truth\).* got "
         ({"config_callback": 3}, TypeError, "config_callback must be a function.* got 3"),
         ({"make_run_and_gt_fn": 3}, TypeError, "make_run_and_gt_fn must be a function.* got 3"),
         ({"make_run_and_gt_fn": lambda config: lambda: 1}, TypeError, f"{PAIR}the function"),
-        ({"make_run_and_gt_fn": lambda config: (object(), None, 4)}, TypeError, f"{PAIR}a tuple of 3 values"),
-        *(({"sizes": [1], option: 3}, TypeError, rf"{option} must be a function.* got 3") for option in ("make_for_size", "classes")),
+        (
+            {"make_run_and_gt_fn": lambda config: (object(), None, 4)},
+            TypeError,
+            f"{PAIR}a tuple of 3 values",
+        ),
+        *(
+            ({"sizes": [1], option: 3}, TypeError, rf"{option} must be a function.* got 3")
+            for option in ("make_for_size", "classes")
+        ),
         ({"sizes": [1, 1]}, ValueError, "need sizes, and each once"),
     ],
 )
-def test_mistakes_of_the_caller_are_told(tmp_path: Path, given: Any, error: type[Exception], words: str):
+def test_mistakes_of_the_caller_are_told(
+    tmp_path: Path, given: Any, error: type[Exception], words: str
+):
     """Also the factory's answer, which is known with its first config; those of a file before anything is tuned."""
     own: Any = {"make_run_and_gt_fn": sleeping(lambda config: 0)}
     if "sizes" in given:
-        own = {"make_for_size": lambda size: refused, "json_file_name": "a.json", "save_path": tmp_path}
+        own = {
+            "make_for_size": lambda size: refused,
+            "json_file_name": "a.json",
+            "save_path": tmp_path,
+        }
     with pytest.raises(error, match=words) as caught:
-        (tune_and_save_configs if "sizes" in given else tune_kernel)(**{"search_space": SPACE, "num_iters": 1, **own, **given})
+        (tune_and_save_configs if "sizes" in given else tune_kernel)(
+            **{"search_space": SPACE, "num_iters": 1, **own, **given}
+        )
     assert " at 0x" not in str(caught.value)
 
 
-def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config(monkeypatch: pytest.MonkeyPatch):
+def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """Two inputs fit at a time: those that are held are let go before another one is made, and each config is tried."""
     alive: WeakSet[torch.Tensor] = WeakSet()
     half_full = {"is_available": lambda: True, "memory_allocated": lambda: len(alive)}
-    device = SimpleNamespace(**half_full, get_device_properties=lambda: SimpleNamespace(total_memory=1))
+    device = SimpleNamespace(
+        **half_full, get_device_properties=lambda: SimpleNamespace(total_memory=1)
+    )
     monkeypatch.setattr("dist_tune.offline.runs.api", device)
 
     def make(config: Config) -> Any:
@@ -291,7 +366,10 @@ def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config(monkeypatch
 @pytest.mark.parametrize("search", ["racing", "exhaustive", "random", "guided"])
 def test_problems_come_back_in_order_with_what_was_measured(search: Any):
     """Each strategy finds the best of a small space."""
-    problems = [Problem(f"p{n}", SPACE, sleeping(lambda config, n=n: 1 + 8 * abs(config["i"] - n))) for n in (4, 1)]  # type: ignore[misc]
+    problems = [
+        Problem(f"p{n}", SPACE, sleeping(lambda config, n=n: 1 + 8 * abs(config["i"] - n)))
+        for n in (4, 1)
+    ]  # type: ignore[misc]
     first, second = tune_problems(problems, num_iters=5, search=search)
     assert isinstance(first, Outcome)
     assert isinstance(second, Outcome)
@@ -305,8 +383,13 @@ def test_lists_of_a_script_may_be_gone_through_once(tmp_path: Path):
     make = sleeping(lambda config: 6.0 - config["i"])
     once: Any = iter
     problems = once([Problem(name, once(SPACE), make) for name in ("a", "b")])
-    assert [(each.name, isinstance(each, Outcome) and each.winner) for each in tune_problems(problems, num_iters=1)] == [("a", 5), ("b", 5)]
-    found = tune_and_save_configs(once([1, 4000]), lambda n: make, once(SPACE), "k.json", tmp_path, num_iters=1)
+    assert [
+        (each.name, isinstance(each, Outcome) and each.winner)
+        for each in tune_problems(problems, num_iters=1)
+    ] == [("a", 5), ("b", 5)]
+    found = tune_and_save_configs(
+        once([1, 4000]), lambda n: make, once(SPACE), "k.json", tmp_path, num_iters=1
+    )
     assert found == {"small": {"i": 5}, "large": {"i": 5}}
 
 
@@ -322,10 +405,14 @@ def test_sizes_of_one_class_get_the_config_that_loses_least_over_them(tmp_path: 
         return sleeping(lambda config: ms[size][config["i"]], lambda config: x + 0)
 
     folder = tmp_path / "configs"
-    saved = tune_and_save_configs([64, 128, 512], make_for_size, SPACE[:3], "k.json", folder, num_iters=5)
+    saved = tune_and_save_configs(
+        [64, 128, 512], make_for_size, SPACE[:3], "k.json", folder, num_iters=5
+    )
     assert saved == {"small": {"i": 2}, "medium": {"i": 2}}
     assert load_config(folder / "k.json", 100) == {"i": 2}
-    by_limit = tune_and_save_configs([64, 4096], make_for_size, SPACE[:2], "k.json", folder, classes=m_leq(64), num_iters=1)
+    by_limit = tune_and_save_configs(
+        [64, 4096], make_for_size, SPACE[:2], "k.json", folder, classes=m_leq(64), num_iters=1
+    )
     assert by_limit == {"M_LEQ_64": {"i": 0}, "any": {"i": 0}}
     assert json.loads((folder / "k.json").read_text()) == saved | by_limit
 
@@ -343,7 +430,9 @@ def test_the_config_of_a_class_is_right_again_and_again_at_all_its_sizes(tmp_pat
 
         return sleeping(lambda config: ms[size][config["i"]], result)
 
-    assert tune_and_save_configs([64, 128], make_for_size, SPACE[:3], "k.json", tmp_path, num_iters=5) == {"small": {"i": 0}}
+    assert tune_and_save_configs(
+        [64, 128], make_for_size, SPACE[:3], "k.json", tmp_path, num_iters=5
+    ) == {"small": {"i": 0}}
 
 
 def test_what_cannot_be_tuned_does_not_lose_the_rest(tmp_path: Path):
@@ -351,10 +440,17 @@ def test_what_cannot_be_tuned_does_not_lose_the_rest(tmp_path: Path):
 
     def make_for_size(size: int) -> Any:
         right_ones = {32: [0], 64: [1], 512: [0, 1], 4096: []}[size]
-        return sleeping(lambda config: 1, lambda config: torch.ones(4) * (1 if config["i"] in right_ones else 2))
+        return sleeping(
+            lambda config: 1, lambda config: torch.ones(4) * (1 if config["i"] in right_ones else 2)
+        )
 
-    with pytest.raises(RuntimeError, match=r"(?s)M=4096.*NoValidConfigError.*k\.json small: no config runs at all of the sizes \[32, 64\]"):
-        tune_and_save_configs([32, 64, 512, 4096], make_for_size, SPACE[:2], "k.json", tmp_path, num_iters=1)
+    with pytest.raises(
+        RuntimeError,
+        match=r"(?s)M=4096.*NoValidConfigError.*k\.json small: no config runs at all of the sizes \[32, 64\]",
+    ):
+        tune_and_save_configs(
+            [32, 64, 512, 4096], make_for_size, SPACE[:2], "k.json", tmp_path, num_iters=1
+        )
     assert list(json.loads((tmp_path / "k.json").read_text())) == ["medium"]
 
 
@@ -367,18 +463,31 @@ def scale_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, DEPTH: tl.constexpr):
     rows, columns = tl.arange(0, 128), tl.arange(0, DEPTH)
     a = tl.load(x_ptr + rows[:, None] * DEPTH + columns[None, :])
     acc = tl.dot(a, tl.trans(a))
-    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n).to(tl.float32) * 2 + tl.sum(tl.sum(acc, 0), 0) * 0, mask=at < n)
+    tl.store(
+        y_ptr + at,
+        tl.load(x_ptr + at, mask=at < n).to(tl.float32) * 2 + tl.sum(tl.sum(acc, 0), 0) * 0,
+        mask=at < n,
+    )
 
 
 def _compiled_ahead(rank: int) -> Any:
     """100 is no power of two; a tile of 128 by 1024 halves is a quarter of a megabyte."""
     x = torch.ones(128 * 1024, dtype=torch.float16)
-    space = [{"BLOCK": block, "DEPTH": 64, "num_warps": warps} for block in (64, 128, 256) for warps in (4, 8)]
-    space += [{"BLOCK": 100, "DEPTH": 64, "num_warps": 4}, {"BLOCK": 64, "DEPTH": 1024, "num_warps": 4}]
+    space = [
+        {"BLOCK": block, "DEPTH": 64, "num_warps": warps}
+        for block in (64, 128, 256)
+        for warps in (4, 8)
+    ]
+    space += [
+        {"BLOCK": 100, "DEPTH": 64, "num_warps": 4},
+        {"BLOCK": 64, "DEPTH": 1024, "num_warps": 4},
+    ]
 
     def make(config: Config) -> Any:
         def run() -> None:
-            scale_kernel[(triton.cdiv(4096, config["BLOCK"]),)](x, torch.empty(4096), 4096, **config)
+            scale_kernel[(triton.cdiv(4096, config["BLOCK"]),)](
+                x, torch.empty(4096), 4096, **config
+            )
 
         return run, None
 
@@ -406,17 +515,28 @@ def store_kernel(x, IS_DESCRIPTOR: tl.constexpr, TILE: tl.constexpr):
 def _waited(rank: int) -> int:
     """Compilations that a launch waited for, where a flag of the config chooses the kind of an argument."""
     waited: list[str] = []
-    triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    triton.knobs.runtime.jit_cache_hook = lambda **facts: (
+        None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    )
     x = torch.ones(256, 64, dtype=torch.float16)
 
     def make(config: Config) -> Any:
         def run() -> None:
-            tile = TensorDescriptor.from_tensor(x, [config["TILE"], 64]) if config["IS_DESCRIPTOR"] else x
+            tile = (
+                TensorDescriptor.from_tensor(x, [config["TILE"], 64])
+                if config["IS_DESCRIPTOR"]
+                else x
+            )
             store_kernel[(1,)](tile, **config)
 
         return run, None
 
-    tune_kernel([{"TILE": tile, "IS_DESCRIPTOR": each} for tile in (16, 32, 128) for each in (False, True)], make, num_iters=2, name="p")
+    tune_kernel(
+        [{"TILE": tile, "IS_DESCRIPTOR": each} for tile in (16, 32, 128) for each in (False, True)],
+        make,
+        num_iters=2,
+        name="p",
+    )
     return len(waited)
 
 

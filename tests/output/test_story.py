@@ -45,7 +45,9 @@ def lines_of(folder: Path) -> list[str]:
 
 
 def events_of(folder: Path) -> list[Any]:
-    return [EVENT.validate_json(line) for line in (folder / "rank-0.jsonl").read_bytes().splitlines()]
+    return [
+        EVENT.validate_json(line) for line in (folder / "rank-0.jsonl").read_bytes().splitlines()
+    ]
 
 
 def written(folder: Path, text: str = "text") -> list[str]:
@@ -77,7 +79,9 @@ def test_a_log_is_added_to(tmp_path: Path):
     assert lines_of(folder) == [met, "INFO    first", met, f"INFO    {odd}"]
 
 
-def test_the_programs_logging_hears_what_it_asks_for(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_the_programs_logging_hears_what_it_asks_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     """Nothing, whatever the level of its root; once the logger "dist_tune" has one, lines from that on. Our file has all in any case."""
     caplog.set_level(0)
     with story_in(tmp_path) as story:
@@ -85,7 +89,9 @@ def test_the_programs_logging_hears_what_it_asks_for(tmp_path: Path, caplog: pyt
         with caplog.at_level(logging.INFO, "dist_tune"):
             story.info("asked %s")
             story.debug("too fine")
-    assert [each.getMessage() for each in caplog.records if each.name == "dist_tune"] == ["asked %s"]
+    assert [each.getMessage() for each in caplog.records if each.name == "dist_tune"] == [
+        "asked %s"
+    ]
     assert [line[8:] for line in lines_of(tmp_path)] == ["unasked", "asked %s", "too fine"]
 
 
@@ -99,9 +105,20 @@ def test_the_level_says_what_is_kept(tmp_path: Path, level: str, kept: str):
 
 @pytest.mark.parametrize(
     ("is_first", "verbosity", "shown"),
-    [(True, "normal", ["push"]), (False, "verbose", []), (True, "quiet", []), (True, "verbose", ["fine", "tuning f"])],
+    [
+        (True, "normal", ["push"]),
+        (False, "verbose", []),
+        (True, "quiet", []),
+        (True, "verbose", ["fine", "tuning f"]),
+    ],
 )
-def test_the_first_rank_shows_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str], is_first: bool, verbosity: str, shown: list[str]):
+def test_the_first_rank_shows_lines(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    is_first: bool,
+    verbosity: str,
+    shown: list[str],
+):
     """On stderr, some with another text; the file has them all the same."""
     with story_in(tmp_path, is_first=is_first, verbosity=verbosity) as story:
         story.info("fine")
@@ -110,7 +127,9 @@ def test_the_first_rank_shows_lines(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [line[8:] for line in lines_of(tmp_path)] == ["fine", "tuning f"]
 
 
-def test_sites_have_names_in_the_log_and_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_sites_have_names_in_the_log_and_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     """Also where one label begins with another; events keep labels. The step is named without its module on the terminal."""
     other = f"{LABEL}#2"
     with story_in(tmp_path, is_first=True, log_level="DEBUG") as story:
@@ -118,10 +137,25 @@ def test_sites_have_names_in_the_log_and_on_the_terminal(tmp_path: Path, capsys:
         story.warning(f"{CLOSURE}: site={LABEL} is near", shown=True)
         story.site(other, ("m.k", KEY), ["B=1", "B=2"])
         story.warning(f"site={other} candidate=0 cannot run here", shown=True)
-    met = [f"DEBUG   site 1 = {LABEL}: 1 config, prune rules took out 2 more", f"DEBUG   site 2 = {other}: 2 configs"]
-    assert lines_of(tmp_path) == [met[0], f"WARNING {CLOSURE}: k [64] is near", met[1], f"WARNING {other} candidate=0 cannot run here"]
-    assert [each.text.partition("site=")[2].split()[0] for each in events_of(tmp_path) if each.kind == "message"] == [LABEL, other]
-    shown = ["dist_tune: step: k [64] is near", f"dist_tune: {other} candidate=0 cannot run here"]  # two of one name have their labels
+    met = [
+        f"DEBUG   site 1 = {LABEL}: 1 config, prune rules took out 2 more",
+        f"DEBUG   site 2 = {other}: 2 configs",
+    ]
+    assert lines_of(tmp_path) == [
+        met[0],
+        f"WARNING {CLOSURE}: k [64] is near",
+        met[1],
+        f"WARNING {other} candidate=0 cannot run here",
+    ]
+    assert [
+        each.text.partition("site=")[2].split()[0]
+        for each in events_of(tmp_path)
+        if each.kind == "message"
+    ] == [LABEL, other]
+    shown = [
+        "dist_tune: step: k [64] is near",
+        f"dist_tune: {other} candidate=0 cannot run here",
+    ]  # two of one name have their labels
     assert capsys.readouterr().err.splitlines() == shown
 
 
@@ -150,10 +184,20 @@ def test_the_header_is_there_once_a_process(tmp_path: Path):
     for text in ("one", "two"):
         assert written(tmp_path, text) == []
     run, *others = events_of(tmp_path)
-    assert (run.pid, run.world_size, run.host, run.versions["torch"]) == (os.getpid(), 2, socket.gethostname(), torch.__version__)
-    assert [(each.kind, each.tuning) for each in others] == [(kind, "f, call 1") for kind in KINDS[1:] * 2]
+    assert (run.pid, run.world_size, run.host, run.versions["torch"]) == (
+        os.getpid(),
+        2,
+        socket.gethostname(),
+        torch.__version__,
+    )
+    assert [(each.kind, each.tuning) for each in others] == [
+        (kind, "f, call 1") for kind in KINDS[1:] * 2
+    ]
     first, versions, command = (tmp_path / "rank-0.log").read_text().splitlines()[:3]
-    assert first[13:] == f"INFO    dist_tune {run.versions['dist_tune']}: rank 0 of 2 on {run.host}, pid {run.pid}, {run.device}"
+    assert (
+        first[13:]
+        == f"INFO    dist_tune {run.versions['dist_tune']}: rank 0 of 2 on {run.host}, pid {run.pid}, {run.device}"
+    )
     assert f"  {run.date}, python " in versions
     assert f", torch {torch.__version__}, " in versions
     assert command.endswith(f"  {' '.join(run.command)}")
@@ -172,10 +216,21 @@ def test_a_line_that_was_cut_off_ends_before_the_next(tmp_path: Path):
 def test_an_event_that_cannot_be_is_left_out(tmp_path: Path):
     """A time that is no number: the other events are written, also with such words or a lone surrogate in a text, and odd values."""
     with story_in(tmp_path) as story:
-        for topic, seconds in (("report", float("nan")), ("done", 1.0), ("NaN or Infinity", 1.0), ("a\udcff", 1.0), (Path("/a"), 1.0)):
+        for topic, seconds in (
+            ("report", float("nan")),
+            ("done", 1.0),
+            ("NaN or Infinity", 1.0),
+            ("a\udcff", 1.0),
+            (Path("/a"), 1.0),
+        ):
             story.emit(events.Met, topic=topic, seconds=seconds)
         story.broken("", {}, 0)
-    assert [each.topic for each in events_of(tmp_path) if each.kind == "meeting"] == ["done", "NaN or Infinity", "a?", "/a"]
+    assert [each.topic for each in events_of(tmp_path) if each.kind == "meeting"] == [
+        "done",
+        "NaN or Infinity",
+        "a?",
+        "/a",
+    ]
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -195,7 +250,10 @@ def test_files_are_their_owners_alone(tmp_path: Path, mask: int):
 
 ODD_FILES: dict[str, tuple[Any, str]] = {
     "link": (lambda path: path.symlink_to(path.parents[1] / "victim"), os.strerror(errno.ELOOP)),
-    "dangling link": (lambda path: path.symlink_to(path.parents[1] / "nothing"), os.strerror(errno.ELOOP)),
+    "dangling link": (
+        lambda path: path.symlink_to(path.parents[1] / "nothing"),
+        os.strerror(errno.ELOOP),
+    ),
     "fifo": (os.mkfifo, "not a regular file"),
     "folder": (Path.mkdir, os.strerror(errno.EISDIR)),
 }
@@ -203,7 +261,9 @@ ODD_FILES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("what", [*ODD_FILES, "a\0b", "x" * 5000, "\udcff" * 300, "victim/logs"])
-def test_what_cannot_be_written_costs_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str):
+def test_what_cannot_be_written_costs_one_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+):
     """With file, reason and variable; a link is not followed, a fifo not waited for. Later tunings say nothing; progress is shown."""
     victim, folder = tmp_path / "victim", tmp_path / what
     victim.write_text("mine")
@@ -212,7 +272,9 @@ def test_what_cannot_be_written_costs_one_warning(tmp_path: Path, capsys: pytest
         folder.mkdir()
         make(folder / "rank-0.log")
     (text,) = [*written(folder), *written(folder)]
-    assert text.startswith(f"dist_tune keeps no log: {folder / 'rank-0.log'} cannot be written: {reason}")
+    assert text.startswith(
+        f"dist_tune keeps no log: {folder / 'rank-0.log'} cannot be written: {reason}"
+    )
     assert text.endswith(". DIST_TUNE_LOG_DIR names another folder")
     assert (victim.read_text(), (tmp_path / "nothing").exists()) == ("mine", False)
     with story_in(folder, is_first=True) as story:
@@ -220,7 +282,9 @@ def test_what_cannot_be_written_costs_one_warning(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().err == "dist_tune: tuning f\n"
 
 
-def test_a_size_limit_costs_one_warning_and_no_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_size_limit_costs_one_warning_and_no_tuning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """As a full disk: the first bytes of the log are written, then the system refuses."""
     quiet(monkeypatch, tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -247,5 +311,10 @@ from dist_tune import autotune
 f = autotune([{"block": 1}, {"block": 2}], None, n_warmup=0, n_repeat=1, cache=False)(lambda x, block: x)
 print(f(3), len(f.records))
 """
-    done = run_python("-c", program, cwd=tmp_path, env={"DIST_TUNE_LOG_DIR": str(tmp_path / "file" / "logs"), "PATH": ""})
+    done = run_python(
+        "-c",
+        program,
+        cwd=tmp_path,
+        env={"DIST_TUNE_LOG_DIR": str(tmp_path / "file" / "logs"), "PATH": ""},
+    )
     assert (done.returncode, done.stdout) == (0, "3 1\n"), done.stderr

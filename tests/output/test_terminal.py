@@ -75,13 +75,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return made
 
 
-def shown_on(screen: Any, monkeypatch: pytest.MonkeyPatch, name: str = "m.f", *, is_shown: bool = True) -> tuple[Any, Terminal]:
+def shown_on(
+    screen: Any, monkeypatch: pytest.MonkeyPatch, name: str = "m.f", *, is_shown: bool = True
+) -> tuple[Any, Terminal]:
     """This stream in place of stderr, and the progress of a tuning on it."""
     monkeypatch.setattr(sys, "stderr", screen)
     return screen, Terminal(name, is_shown=is_shown)
 
 
-def test_the_live_line_says_phase_number_best_and_time_left(clock: Any, monkeypatch: pytest.MonkeyPatch):
+def test_the_live_line_says_phase_number_best_and_time_left(
+    clock: Any, monkeypatch: pytest.MonkeyPatch
+):
     """Drawn at most four times a second, in place of the line before; gone at the end."""
     screen, progress = shown_on(_Screen(), monkeypatch, "kernels.ag_gemm.step")
     progress.begin_phase("race")
@@ -139,11 +143,15 @@ class _Own(io.StringIO):
 
 
 @pytest.mark.parametrize("kind", ["file", "dumb", "own", "own later"])
-def test_without_a_terminal_there_is_a_plain_line_every_five_seconds(clock: Any, monkeypatch: pytest.MonkeyPatch, kind: str):
+def test_without_a_terminal_there_is_a_plain_line_every_five_seconds(
+    clock: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+):
     """No escapes, and none in a shorter tuning. So in a stream as rich's Live puts in place, also while the tuning runs: it keeps rows."""
     if kind == "dumb":
         monkeypatch.setenv("TERM", "dumb")
-    screen, progress = shown_on(_Own() if kind == "own" else _Screen(is_terminal=kind != "file"), monkeypatch)
+    screen, progress = shown_on(
+        _Own() if kind == "own" else _Screen(is_terminal=kind != "file"), monkeypatch
+    )
     if kind == "own later":
         monkeypatch.setattr(sys, "stderr", screen := _Own())
     progress.begin_phase("compile")
@@ -157,7 +165,9 @@ def test_without_a_terminal_there_is_a_plain_line_every_five_seconds(clock: Any,
 
 
 @pytest.mark.parametrize("columns", ["", "0", "60"])
-def test_a_terminal_without_a_size_shows_all_lines(clock: Any, monkeypatch: pytest.MonkeyPatch, columns: str):
+def test_a_terminal_without_a_size_shows_all_lines(
+    clock: Any, monkeypatch: pytest.MonkeyPatch, columns: str
+):
     """Of 0 columns, as a bare pty or one under ``script``: plain lines, and a live one where COLUMNS says a width."""
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((0, 0)))
@@ -182,7 +192,9 @@ def test_a_late_rank_is_the_live_line(clock: Any, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("is_shown", [True, False])
-def test_a_late_rank_is_a_plain_line_every_ten_seconds(clock: Any, monkeypatch: pytest.MonkeyPatch, is_shown: bool):
+def test_a_late_rank_is_a_plain_line_every_ten_seconds(
+    clock: Any, monkeypatch: pytest.MonkeyPatch, is_shown: bool
+):
     """At once, then every ten seconds, and at once again for another time: where no line can be erased, and on a rank without progress.
 
     The wait is not told as work: a phase that begins after it has no line of its own until it has taken five seconds.
@@ -201,7 +213,9 @@ def test_a_late_rank_is_a_plain_line_every_ten_seconds(clock: Any, monkeypatch: 
 
 
 @pytest.mark.parametrize("screen", [None, _Screen(is_full=True), "closed"])
-def test_a_terminal_that_is_gone_costs_nothing(clock: Any, monkeypatch: pytest.MonkeyPatch, screen: Any):
+def test_a_terminal_that_is_gone_costs_nothing(
+    clock: Any, monkeypatch: pytest.MonkeyPatch, screen: Any
+):
     """Closed, absent, or on a full disk: no step raises."""
     if screen == "closed":
         screen = _Screen()

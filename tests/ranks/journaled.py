@@ -29,7 +29,9 @@ in each attempt, from rank 0 on.
 
 def launches(folder: Path, name: str = "one") -> dict[tuple[int, int], int]:
     """(Block, rank) -> launches so far."""
-    paths = {(block, rank): folder / f"{name}-{block}-rank-{rank}" for block in BLOCKS for rank in (0, 1)}
+    paths = {
+        (block, rank): folder / f"{name}-{block}-rank-{rank}" for block in BLOCKS for rank in (0, 1)
+    }
     return {each: path.stat().st_size if path.exists() else 0 for each, path in paths.items()}
 
 
@@ -46,7 +48,9 @@ def _end(folder: Path, rank: int, block: int, ends: Ends) -> None:
     at, who, n_before, how = ends
     if rank != (who if how != "turns" else int(os.environ["TURN"])) or at not in (0, block):
         return
-    n_launches = sum(n for (each, by), n in launches(folder).items() if by == rank and at in (0, each))
+    n_launches = sum(
+        n for (each, by), n in launches(folder).items() if by == rank and at in (0, each)
+    )
     if n_launches <= n_before if n_before >= 0 else not _has_agreed():
         return
     died = folder / f"died-{rank}"
@@ -61,7 +65,9 @@ def _end(folder: Path, rank: int, block: int, ends: Ends) -> None:
 
 def _counted(folder: Path, rank: int, name: str, ends: Ends | None) -> list[triton.Config]:
     """Configs that write down their launches; the middle two are fast."""
-    os.environ["TURN"] = str(len(list(folder.glob("died-*"))))  # no value of the hook's: with another one the kernel is another
+    os.environ["TURN"] = str(
+        len(list(folder.glob("died-*")))
+    )  # no value of the hook's: with another one the kernel is another
 
     def hook(block: int) -> Any:
         def note(_: dict[str, Any]) -> None:
@@ -94,7 +100,8 @@ def tune(
     folder.mkdir(parents=True, exist_ok=True)
     options = {"search": "exhaustive", "n_repeat": 1, "n_warmup": 0, **options}
     kernels = [
-        autotuned(add_kernel, configs=_counted(folder, rank, name, ends if name == "one" else None)) for name in ("one", "two")[:n_kernels]
+        autotuned(add_kernel, configs=_counted(folder, rank, name, ends if name == "one" else None))
+        for name in ("one", "two")[:n_kernels]
     ]
     runs: list[int] = []
 
@@ -128,11 +135,19 @@ def tune(
         step = contextual_autotune(is_dist=True, **options)(step)
     y = step(torch.zeros(64, device=device))
     found = {
-        f"{record.kernel.rpartition('.')[2]}{record.key.split(',')[0]}": [each.failure for each in record.candidates]
+        f"{record.kernel.rpartition('.')[2]}{record.key.split(',')[0]}": [
+            each.failure for each in record.candidates
+        ]
         for record in step.records
     }
     is_recalled = all(record.is_recalled for record in step.records)
-    return {"runs": len(runs), "best": [best(each) for each in kernels], "y": y[0].item(), "failures": found, "is_recalled": is_recalled}
+    return {
+        "runs": len(runs),
+        "best": [best(each) for each in kernels],
+        "y": y[0].item(),
+        "failures": found,
+        "is_recalled": is_recalled,
+    }
 
 
 def attempt(rank: int, folder: Path, options: dict[str, Any]) -> Any:

@@ -22,19 +22,44 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
-from dist_tune import NoValidConfigError, PeerFailedError, autotune, contextual_autotune, to_hashable, tune_all
+from dist_tune import (
+    NoValidConfigError,
+    PeerFailedError,
+    autotune,
+    contextual_autotune,
+    to_hashable,
+    tune_all,
+)
 from dist_tune.output.events import EVENT
 from dist_tune.search import NOT_TRIED
 from dist_tune.search.guided import ConfigSpace
 from dist_tune.testing import ExactTime, FakeH200
-from tests.steps import FACES, Face, Step, accumulate_kernel, all_reduced, autotuned, best, configs, is_unpatched, launch, tuned
+from tests.steps import (
+    FACES,
+    Face,
+    Step,
+    accumulate_kernel,
+    all_reduced,
+    autotuned,
+    best,
+    configs,
+    is_unpatched,
+    launch,
+    tuned,
+)
 from tests.worlds import gathered, log, on_each_rank
 
 
 @on_each_rank()
 def test_several_kernels_in_one_closure(rank: int) -> Any:
     """Both are tuned in the same replays, and ``reset`` is called before each of them. The value is that of one clean run."""
-    first, second, total, runs, resets = autotuned(), autotuned(blocks=(32, 64)), torch.zeros(64), [0], [0]
+    first, second, total, runs, resets = (
+        autotuned(),
+        autotuned(blocks=(32, 64)),
+        torch.zeros(64),
+        [0],
+        [0],
+    )
 
     def reset() -> None:
         resets[0] += 1
@@ -45,9 +70,15 @@ def test_several_kernels_in_one_closure(rank: int) -> Any:
         total.add_(all_reduced(launch(first, x)))
         return launch(second, total)[0].item()
 
-    step, x = tuned(None, several, n_repeat=2, n_warmup=1, search="exhaustive", reset=reset), torch.full((64,), float(rank))
+    step, x = (
+        tuned(None, several, n_repeat=2, n_warmup=1, search="exhaustive", reset=reset),
+        torch.full((64,), float(rank)),
+    )
     n_runs = 1 + 3 * 3 + 1
-    assert [(step(x), runs[0], resets[0]) for _ in range(2)] == [(4.0, n_runs, n_runs - 1), (7.0, n_runs + 1, n_runs - 1)]
+    assert [(step(x), runs[0], resets[0]) for _ in range(2)] == [
+        (4.0, n_runs, n_runs - 1),
+        (7.0, n_runs + 1, n_runs - 1),
+    ]
     assert len(step.records) == len(best(first) + best(second)) == 2
     return best(first), best(second)
 
@@ -78,7 +109,9 @@ def test_a_steady_call_makes_no_collective_no_store_access_and_no_log_line(rank:
             original = getattr(owner, name)
 
             def counted(*args: Any, **kwargs: Any) -> Any:
-                if threading.current_thread() is threading.main_thread():  # others still answer peers that come later
+                if (
+                    threading.current_thread() is threading.main_thread()
+                ):  # others still answer peers that come later
                     spent.append(name)
                 return original(*args, **kwargs)
 
@@ -109,9 +142,13 @@ def test_a_closure_without_autotuned_kernels_runs_once_and_says_so(rank: int):
 
 
 @on_each_rank(cases=[{}, {"objective": "kernel"}, {"n_repeat": 1, "n_warmup": 0}])
-def test_the_closure_decides_unless_the_kernel_is_asked_for(rank: int, options: dict[str, Any]) -> Any:
+def test_the_closure_decides_unless_the_kernel_is_asked_for(
+    rank: int, options: dict[str, Any]
+) -> Any:
     """The kernel with the largest block is fastest by far, and its config's hook, which takes the host 30 ms, makes the step slowest."""
-    kernel = autotuned(configs=[*configs(64, pre_hook=lambda nargs: ExactTime.pass_ms(30.0)), *configs(8, 16, 4)])
+    kernel = autotuned(
+        configs=[*configs(64, pre_hook=lambda nargs: ExactTime.pass_ms(30.0)), *configs(8, 16, 4)]
+    )
     step = contextual_autotune(is_dist=True, **options)(lambda x: all_reduced(launch(kernel, x)))
     step(torch.zeros(64))
     (record,) = step.records
@@ -153,12 +190,19 @@ def test_the_time_of_a_replay_with_a_stand_in_is_of_no_candidate(rank: int):
     step(torch.zeros(64))
     by_kernel = {record.kernel.rpartition(".")[2]: record.candidates for record in step.records}
     assert "RuntimeError: not now" in str(by_kernel["add_kernel"][1].failure)
-    assert all(each.closure_ms is not None and each.closure_ms < 100 for each in by_kernel["accumulate_kernel"])
+    assert all(
+        each.closure_ms is not None and each.closure_ms < 100
+        for each in by_kernel["accumulate_kernel"]
+    )
 
 
 def timed(face: Face, seconds: Sequence[float], **options: Any) -> SimpleNamespace:
     """Configs that take so long: runs of each, the seconds of their tuning, the winner, and why the others are not it. Nothing waits."""
-    blocks, began, monotonic = [16 << i for i in range(len(seconds))], ExactTime.seconds, time.monotonic
+    blocks, began, monotonic = (
+        [16 << i for i in range(len(seconds))],
+        ExactTime.seconds,
+        time.monotonic,
+    )
     ms = {block: each * 1e3 for block, each in zip(blocks, seconds, strict=True)}
     step = Step(face, ms, **{"cache": False, "n_repeat": 5, "n_warmup": 3, **options})
     with pytest.MonkeyPatch.context() as patch:
@@ -167,7 +211,10 @@ def timed(face: Face, seconds: Sequence[float], **options: Any) -> SimpleNamespa
     (record,) = step.records
     whys = [each.failure or each.left or "" for each in record.candidates]
     return SimpleNamespace(
-        ran=[step.ran.count(block) for block in blocks], seconds=ExactTime.seconds - began, winner=record.winner, whys=whys
+        ran=[step.ran.count(block) for block in blocks],
+        seconds=ExactTime.seconds - began,
+        winner=record.winner,
+        whys=whys,
     )
 
 
@@ -206,10 +253,15 @@ def test_a_budget_ends_the_search_on_all_ranks(rank: int, face: Face) -> Any:
     """Twelve configs of 0.4 s in 1.5 s: a few have run, the best of these wins, and the record names the rest."""
     got = timed(face, [0.4, 0.38, *[0.41] * 10], budget_s=1.5)
     assert got.seconds < 1.5 + 5 * 0.42  # the first run and the last, the batch under way
-    assert {why for n, why in zip(got.ran, got.whys, strict=True) if n == 0} == {"not raced: the budget of 1.5 s was spent"}
+    assert {why for n, why in zip(got.ran, got.whys, strict=True) if n == 0} == {
+        "not raced: the budget of 1.5 s was spent"
+    }
     assert got.ran.count(0) >= 4
     # A machine that stands still meanwhile has spent the budget before the second config runs.
-    assert (got.ran[got.winner] > 0, got.winner == 1 or face == "contextual" or got.ran[1] == 0) == (True, True)
+    assert (
+        got.ran[got.winner] > 0,
+        got.winner == 1 or face == "contextual" or got.ran[1] == 0,
+    ) == (True, True)
     return got.ran, got.winner, got.whys
 
 
@@ -238,7 +290,9 @@ def launch_ms(src: Any, metadata: Any) -> float:
     if "PAD" not in constants:
         return 1.0
     sizes = (constants["BLOCK"], 128), (constants["PAD"], 4), (metadata.num_warps, 4)
-    n_steps: int = sum(abs(one.bit_length() - other.bit_length()) for one, other in sizes) + (not constants["FLAT"])
+    n_steps: int = sum(abs(one.bit_length() - other.bit_length()) for one, other in sizes) + (
+        not constants["FLAT"]
+    )
     return 4.0 + 0.8 * n_steps
 
 
@@ -246,9 +300,14 @@ def launch_ms(src: Any, metadata: Any) -> float:
 def test_ranks_try_the_same_part_of_a_large_space_and_find_the_best(rank: int) -> Any:
     """At most 16 and three eighths are compiled, once on both ranks together; the rest has no time. A small site beside it races whole."""
     compiled: list[Any] = []
-    triton.knobs.compilation.listener = lambda *, cache_hit, **facts: compiled.extend([facts] * (not cache_hit))
+    triton.knobs.compilation.listener = lambda *, cache_hit, **facts: compiled.extend(
+        [facts] * (not cache_hit)
+    )
     FakeH200.launch_ms = staticmethod(launch_ms)
-    kernel, small = triton.autotune(configs=SPACE, key=["n"])(padded_kernel), autotuned(blocks=(64, 128))
+    kernel, small = (
+        triton.autotune(configs=SPACE, key=["n"])(padded_kernel),
+        autotuned(blocks=(64, 128)),
+    )
     x, y = torch.zeros(256), torch.zeros(256)
 
     @contextual_autotune(is_dist=True, search="guided", n_warmup=1, n_repeat=3)
@@ -262,10 +321,14 @@ def test_ranks_try_the_same_part_of_a_large_space_and_find_the_best(rank: int) -
     assert {name: config[name] for name in BEST} == BEST
     untried = [each.index for each in large if each.left == NOT_TRIED]
     assert len(SPACE) - len(untried) <= N_AT_MOST
-    assert [i for i, each in enumerate(SPACE) if kernel.configs_timings[each][0] == float("inf")] == untried
+    assert [
+        i for i, each in enumerate(SPACE) if kernel.configs_timings[each][0] == float("inf")
+    ] == untried
     assert [each.index for each in large if each.shared_bytes is None] == untried
     assert NOT_TRIED not in [each.left for each in other]
-    assert sum(gathered(len(compiled))) <= N_AT_MOST + 2 + 2  # both may compile what they launch first
+    assert (
+        sum(gathered(len(compiled))) <= N_AT_MOST + 2 + 2
+    )  # both may compile what they launch first
     assert re.search(r" tries \d+ more of \d+ candidates, \d+ are untried", log())
     return untried, config, [each.latency_ms for each in large]
 
@@ -320,7 +383,9 @@ def test_each_call_of_a_list_is_tuned_and_the_slowest_rank_decides(rank: int, fa
     step.ran.clear()
     assert tune_all(step.call, ({"x": torch.zeros(n)} for n in SIZES)) == []
     later = Step(face, ms)
-    assert [each.is_recalled for each in tune_all(later.call, map(torch.zeros, SIZES))] == [True] * 3
+    assert [each.is_recalled for each in tune_all(later.call, map(torch.zeros, SIZES))] == [
+        True
+    ] * 3
     assert (later.best, later.ran, step.ran) == ([32] * 3,) * 3
     return [each.key for each in found]
 
@@ -328,10 +393,14 @@ def test_each_call_of_a_list_is_tuned_and_the_slowest_rank_decides(rank: int, fa
 @on_each_rank()
 def test_a_list_of_calls_in_a_group_of_its_own(rank: int):
     """The other rank makes other calls."""
-    scaled = autotune([{"scale": 2.0}, {"scale": 3.0}], to_hashable, n_warmup=0, n_repeat=1)(lambda x, scale=0.0: x * scale)
+    scaled = autotune([{"scale": 2.0}, {"scale": 3.0}], to_hashable, n_warmup=0, n_repeat=1)(
+        lambda x, scale=0.0: x * scale
+    )
     groups = [dist.new_group([0]), dist.new_group([1])]
     sizes = SIZES[: 1 + 2 * rank]
-    assert len(tune_all(partial(scaled, autotune_pg=groups[rank]), map(torch.zeros, sizes))) == len(sizes)
+    assert len(tune_all(partial(scaled, autotune_pg=groups[rank]), map(torch.zeros, sizes))) == len(
+        sizes
+    )
     assert len(tune_all(scaled, map(torch.zeros, SIZES))) == 3  # of the world's
 
 
@@ -398,7 +467,11 @@ def test_progress_of_a_list_of_calls_and_mistakes(rank: int):
     tune_all(step, [torch.zeros(64)] * 50)
     lines = [line for line in log().splitlines() if ": call " in line]
     assert [line.partition(": call ")[2] for line in lines] == ["1 of 1", "1 of 50", "50 of 50"]
-    wrongs: list[tuple[Any, Any, str]] = [(launch, [], "got the function launch"), (step, {"x": 1}, "a list"), (step, 7, "a list.*got 7")]
+    wrongs: list[tuple[Any, Any, str]] = [
+        (launch, [], "got the function launch"),
+        (step, {"x": 1}, "a list"),
+        (step, 7, "a list.*got 7"),
+    ]
     for wrong, calls, told in wrongs:
         with pytest.raises(TypeError, match=told):
             tune_all(wrong, calls)
@@ -417,7 +490,10 @@ def test_events_log_and_terminal_agree_with_the_records(rank: int):
         step(torch.zeros(128))
     lines = Path(os.environ["DIST_TUNE_LOG_DIR"], f"rank-{rank}.jsonl").read_text().splitlines()
     events = [EVENT.validate_json(line) for line in lines]
-    of: Any = {kind: [each for each in events if each.kind == kind] for kind in {each.kind for each in events}}
+    of: Any = {
+        kind: [each for each in events if each.kind == kind]
+        for kind in {each.kind for each in events}
+    }
     assert {each.rank for each in events} == {rank}
     assert [len(of[kind]) for kind in ("run", "tuning", "winner", "done")] == [1, 1, 2, 1]
     end = log()[log().rindex(", tuned in ") :]
@@ -428,20 +504,31 @@ def test_events_log_and_terminal_agree_with_the_records(rank: int):
         assert (won.record, won.winner) == (record.model_dump(mode="json"), record.winner)
         assert [each.config for each in record.candidates] == site.configs
         dropped = {each.candidate for each in of["dropped"] if each.site == won.site}
-        assert dropped == {each.index for each in record.candidates if each.failure is not None} == {3}
-        assert f"site {won.site} = tests.steps.add_kernel{site.key}: 4 configs" in log()  # by which the rows of the end are found
+        assert (
+            dropped == {each.index for each in record.candidates if each.failure is not None} == {3}
+        )
+        assert (
+            f"site {won.site} = tests.steps.add_kernel{site.key}: 4 configs" in log()
+        )  # by which the rows of the end are found
         assert re.search(rf"  site {won.site}  .*  BLOCK={record.best.fields['BLOCK']}  ", end)
         assert re.search(rf" site {won.site} = \S+: \d tried: .*1 cannot run here", end)
     (done,), record = of["done"], step.records[0]
     assert all(
         done.seconds[name] >= seconds for name, seconds in record.model_dump()["spent"].items()
     )  # the last run comes after the record
-    assert sum(done.seconds[name] for name in ("discover", "compile", "race", "finals", "settle")) <= done.seconds["total"]
+    assert (
+        sum(done.seconds[name] for name in ("discover", "compile", "race", "finals", "settle"))
+        <= done.seconds["total"]
+    )
     assert done.seconds["meetings"] == pytest.approx(sum(each.seconds for each in of["meeting"]))
     assert f" {record.n_replays} replays; seconds: total=" in end
-    assert (done.n_replays, [of["phase"][k].phase for k in (0, -1)]) == (record.n_replays, ["discover", "settle"])
+    assert (done.n_replays, [of["phase"][k].phase for k in (0, -1)]) == (
+        record.n_replays,
+        ["discover", "settle"],
+    )
     # The first rank's terminal has a line for each tuning and site, and one to read on; the other's none.
     shown = [
-        len(re.findall(rf"^{each}", terminal.getvalue(), re.MULTILINE)) for each in ("dist_tune: tuning ", r"  add_kernel \[", "  why: ")
+        len(re.findall(rf"^{each}", terminal.getvalue(), re.MULTILINE))
+        for each in ("dist_tune: tuning ", r"  add_kernel \[", "  why: ")
     ]
     assert shown == [1 - rank, 2 - 2 * rank, 1 - rank]

@@ -62,7 +62,10 @@ def test_a_later_job_hits_on_all_ranks_without_a_replay(rank: int, face: Face):
     step = Step(face, rest=all_reduced)
     assert [step(torch.zeros(n))[0].item() for n in (64, 128, 128)] == [2.0] * 3
     assert (step.ran, [each.is_recalled for each in step.records]) == ([32] * 3, [True] * 2)
-    assert [words in log()[before:] for words in (", from the cache, tuned 2", "searches in", " on 2 ranks: ")] == [True, False, False]
+    assert [
+        words in log()[before:]
+        for words in (", from the cache, tuned 2", "searches in", " on 2 ranks: ")
+    ] == [True, False, False]
 
 
 @on_each_rank()
@@ -80,7 +83,10 @@ def test_where_one_kernel_hits_the_others_are_tuned(rank: int):
             return launch(second, launch(first, torch.zeros(64)), torch.ones(64))
 
         step = tuned(None, closure)
-        assert (step()[0].item(), names(step)) == (2.0, [("accumulate_kernel", is_second), ("add_kernel", True)])
+        assert (step()[0].item(), names(step)) == (
+            2.0,
+            [("accumulate_kernel", is_second), ("add_kernel", True)],
+        )
         winners.append(best(first) + best(second))
         dist.barrier()
     assert winners[0] == winners[1]
@@ -166,7 +172,10 @@ def test_nothing_is_kept_of_a_tuning_without_a_result(rank: int):
     assert [Job(face, act=fail).how for face in FACES] == ["NoValidConfigError"] * 2
     for last in (1, 3, 5):
         n_left = [last]
-        assert told(lambda: Step("contextual", rest=leave)(ONES))[0] == ["PeerFailedError", "ValueError"][rank]
+        assert (
+            told(lambda: Step("contextual", rest=leave)(ONES))[0]
+            == ["PeerFailedError", "ValueError"][rank]
+        )
     dist.barrier()
     assert records() == []
 
@@ -187,7 +196,11 @@ def test_a_space_that_has_changed_is_tuned_as_far_as_it_is_new(rank: int, face: 
     ):
         job = Job(face, blocks)
         again = Counter(job.first) - Counter({job.first[0]: 2})  # less the first run and the probe
-        assert (job.how, {*again}, job.record.spent.race > 0) == (f"tuned {winner}", ran, len(ran) > 1)
+        assert (job.how, {*again}, job.record.spent.race > 0) == (
+            f"tuned {winner}",
+            ran,
+            len(ran) > 1,
+        )
 
 
 # -- on all ranks or on none -------------------------------------------------------------------------------------------
@@ -221,7 +234,10 @@ def test_one_config_for_all_ranks_where_folders_differ(rank: int, case: tuple[Fa
     if rank == who:
         change(path)
     job = Job(face, path=path)
-    assert (job.how, [warning in each for each in job.warned]) == ("hit 32", [True] * (rank == who and warning != ""))
+    assert (job.how, [warning in each for each in job.warned]) == (
+        "hit 32",
+        [True] * (rank == who and warning != ""),
+    )
     assert path.is_file() or [each.best.fields["BLOCK"] for each in records(path)] == [32]
 
 
@@ -237,10 +253,14 @@ def test_ranks_with_other_code_hit_if_each_has_a_record_of_the_same_winner(rank:
 
     def keep(*winners: int) -> None:
         dist.barrier()
-        for entry, winner in zip(Cache(folder()).entries() if rank == 0 else [], winners, strict=False):
+        for entry, winner in zip(
+            Cache(folder()).entries() if rank == 0 else [], winners, strict=False
+        ):
             entry.path.unlink()
             if winner:
-                entry.path.write_bytes(record_bytes(entry.record.model_copy(update={"winner": winner})))
+                entry.path.write_bytes(
+                    record_bytes(entry.record.model_copy(update={"winner": winner}))
+                )
 
     assert not is_hit()
     keep(1, 1)
@@ -249,7 +269,11 @@ def test_ranks_with_other_code_hit_if_each_has_a_record_of_the_same_winner(rank:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DIST_TUNE_MODE", "require")
         kind, message, _ = told(is_hit)
-    assert (kind, "ranks have records that not all of them can use" in message, is_hit()) == ("CacheMissError", True, False)
+    assert (kind, "ranks have records that not all of them can use" in message, is_hit()) == (
+        "CacheMissError",
+        True,
+        False,
+    )
     keep(1, 0)
     assert [is_hit(), is_hit()] == [False, True]
 
@@ -257,7 +281,9 @@ def test_ranks_with_other_code_hit_if_each_has_a_record_of_the_same_winner(rank:
 @on_each_rank()
 def test_a_record_counts_more_than_what_one_rank_had_tuned_alone(rank: int):
     """Triton has a config for the kernel on one rank, and both have a record of another: a second run, of which the effect stays."""
-    for k, kernel in enumerate(autotuned(accumulate_kernel, restore_value=["y_ptr"]) for _ in range(2)):
+    for k, kernel in enumerate(
+        autotuned(accumulate_kernel, restore_value=["y_ptr"]) for _ in range(2)
+    ):
         if k == 1 and rank == 1:
             kernel.cache[(64, "torch.float32", "torch.float32")] = kernel.configs[2]
         total = torch.full((64,), 5.0)
@@ -271,7 +297,11 @@ def test_a_record_counts_more_than_what_one_rank_had_tuned_alone(rank: int):
 def test_a_site_met_late_hits_on_all_ranks_or_on_none(rank: int):
     """It comes up in the middle of a race; where one rank shall always tune, both do. Where there is no race it does not come up."""
     for always, hits in (("0", [False, False]), (str(rank), [False, False]), ("0", [True])):
-        first, late, runs = autotuned(blocks=(16, 32, 64, 128)), autotuned(accumulate_kernel), list[int]()
+        first, late, runs = (
+            autotuned(blocks=(16, 32, 64, 128)),
+            autotuned(accumulate_kernel),
+            list[int](),
+        )
 
         def closure(first: Any = first, late: Any = late, runs: list[int] = runs) -> torch.Tensor:
             runs.append(1)
@@ -287,7 +317,9 @@ def test_a_site_met_late_hits_on_all_ranks_or_on_none(rank: int):
 
 
 @on_each_rank(cases=[(1,), (0, 1)])
-def test_a_record_whose_config_does_not_run_any_more_is_tuned_again(rank: int, who: tuple[int, ...]):
+def test_a_record_whose_config_does_not_run_any_more_is_tuned_again(
+    rank: int, who: tuple[int, ...]
+):
     """It fails in the first run on one rank, or on all: all tune, without it."""
 
     def act(block: int) -> None:
@@ -364,7 +396,11 @@ def test_a_miss_where_a_record_is_required_names_the_field(rank: int, face: Face
         "It uses no cache. ": job(cache=False).error,
     }
     for words, error in errors.items():
-        assert (error.kind, words in error.message, "is require: tune once without it" in error.message) == ("CacheMissError", True, True)
+        assert (
+            error.kind,
+            words in error.message,
+            "is require: tune once without it" in error.message,
+        ) == ("CacheMissError", True, True)
     own_records(face, rank)
     if rank == 0:
         shutil.rmtree(path)
@@ -410,12 +446,25 @@ def _tunes_first(rank: int, root: Path, face: Face, n_waits: int, is_killed: boo
     return f"tuned {step.best[0]}"
 
 
-def _beside(root: Path, n: int, face: Face, second: Callable[..., Any], *, n_waits: int, is_killed: bool = False) -> Any:
+def _beside(
+    root: Path,
+    n: int,
+    face: Face,
+    second: Callable[..., Any],
+    *,
+    n_waits: int,
+    is_killed: bool = False,
+) -> Any:
     """Outcomes of two jobs of ``n`` ranks that share a folder; the second one begins while the first tunes."""
     env = {"DIST_TUNE_CACHE_DIR": str(root / "cache"), "DIST_TUNE_DEADLINE_S": "60"}
     with ThreadPoolExecutor(1) as pool:
-        options: dict[str, Any] = {"is_dist": n > 1, "env": env | {"DIST_TUNE_LOG_DIR": str(root / "first")}}
-        first = pool.submit(lambda: on_ranks(n, _tunes_first, root, face, n_waits, is_killed, **options))
+        options: dict[str, Any] = {
+            "is_dist": n > 1,
+            "env": env | {"DIST_TUNE_LOG_DIR": str(root / "first")},
+        }
+        first = pool.submit(
+            lambda: on_ranks(n, _tunes_first, root, face, n_waits, is_killed, **options)
+        )
         _awaited((root / "begun").exists)
         options["env"] = env | {"DIST_TUNE_LOG_DIR": str(root / "second")}
         return on_ranks(n, second, face, **options), first.result()
@@ -428,7 +477,13 @@ def _come_second(rank: int, face: Face) -> list[tuple[bool, int, int]]:
         os.environ["DIST_TUNE_ALWAYS_TUNE"], discover.MAX_WAIT = always, max_wait
         step = Step(face)
         step(ONES)
-        found.append((step.records[0].is_recalled, log().count(WAITS), log().count("goes on without its journal")))
+        found.append(
+            (
+                step.records[0].is_recalled,
+                log().count(WAITS),
+                log().count("goes on without its journal"),
+            )
+        )
         dist.barrier()
         shutil.rmtree(folder() / "tests.steps.step", ignore_errors=True)
     return found
@@ -452,7 +507,9 @@ def _counts_calls(rank: int, face: Face) -> tuple[str, int, str]:
 
 def test_a_second_job_tunes_if_the_first_one_is_killed(tmp_path: Path):
     """As soon as the process is gone. A step that is tuned in its own calls does not wait."""
-    (second,), (first,) = _beside(tmp_path, 1, "contextual", _counts_calls, n_waits=1, is_killed=True)
+    (second,), (first,) = _beside(
+        tmp_path, 1, "contextual", _counts_calls, n_waits=1, is_killed=True
+    )
     assert first.error == "Died"
     how, n_calls, text = values([second])[0]
     assert (how, n_calls) == ("tuned 64", 1)
@@ -477,7 +534,11 @@ def test_a_url_is_a_folder_for_all_machines(rank: int, face: Face):
     if rank == 0:
         file.write_bytes(b"{")
     jobs = [of(machine) for machine in "bcd"]
-    assert [(job.how, len(job.warned)) for job in jobs] == [("hit 64", 0), ("tuned 64", rank == 0), ("hit 64", 0)]
+    assert [(job.how, len(job.warned)) for job in jobs] == [
+        ("hit 64", 0),
+        ("tuned 64", rank == 0),
+        ("hit 64", 0),
+    ]
     assert rank or f"cache file file://{file} is not used" in jobs[1].warned[0]
 
 
@@ -497,7 +558,11 @@ def test_a_url_that_is_lost_costs_a_warning(rank: int, face: Face):
         for machine in "abc":
             jobs.append(Job(face, path=folder() / machine, settings={"CACHE_PATH": url}))
             patch.setattr(LocalFileSystem, "cat_file", refuse)
-    assert [(job.how, len(job.warned)) for job in jobs] == [("tuned 64", 0), ("tuned 64", rank == 0), ("tuned 64", 0)]
+    assert [(job.how, len(job.warned)) for job in jobs] == [
+        ("tuned 64", 0),
+        ("tuned 64", rank == 0),
+        ("tuned 64", 0),
+    ]
     assert rank or f"records in {url} are not read any more by this process" in jobs[1].warned[0]
     assert len(asked) == 1
 
@@ -510,7 +575,12 @@ def test_records_lie_in_a_bucket_of_s3(tmp_path: Path, monkeypatch: pytest.Monke
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     endpoint = "http://{}:{}".format(*server.get_host_and_port())
-    variables = {"ENDPOINT_URL": endpoint, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
+    variables = {
+        "ENDPOINT_URL": endpoint,
+        "ACCESS_KEY_ID": "a",
+        "SECRET_ACCESS_KEY": "b",
+        "DEFAULT_REGION": "us-east-1",
+    }
     for name, value in {**variables, "EC2_METADATA_DISABLED": "true"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     S3FileSystem(skip_instance_cache=True).mkdir("bucket")
@@ -526,7 +596,11 @@ def test_records_lie_in_a_bucket_of_s3(tmp_path: Path, monkeypatch: pytest.Monke
             assert here.find(key) is None
             there.store(one)
         assert here.find(key) == record()
-        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset-auth", b"0", {"Content-Type": "text/plain"})).close()
+        urllib.request.urlopen(
+            urllib.request.Request(
+                f"{endpoint}/moto-api/reset-auth", b"0", {"Content-Type": "text/plain"}
+            )
+        ).close()
         with pytest.warns(UserWarning, match="PermissionError"):
             assert cache_of("elsewhere").find(key) is None
     finally:

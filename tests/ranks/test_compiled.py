@@ -91,7 +91,9 @@ def test_each_distinct_kernel_is_compiled_once_for_a_cache_folder(rank: int, cas
     assert sorted(block for each in gathered(blocks) for block in each if block != 16) == sorted(
         [32, 64, 128] * (1 + (case != "one folder"))
     )
-    assert [[each.n_regs for each in record.candidates] for record in step.records] == [[64] * 4] * 2
+    assert [[each.n_regs for each in record.candidates] for record in step.records] == [
+        [64] * 4
+    ] * 2
     assert (in_memory(kernel), len(kernel.fn.device_caches[0][0])) == ({"CompiledKernel"}, 4)
 
 
@@ -134,7 +136,9 @@ def test_a_hit_compiles_its_config_alone(rank: int):
     Job("contextual")
     edited(rank, winner=64)
     (record,) = records()
-    assert [(each.shared_bytes, each.n_regs, each.n_spills) for each in record.candidates] == [(0, 64, 0)] * 3
+    assert [(each.shared_bytes, each.n_regs, each.n_spills) for each in record.candidates] == [
+        (0, 64, 0)
+    ] * 3
     os.environ["TRITON_CACHE_DIR"] += f"/of a second job on rank {rank}"
     add_kernel.device_caches.clear()
     blocks, again = compiled(), Job("contextual")
@@ -160,7 +164,10 @@ def test_what_does_not_fit_is_dropped_before_any_launch(rank: int, who: list[int
             step = tuned(None, lambda kernel=kernel: kernel[(1,)](x, x, 64))
             step()
             large, small = failures(step)
-            assert "OutOfResources: out of resource: shared memory, Required: 32768, Hardware limit: 32767" in str(large)
+            assert (
+                "OutOfResources: out of resource: shared memory, Required: 32768, Hardware limit: 32767"
+                in str(large)
+            )
             assert small is None
             facts = [(each.shared_bytes, each.n_regs) for each in step.records[0].candidates]
             assert facts == [(32768, None if who == [0, 1] else facts[0][1]), (2048, 64)]
@@ -188,7 +195,11 @@ def test_a_compilation_that_never_ends_is_dropped_on_all_ranks(rank: int, block:
     failed = failures(step)
     assert "TimeoutError: has been compiling for" in str(failed.pop((16, 32, 64).index(block)))
     assert failed == [None, None]
-    assert (CUDABackend.make_ptx is make_ptx, _async_compile.active_mode.get(), in_memory(kernel)) == (True, None, {"CompiledKernel"})
+    assert (
+        CUDABackend.make_ptx is make_ptx,
+        _async_compile.active_mode.get(),
+        in_memory(kernel),
+    ) == (True, None, {"CompiledKernel"})
 
 
 # -- what is left behind -------------------------------------------------------------------------------------------------
@@ -197,7 +208,10 @@ def test_a_compilation_that_never_ends_is_dropped_on_all_ranks(rank: int, block:
 def state() -> Any:
     """What a tuning changes while it compiles; waits for its threads to end."""
     end = time.monotonic() + 30
-    while any(each.name.startswith("dist_tune compiler") for each in threading.enumerate()) and time.monotonic() < end:
+    while (
+        any(each.name.startswith("dist_tune compiler") for each in threading.enumerate())
+        and time.monotonic() < end
+    ):
         time.sleep(0.01)
     mode, n_files = _async_compile.active_mode.get(), len(os.listdir("/proc/self/fd"))
     return CUDABackend.make_ptx, mode, sys.stdout, sys.stderr, os.fstat(2).st_ino, n_files
@@ -238,7 +252,11 @@ def test_triton_and_the_terminal_are_left_as_found(rank: int, what: str):
 def test_two_tunings_in_two_threads(rank: int):
     """Both compile at once, one after the other goes on, and the last to leave restores all."""
     before, both = state(), threading.Barrier(2, timeout=60)
-    kernels, x, runs = (fresh(add_kernel, 16, 32), fresh(shift_kernel, 16, 32)), torch.zeros(64), [0, 0]
+    kernels, x, runs = (
+        (fresh(add_kernel, 16, 32), fresh(shift_kernel, 16, 32)),
+        torch.zeros(64),
+        [0, 0],
+    )
 
     def tune(number: int) -> None:
         def closure() -> None:
@@ -278,7 +296,9 @@ def test_no_kernel_is_unloaded_while_its_function_lives(rank: int):
     @contextual_autotune(is_dist=True)
     def step(x: torch.Tensor) -> None:
         y = launch(kernel, x)
-        own.extend(id(kernel.fn[(1,)](x, y, x.numel(), **config.all_kwargs())) for config in kernel.configs)
+        own.extend(
+            id(kernel.fn[(1,)](x, y, x.numel(), **config.all_kwargs())) for config in kernel.configs
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         modules = Modules(patch)
@@ -309,10 +329,17 @@ def rank_loop_kernel(x_ptr, y_ptr, n_steps, BLOCK: tl.constexpr):
 
 
 def staged(*blocks: int) -> list[triton.Config]:
-    return [config for block in blocks for stages in STAGES for config in configs(block, num_stages=stages)]
+    return [
+        config
+        for block in blocks
+        for stages in STAGES
+        for config in configs(block, num_stages=stages)
+    ]
 
 
-def looping(n_steps: int, ms: Callable[[int], float] = lambda stages: 1.0) -> tuple[Callable[[], Any], set[int]]:
+def looping(
+    n_steps: int, ms: Callable[[int], float] = lambda stages: 1.0
+) -> tuple[Callable[[], Any], set[int]]:
     """A launch of the loop with four stages, and those that are launched."""
     kernel, stages = fresh(rank_loop_kernel, configs=staged(32), key=("BLOCK",)), set[int]()
     x, y = torch.zeros(4 * 32 * 32, dtype=torch.float16), torch.zeros(32 * 32)
@@ -377,14 +404,27 @@ def test_stages_without_effect_are_one_candidate(rank: int, search: Any):
 def test_what_is_compiled_is_what_triton_alone_makes(rank: int, where: str):
     """To the byte, under the same keys, on disk and where Triton makes it anew: pipelined loops, and kernels that are equal to another."""
     x = torch.zeros(64, 64, dtype=torch.bfloat16)
-    products = [triton.Config({"BM": 16, "BN": n}, num_stages=stages) for n in (16, 32) for stages in (1, 2)]
-    kernels = [fresh(configs=staged(16)), triton.autotune(products, key=[])(triton.jit(gemm_kernel.fn))]
+    products = [
+        triton.Config({"BM": 16, "BN": n}, num_stages=stages) for n in (16, 32) for stages in (1, 2)
+    ]
+    kernels = [
+        fresh(configs=staged(16)),
+        triton.autotune(products, key=[])(triton.jit(gemm_kernel.fn)),
+    ]
     launches: list[Any] = [(kernels[0].fn, (x, x, 64)), (kernels[1].fn, (x, x, x.float(), 64))]
-    step = tuned(None, lambda: [kernel[(1,)](*args) for kernel, (_, args) in zip(kernels, launches, strict=True)])
+    step = tuned(
+        None,
+        lambda: [kernel[(1,)](*args) for kernel, (_, args) in zip(kernels, launches, strict=True)],
+    )
 
     def contents() -> Any:
-        found = {key: each for kernel, _ in launches for key, each in kernel.device_caches[0][0].items()}
-        return {key: (each.asm["ptx"], each.asm["cubin"], each.metadata, each.packed_metadata) for key, each in found.items()}
+        found = {
+            key: each for kernel, _ in launches for key, each in kernel.device_caches[0][0].items()
+        }
+        return {
+            key: (each.asm["ptx"], each.asm["cubin"], each.metadata, each.packed_metadata)
+            for key, each in found.items()
+        }
 
     with pytest.MonkeyPatch.context() as patch:
         if where == "in threads":  # none starts
@@ -464,7 +504,9 @@ def test_where_the_first_fails_its_equals_fail_alike(rank: int):
     record = raced(fresh(configs=staged(16, 32)))
     reason = "rank 0: RuntimeError: does not launch"
     assert (len(tried), record.winner) == (1, 0)
-    assert [each.failure for each in record.candidates] == [None] * 4 + [reason] + [f"the same kernel as candidate 4: {reason}"] * 3
+    assert [each.failure for each in record.candidates] == [None] * 4 + [reason] + [
+        f"the same kernel as candidate 4: {reason}"
+    ] * 3
 
 
 @once
@@ -484,11 +526,20 @@ def test_records_of_other_candidate_lists_are_used(rank: int):
 @on_each_rank(**on_one)
 def test_what_a_search_did_not_try_is_equal_to_nothing(rank: int):
     """All kernels are in memory from another key, also those that a guided search does not come to."""
-    options = [{"num_warps": n, "num_stages": stages, "maxnreg": regs} for stages in STAGES for n in (2, 4) for regs in (64, 255)]
+    options = [
+        {"num_warps": n, "num_stages": stages, "maxnreg": regs}
+        for stages in STAGES
+        for n in (2, 4)
+        for regs in (64, 255)
+    ]
     kernel = fresh(configs=[config for each in options for config in configs(16, 32, 64, **each)])
     for search, n in (("racing", 256), ("guided", 512)):
         record = raced(None, lambda n=n: launch(kernel, torch.zeros(n)), search=search)
-    untried = {i for i, each in enumerate(record.candidates) if each.left is not None and "not tried" in each.left}
+    untried = {
+        i
+        for i, each in enumerate(record.candidates)
+        if each.left is not None and "not tried" in each.left
+    }
     assert untried
     assert not untried & {*equal_to(record)}
 
@@ -505,7 +556,9 @@ def test_configs_of_a_function_stay_apart(rank: int):
         kernel[(4,)](x, y, x.numel(), BLOCK=16, num_stages=num_stages)
         return y
 
-    step = autotune([{"num_stages": stages} for stages in STAGES], lambda x: x.numel(), n_warmup=0, n_repeat=1)(add)
+    step = autotune(
+        [{"num_stages": stages} for stages in STAGES], lambda x: x.numel(), n_warmup=0, n_repeat=1
+    )(add)
     step(torch.zeros(64))
     assert (fates()["compiled"], equal_to(step.records[0]), seen) == (1, [None] * 4, set(STAGES))
 
@@ -514,11 +567,21 @@ def test_configs_of_a_function_stay_apart(rank: int):
 def test_same_kernel_and_config_but_for_stages():
     """Another constant, number of warps or hook makes another launch of the same code; unknown kernels are equal to none."""
     alike = [config for stages in (1, 2, 3) for config in configs(16, num_stages=stages)]
-    assert [same_kernels(alike, each) for each in (["k", "k", "k"], ["k", "l", "k"], ["", "", ""])] == [{1: 0, 2: 0}, {2: 0}, {}]
+    assert [
+        same_kernels(alike, each) for each in (["k", "k", "k"], ["k", "l", "k"], ["", "", ""])
+    ] == [{1: 0, 2: 0}, {2: 0}, {}]
     others = [{}, {"num_warps": 8}, {"maxnreg": 64}, {"num_ctas": 2}]
-    different = [*configs(32), triton.Config({"BLOCK": 16, "PART": 1}), *(config for each in others for config in configs(16, **each))]
+    different = [
+        *configs(32),
+        triton.Config({"BLOCK": 16, "PART": 1}),
+        *(config for each in others for config in configs(16, **each)),
+    ]
     assert same_kernels(different, ["k"] * 6) == {}
-    hooked = [config for stages in (1, 2) for config in configs(16, num_stages=stages, pre_hook=lambda args: None)]
+    hooked = [
+        config
+        for stages in (1, 2)
+        for config in configs(16, num_stages=stages, pre_hook=lambda args: None)
+    ]
     assert same_kernels(hooked, ["k", "k"]) == {}  # the hook is handed the number of stages
 
 
@@ -527,8 +590,12 @@ def test_same_kernel_and_config_but_for_stages():
 def test_equal_on_all_ranks_are_those_that_each_has_found_equal(classes: list[list[int]]):
     """For any classes on any ranks; the first of them stands for the others and for itself."""
     rows = [[row.index(kernel) for kernel in row] for row in classes]
-    reports = [Report(equal={"s": {i: first for i, first in enumerate(row) if i != first}}) for row in rows]
-    equal = reduce_reports(dict(enumerate([*reports, Report()]))).equal["s"]  # the last rank has not met the site
+    reports = [
+        Report(equal={"s": {i: first for i, first in enumerate(row) if i != first}}) for row in rows
+    ]
+    equal = reduce_reports(dict(enumerate([*reports, Report()]))).equal[
+        "s"
+    ]  # the last rank has not met the site
     first = [equal.get(i, i) for i in range(4)]
     for i in range(4):
         assert first[i] == min(j for j in range(4) if all(row[i] == row[j] for row in rows))
@@ -550,12 +617,19 @@ class FakeMI300(FakeH200):
 def test_a_step_is_tuned_for_an_amd_gpu(rank: int):
     """Compiled in the ranks' own processes, without a launcher or tool of NVIDIA's; found again by a key with HIP's version."""
     started: list[Any] = []
-    sys.addaudithook(lambda event, args: started.append(args) if event == "subprocess.Popen" else None)
+    sys.addaudithook(
+        lambda event, args: started.append(args) if event == "subprocess.Popen" else None
+    )
     torch.version.hip, FakeH200.shared_limit_bytes = "6.4.2", 65536
     driver.set_active(FakeMI300())
-    FakeH200.launch_ms = staticmethod(lambda source, metadata: {2: (0.1, 1.0)[rank], 4: 0.5}[metadata.num_warps])
+    FakeH200.launch_ms = staticmethod(
+        lambda source, metadata: {2: (0.1, 1.0)[rank], 4: 0.5}[metadata.num_warps]
+    )
     large = triton.Config({"BM": 256, "BN": 256}, num_warps=4, num_stages=4)
-    kernel = triton.autotune([*(triton.Config({"BM": 32, "BN": 32}, num_warps=warps) for warps in (2, 4)), large], key=["K"])(gemm_kernel)
+    kernel = triton.autotune(
+        [*(triton.Config({"BM": 32, "BN": 32}, num_warps=warps) for warps in (2, 4)), large],
+        key=["K"],
+    )(gemm_kernel)
     a, c = torch.zeros(256, 256, dtype=torch.bfloat16), torch.zeros(256, 256)
     step = contextual_autotune(is_dist=True)(lambda: kernel[(1,)](a, a, c, 64))
     step()
@@ -568,4 +642,7 @@ def test_a_step_is_tuned_for_an_amd_gpu(rank: int):
     assert "shared memory, Required: 98304, Hardware limit: 65536" in str(failure)
     made = {path.suffix for path in Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.*")}
     assert made & {".hsaco", ".amdgcn", ".ptx", ".cubin", ".so"} == {".hsaco", ".amdgcn"}
-    assert (started, [each.name for each in threading.enumerate() if each.name == "dist_tune launcher"]) == ([], [])
+    assert (
+        started,
+        [each.name for each in threading.enumerate() if each.name == "dist_tune launcher"],
+    ) == ([], [])

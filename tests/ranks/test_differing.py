@@ -15,7 +15,18 @@ import triton.language as tl
 
 from dist_tune import autotune, tune_all
 from dist_tune.testing import ExactTime
-from tests.steps import FACES, Face, Step, accumulate_kernel, all_reduced, autotuned, best, configs, launch, tuned
+from tests.steps import (
+    FACES,
+    Face,
+    Step,
+    accumulate_kernel,
+    all_reduced,
+    autotuned,
+    best,
+    configs,
+    launch,
+    tuned,
+)
 from tests.worlds import further, is_interpreted, log, on_each_rank, on_ranks
 
 LONG_S = "300"
@@ -38,14 +49,23 @@ CALLS: dict[str, tuple[list[int], list[int], int]] = {
     "rank 0 is ahead, new on both": ([64, -64, -64, 128, 64], [64, 128, 64], 2),
     "rank 0 is ahead, new on it": ([64, -64, -64, 128, 64, 64], [64, 64, 64, 64], 1),
     "rank 0 is ahead, new on rank 1": ([64, -64, -64, 64, 64, 64], [64, 128, 64, 64], 1),
-    "rank 0 is ahead, new on one after the other": ([64, -64, -64, 128, 96, 64, 128], [64, 64, 128, 96, 128], 0),
+    "rank 0 is ahead, new on one after the other": (
+        [64, -64, -64, 128, 96, 64, 128],
+        [64, 64, 128, 96, 128],
+        0,
+    ),
     "no collectives, new on rank 1": ([-64, -64], [-64, -128], 1),
     "no collectives, more calls on rank 1": ([-64, -64], [-64, -65, -66, -67], 1),
 }
 """The lengths of the calls of each rank, and how many tunings come of them; 0: it depends on who is first."""
 
 
-@on_each_rank(cases=[*((face, name) for face in FACES for name in CALLS), *(further((face, "no collectives")) for face in FACES)])
+@on_each_rank(
+    cases=[
+        *((face, name) for face in FACES for name in CALLS),
+        *(further((face, "no collectives")) for face in FACES),
+    ]
+)
 def test_ranks_may_make_other_calls(rank: int, case: tuple[Face, str]):
     """Each step's sum is its own. What is new on one rank runs with a known config and is tuned when all have it; no rank waits in vain."""
     os.environ["DIST_TUNE_DEADLINE_S"] = LONG_S
@@ -55,12 +75,19 @@ def test_ranks_may_make_other_calls(rank: int, case: tuple[Face, str]):
     def rest(y: torch.Tensor) -> float:
         return float(all_reduced(y.sum()) if is_shared[0] else y.sum())
 
-    step, sums = Step(case[0], (16, 32), rest=rest, name=f"calls {case}"), map(sum, zip(*together, strict=True))
+    step, sums = (
+        Step(case[0], (16, 32), rest=rest, name=f"calls {case}"),
+        map(sum, zip(*together, strict=True)),
+    )
     for n in of_each[rank]:
         is_shared[0] = n > 0
         assert step(torch.zeros(abs(n))) == (next(sums) if n > 0 else -n)
     # A function meets before its first run has issued a collective: ranks that count otherwise are in other calls there.
-    assert len(step.records) == n_tuned or not n_tuned or (case[0] == "function" and "ahead" in case[1])
+    assert (
+        len(step.records) == n_tuned
+        or not n_tuned
+        or (case[0] == "function" and "ahead" in case[1])
+    )
 
 
 @on_each_rank()
@@ -86,7 +113,9 @@ def test_ranks_in_different_steps_go_on_untuned(rank: int, face: Face):
     """Each waits for the other: no error, and the line names both."""
     step = Step(face, name=f"{face} {['one', 'other'][rank]}")
     assert step(torch.zeros(64))[0] == 1.0
-    assert re.search(r"rank 0 waits in \S* one, call 1 and rank 1 waits in \S* other, call 1", log())
+    assert re.search(
+        r"rank 0 waits in \S* one, call 1 and rank 1 waits in \S* other, call 1", log()
+    )
 
 
 @on_each_rank()
@@ -145,7 +174,11 @@ MET: dict[str, Callable[[int, int], bool]] = {
 @on_each_rank(cases=[*MET])
 def test_a_site_met_in_a_part_of_the_runs_gets_one_winner(rank: int, case: str) -> Any:
     """A rank that does not meet it takes part in all replays; what was measured decides, and the first that ran if nothing was."""
-    always, some, runs = autotuned(blocks=(16, 32)), autotuned(accumulate_kernel, blocks=(16, 32, 64)), [0]
+    always, some, runs = (
+        autotuned(blocks=(16, 32)),
+        autotuned(accumulate_kernel, blocks=(16, 32, 64)),
+        [0],
+    )
 
     def met_in_part(x: torch.Tensor) -> float:
         runs[0] += 1
@@ -154,17 +187,27 @@ def test_a_site_met_in_a_part_of_the_runs_gets_one_winner(rank: int, case: str) 
             launch(some, x, y)
         return float(all_reduced(y)[0])
 
-    step = tuned(None, met_in_part, n_repeat=2, n_warmup=1, search="exhaustive" if "first" in case or "last" in case else None)
+    step = tuned(
+        None,
+        met_in_part,
+        n_repeat=2,
+        n_warmup=1,
+        search="exhaustive" if "first" in case or "last" in case else None,
+    )
     step(torch.zeros(64))
     assert (len(step.records), best(always), runs[0] < 60) == (2, [32], True)
-    assert best(some) == ([] if (rank, case) == (0, "on rank 1 alone") else [16 if "first" in case else 64])
+    assert best(some) == (
+        [] if (rank, case) == (0, "on rank 1 alone") else [16 if "first" in case else 64]
+    )
     assert runs[0] == 2 + 3 * 3 + 1 or "first" not in case
 
 
 def alike() -> Any:
     """A kernel with configs that read alike, of which the second is fast, and another one."""
     hooks = [lambda named, ms=ms: ExactTime.pass_ms(ms) for ms in (20.0, 0.0, 20.0)]
-    return autotuned(configs=[*(triton.Config({"BLOCK": 64}, pre_hook=hook) for hook in hooks), *configs(16)])
+    return autotuned(
+        configs=[*(triton.Config({"BLOCK": 64}, pre_hook=hook) for hook in hooks), *configs(16)]
+    )
 
 
 @on_each_rank(cases=[[None, 0], [0, 1]])
@@ -192,14 +235,29 @@ def test_of_candidate_lists_that_differ_the_common_part_is_tuned(rank: int):
         (record,) = step.records
         assert [each.config[:8] for each in record.candidates] == ["BLOCK=32", "BLOCK=64"]
         assert (record.is_recalled, step.ran[-1]) == (is_recalled, step.best[0])
-    assert log().count("its configs after pruning differ between ranks, and what all ranks have is tuned: 2 configs") == 1
+    assert (
+        log().count(
+            "its configs after pruning differ between ranks, and what all ranks have is tuned: 2 configs"
+        )
+        == 1
+    )
 
 
 @on_each_rank(cases=["overlap", "fewer", "apart"])
-def test_a_rank_that_comes_to_a_kernel_later_counts_its_candidates_as_the_others_do(rank: int, case: str):
+def test_a_rank_that_comes_to_a_kernel_later_counts_its_candidates_as_the_others_do(
+    rank: int, case: str
+):
     """In the midst of a race: what it lacks fails there, and what it has besides does not race. With nothing in common it tunes alone."""
     first = (16, 32, 64)
-    kernel = autotuned(configs=configs(*(first if rank == 0 else {"overlap": (8, 64, 32), "fewer": (32, 8), "apart": (4, 8)}[case])))
+    kernel = autotuned(
+        configs=configs(
+            *(
+                first
+                if rank == 0
+                else {"overlap": (8, 64, 32), "fewer": (32, 8), "apart": (4, 8)}[case]
+            )
+        )
+    )
     always, runs = autotuned(accumulate_kernel, blocks=(16, 32, 64)), [0]
 
     def step(x: torch.Tensor) -> float:
@@ -211,7 +269,9 @@ def test_a_rank_that_comes_to_a_kernel_later_counts_its_candidates_as_the_others
 
     assert tuned(always, step, reset=list, cache=False, n_repeat=5)(torch.zeros(64)) == 128.0
     (used,) = best(kernel)
-    assert used in {"overlap": (32, 64), "fewer": (32,), "apart": first if rank == 0 else (4, 8)}[case]
+    assert (
+        used in {"overlap": (32, 64), "fewer": (32,), "apart": first if rank == 0 else (4, 8)}[case]
+    )
 
 
 @on_each_rank(cases=[(face, reset) for face in FACES for reset in (None, list)])
@@ -220,7 +280,10 @@ def test_without_a_common_candidate_the_call_is_not_tuned(rank: int, case: tuple
     step = Step(case[0], [(16, 32), (64, 128)][rank], reset=case[1], name=f"apart {case}")
     assert [float(step(torch.zeros(64))[0]) for _ in range(3)] == [1.0] * 3
     assert (len(step.records), step.ran) == (0, [step.ran[0]] * 3)
-    assert re.search(r"no config of it is on all ranks \(2, the first .*16.* on rank 0, .*64.* on rank 1\): not tuned", log())
+    assert re.search(
+        r"no config of it is on all ranks \(2, the first .*16.* on rank 0, .*64.* on rank 1\): not tuned",
+        log(),
+    )
 
 
 # -- kernels of one name and key ---------------------------------------------------------------------------------
@@ -267,16 +330,21 @@ def test_factory_kernels_have_their_own_winners(rank: int):
     """Sites go by the order of launches, also where records are taken over and where the step makes the kernels anew in each replay."""
     for is_recalled in (False, True):
         found = [
-            (record.best.fields["BLOCK"], record.is_recalled) for record in stepped(lambda: map(runs_only, (16, 32, 64), [rank] * 3), [])
+            (record.best.fields["BLOCK"], record.is_recalled)
+            for record in stepped(lambda: map(runs_only, (16, 32, 64), [rank] * 3), [])
         ]
         assert found == [(block, is_recalled) for block in (16, 32, 64)]
-    (record,) = stepped(lambda: [runs_only(16, turn=rank)], [], cache=False)  # all that differs is the rank's own number
+    (record,) = stepped(
+        lambda: [runs_only(16, turn=rank)], [], cache=False
+    )  # all that differs is the rank's own number
     assert record.winner == 0
 
 
 OTHERS: dict[str, Callable[[int], list[Any]]] = {
     "value=7 on rank 0, 10 on rank 1": lambda rank: [captured([7, 10][rank])],
-    "block=16 on rank 0, 32 on rank 1": lambda rank: [runs_only(block) for block in ((16, 32), (32, 16))[rank]],
+    "block=16 on rank 0, 32 on rank 1": lambda rank: [
+        runs_only(block) for block in ((16, 32), (32, 16))[rank]
+    ],
     "turn=0 on rank 0, 10 on rank 1": lambda rank: [runs_only(16, turn=10 * rank)],
     "code=": lambda rank: [captured(0) if rank else runs_only(16)],
 }
@@ -303,8 +371,15 @@ def fill_kernel(x_ptr, n, BLOCK: tl.constexpr):
 @on_each_rank()
 def test_a_kernel_with_a_prune_rule_never_runs_what_the_rule_leaves_out(rank: int):
     """Also where another kernel of its name and key has none: the one whose rule keeps the block that fills all has it for the result."""
-    rule = {"early_config_prune": lambda configs, named, **kwargs: [each for each in configs if each.kwargs["BLOCK"] >= named["n"]]}
-    free, pruned = autotuned(fill_kernel, blocks=(64, 128)), autotuned(fill_kernel, blocks=(64, 128), prune_configs_by=rule)
+    rule = {
+        "early_config_prune": lambda configs, named, **kwargs: [
+            each for each in configs if each.kwargs["BLOCK"] >= named["n"]
+        ]
+    }
+    free, pruned = (
+        autotuned(fill_kernel, blocks=(64, 128)),
+        autotuned(fill_kernel, blocks=(64, 128), prune_configs_by=rule),
+    )
 
     def closure() -> float:
         x, y = torch.zeros(128), torch.zeros(128)
@@ -325,11 +400,17 @@ def test_functions_of_one_factory_are_sites_of_their_own(rank: int):
                 raise ValueError("another block")
             return x + good
 
-        return autotune([{"block": block} for block in (16, 32)], None, n_warmup=0, n_repeat=1)(work)
+        return autotune([{"block": block} for block in (16, 32)], None, n_warmup=0, n_repeat=1)(
+            work
+        )
 
     functions = [made(16), made(32)]
     step = tuned(None, lambda x: [each(x)[0].item() for each in functions])
-    assert (step(torch.zeros(4)), step(torch.zeros(4)), len(step.records)) == ([16.0, 32.0], [16.0, 32.0], 2)
+    assert (step(torch.zeros(4)), step(torch.zeros(4)), len(step.records)) == (
+        [16.0, 32.0],
+        [16.0, 32.0],
+        2,
+    )
 
 
 @on_each_rank()
@@ -340,5 +421,9 @@ def test_a_winner_among_configs_that_read_alike_is_that_config(rank: int):
         step = tuned(kernel, n_repeat=3)
         step(torch.zeros(64))
         (record,) = step.records
-        assert (record.is_recalled, record.winner, [*kernel.cache.values()]) == (is_recalled, 1, [kernel.configs[1]])
+        assert (record.is_recalled, record.winner, [*kernel.cache.values()]) == (
+            is_recalled,
+            1,
+            [kernel.configs[1]],
+        )
         assert len({each.config for each in record.candidates}) == 4

@@ -25,8 +25,31 @@ from dist_tune import MachineError, NoValidConfigError, autotune
 from dist_tune.cache.fingerprints import read_code
 from dist_tune.distributed import group_of
 from dist_tune.testing import ExactTime, FakeH200, values
-from tests.steps import FACES, Face, Step, accumulate_kernel, add_kernel, all_reduced, autotuned, best, launch, product_kernel, tuned
-from tests.worlds import Wire, caught, further, left_with, log, log_of, on_each_rank, on_ranks, over_tcp, until
+from tests.steps import (
+    FACES,
+    Face,
+    Step,
+    accumulate_kernel,
+    add_kernel,
+    all_reduced,
+    autotuned,
+    best,
+    launch,
+    product_kernel,
+    tuned,
+)
+from tests.worlds import (
+    Wire,
+    caught,
+    further,
+    left_with,
+    log,
+    log_of,
+    on_each_rank,
+    on_ranks,
+    over_tcp,
+    until,
+)
 
 X = torch.zeros(64)
 BLOCKS = (16, 32, 64, 128)
@@ -36,7 +59,9 @@ On = dict[int, list[int]]
 # -- configs -----------------------------------------------------------------------------------------------------------
 
 
-def failing(rank: int, on: On, at_launch: int = 0, face: Face = "contextual", **options: Any) -> Step:
+def failing(
+    rank: int, on: On, at_launch: int = 0, face: Face = "contextual", **options: Any
+) -> Step:
     """A step whose configs raise, always or at their n-th launch."""
 
     def act(block: int) -> None:
@@ -48,12 +73,18 @@ def failing(rank: int, on: On, at_launch: int = 0, face: Face = "contextual", **
     return step
 
 
-@on_each_rank(cases=[({1: [0]}, 0), ({1: [2]}, 0, "function"), ({0: [0], 1: [1]}, 0), ({1: [3]}, 2)])
+@on_each_rank(
+    cases=[({1: [0]}, 0), ({1: [2]}, 0, "function"), ({0: [0], 1: [1]}, 0), ({1: [3]}, 2)]
+)
 def test_a_launch_that_fails_on_one_rank_drops_the_config_on_all(rank: int, case: Any):
     """Another config stands in, the step's collective stays matched, and nobody ends with the failed config."""
     step, on = failing(rank, *case, rest=all_reduced), case[0]
     assert step(X)[0].item() == 2.0
-    out = {index: f"rank {each}: RuntimeError: config {index} is out" for each, indices in on.items() for index in indices}
+    out = {
+        index: f"rank {each}: RuntimeError: config {index} is out"
+        for each, indices in on.items()
+        for index in indices
+    }
     assert {i for i, failure in enumerate(step.failures) if failure} == {*out}
     assert all(text in str(step.failures[index]) for index, text in out.items())
     assert BLOCKS.index(step.best[0]) not in out
@@ -85,7 +116,9 @@ def _rank_kernel(x_ptr, y_ptr, n, RANK: tl.constexpr, BLOCK: tl.constexpr):
 @on_each_rank(modes=("fake",))
 def test_a_config_that_does_not_compile_on_one_rank_is_never_launched(rank: int):
     """The fastest config does not compile on rank 1: it is dropped on both before the first measured replay."""
-    FakeH200.launch_ms = staticmethod(lambda src, metadata: 1.0 if src.constants[(4,)] == 32 else 2.0)
+    FakeH200.launch_ms = staticmethod(
+        lambda src, metadata: 1.0 if src.constants[(4,)] == 32 else 2.0
+    )
     kernel = autotuned(_rank_kernel)
     step = tuned(kernel, lambda: kernel[(1,)](X, X, 64, rank), n_repeat=2, search="exhaustive")
     step()
@@ -100,7 +133,9 @@ def test_a_config_that_does_not_compile_on_one_rank_is_never_launched(rank: int)
 def test_out_of_resources_on_one_rank_is_found_by_loading(rank: int):
     """Rank 1 has less shared memory: what does not fit there is dropped on both, with Triton's own reason."""
     FakeH200.launch_ms = staticmethod(lambda src, metadata: 1e5 / max(metadata.shared, 1))
-    kernel = autotuned(product_kernel, configs=[triton.Config({"BLOCK": 64}, num_stages=n) for n in (2, 3, 4, 8)])
+    kernel = autotuned(
+        product_kernel, configs=[triton.Config({"BLOCK": 64}, num_stages=n) for n in (2, 3, 4, 8)]
+    )
     a = torch.zeros(64, 64, dtype=torch.float16)
     step = tuned(kernel, lambda: kernel[(1,)](a, a, 64))
     FakeH200.shared_limit_bytes = 40_000 if rank else FakeH200.shared_limit_bytes
@@ -114,7 +149,9 @@ def test_out_of_resources_on_one_rank_is_found_by_loading(rank: int):
 # -- an error in a tuning ----------------------------------------------------------------------------------------------
 
 
-@on_each_rank(cases=["block size must be a multiple of the NCCL channel count", "no collective", "interrupt"])
+@on_each_rank(
+    cases=["block size must be a multiple of the NCCL channel count", "no collective", "interrupt"]
+)
 def test_an_error_in_a_tuning_is_the_rank_s_own_and_names_it_on_the_others(rank: int, how: str):
     """Also one with the words of a broken collective, and Ctrl-C in an exchange; without a collective, others hear within the batch."""
     group, is_interrupt = dist.new_group([0, 1]), how == "interrupt"
@@ -130,7 +167,13 @@ def test_an_error_in_a_tuning_is_the_rank_s_own_and_names_it_on_the_others(rank:
         if "multiple" in how:
             dist.all_reduce(y, group=group)
 
-    step: Step = Step("contextual", rest=rest, group=group, n_repeat=1 if is_interrupt else 50, search="exhaustive")
+    step: Step = Step(
+        "contextual",
+        rest=rest,
+        group=group,
+        n_repeat=1 if is_interrupt else 50,
+        search="exhaustive",
+    )
     kind, words = ("KeyboardInterrupt", "") if is_interrupt else ("RuntimeError", how)
     if rank == 1:
         with pytest.raises((KeyboardInterrupt, RuntimeError), match=words) as own:
@@ -203,16 +246,32 @@ def test_a_rank_whose_process_ends_in_its_first_call_is_told_at_once(face: Face,
     assert first.error == "AbsentRanksError", f"{first.error}: {first.message}\n{first.notes}"
     # Its latest answer to rank 0, which may ask before, in and after the meeting that comes before the first run of a function.
     doing = (
-        "its first run" if face == "contextual" else "(work before the first exchange|its first run|the exchange 'manifest'|replay 0, .*)"
+        "its first run"
+        if face == "contextual"
+        else "(work before the first exchange|its first run|the exchange 'manifest'|replay 0, .*)"
     )
-    seen = "nothing yet" if where == "before the call" else rf"{doing} of .*, call 1 for \d+\.\d s, its process has ended"
-    assert re.match(rf"rank 1 last seen at: {seen}\. So ranks \[1\] did not come ", first.message), first.message
+    seen = (
+        "nothing yet"
+        if where == "before the call"
+        else rf"{doing} of .*, call 1 for \d+\.\d s, its process has ended"
+    )
+    assert re.match(
+        rf"rank 1 last seen at: {seen}\. So ranks \[1\] did not come ", first.message
+    ), first.message
     assert ("/gloo/" in first.message, "/gloo/" in first.notes) == (False, where != "after it")
     assert first.seconds < 30
 
 
-@on_each_rank(cases=[("function", 1, "replay 0"), ("function", 32, r"replay \d"), ("contextual", 2, "the second run")])
-def test_a_config_that_comes_too_late_for_a_collective_is_named_with_its_rank(rank: int, case: tuple[Face, int, str]):
+@on_each_rank(
+    cases=[
+        ("function", 1, "replay 0"),
+        ("function", 32, r"replay \d"),
+        ("contextual", 2, "the second run"),
+    ]
+)
+def test_a_config_that_comes_too_late_for_a_collective_is_named_with_its_rank(
+    rank: int, case: tuple[Face, int, str]
+):
     """On both ranks, with what to do and without gloo's text; also in a function's first run, and in the second one of a step."""
     (face, slow, run), group = case, dist.new_group([0, 1])
     failed = Path(os.environ["DIST_TUNE_LOG_DIR"], "failed")
@@ -230,9 +289,10 @@ def test_a_config_that_comes_too_late_for_a_collective_is_named_with_its_rank(ra
     step = Step(face, rest=rest, **({"group": group} if face == "contextual" else {}))
     error = caught(lambda: step(X, **({"autotune_pg": group} if face == "function" else {})))
     assert error.kind == "PeerFailedError", f"{error.kind}: {error.message}"
-    assert re.match(rf"rank 1 was late: {run}[ ,].*candidate \d \"(block|BLOCK)=.*\. Leave out a config that ", error.message), (
-        error.message
-    )
+    assert re.match(
+        rf"rank 1 was late: {run}[ ,].*candidate \d \"(block|BLOCK)=.*\. Leave out a config that ",
+        error.message,
+    ), error.message
     assert "gloo" not in error.message
 
 
@@ -277,14 +337,19 @@ def test_a_rank_that_is_slow_after_a_collective_of_a_recalled_function_is_waited
     again: Any = None
     for variables in ({}, {"WITH_KERNEL": "1", "SLOW": "1"}):
         os.environ |= variables
-        again = autotune([{"n": 1}, {"n": 2}], key_fn=lambda x: x.numel(), n_warmup=0, n_repeat=1)(function)
+        again = autotune([{"n": 1}, {"n": 2}], key_fn=lambda x: x.numel(), n_warmup=0, n_repeat=1)(
+            function
+        )
         again(torch.ones(64))
     assert [each.is_recalled for each in again.records] == [False, True]
     assert len(best(kernel)) == 1
     return best(kernel)
 
 
-@on_each_rank(cases=[(how, face) for face in FACES for how in ("in parts", "passes")] + [further(("thrice", face)) for face in FACES])
+@on_each_rank(
+    cases=[(how, face) for face in FACES for how in ("in parts", "passes")]
+    + [further(("thrice", face)) for face in FACES]
+)
 def test_a_call_that_raised_on_one_rank_ends_in_no_error(rank: int, case: tuple[str, Face]):
     """Without collectives nothing says which calls belong together: ranks go on alone, each with a config that it has.
 
@@ -299,10 +364,15 @@ def test_a_call_that_raised_on_one_rank_ends_in_no_error(rank: int, case: tuple[
             raise ValueError("once")
         return y
 
-    steps = [Step(face, rest=rest, name=f"{face} {how} 1"), Step(face, name=f"{face} {how} 2")]  # calls of a name are counted
+    steps = [
+        Step(face, rest=rest, name=f"{face} {how} 1"),
+        Step(face, name=f"{face} {how} 2"),
+    ]  # calls of a name are counted
 
     def run(*sizes: int) -> list[list[int]]:
-        return [[step(torch.ones(n)) is not None and len(step.records) for step in steps] for n in sizes]
+        return [
+            [step(torch.ones(n)) is not None and len(step.records) for step in steps] for n in sizes
+        ]
 
     run(64)
     n_failures = rank * (3 if how == "thrice" else 1)
@@ -325,7 +395,9 @@ def test_a_fallback_of_the_step_is_its_own_affair(rank: int, case: tuple[tuple[i
         if rank in where:
             raise triton.OutOfResources(300_000, 232_448, "shared memory")
 
-    kernel = autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=hook) for block in (16, 32)])
+    kernel = autotuned(
+        configs=[triton.Config({"BLOCK": block}, pre_hook=hook) for block in (16, 32)]
+    )
     fallbacks: list[int] = []
 
     def step(x: torch.Tensor) -> float:
@@ -345,10 +417,22 @@ def test_a_fallback_of_the_step_is_its_own_affair(rank: int, case: tuple[tuple[i
 
 # -- what the machine failed in ----------------------------------------------------------------------------------------
 
-FULL, NO_FILES = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EMFILE, "Too many open files")
+FULL, NO_FILES = (
+    OSError(errno.ENOSPC, "No space left on device"),
+    OSError(errno.EMFILE, "Too many open files"),
+)
 
 
-@on_each_rank(cases=[(MemoryError(), 1), (FULL, 1), (NO_FILES, 1), (3600.0, 2), further((-3600.0, 2)), (MemoryError(), 2)])
+@on_each_rank(
+    cases=[
+        (MemoryError(), 1),
+        (FULL, 1),
+        (NO_FILES, 1),
+        (3600.0, 2),
+        further((-3600.0, 2)),
+        (MemoryError(), 2),
+    ]
+)
 def test_one_failure_of_the_machine_drops_no_config(rank: int, case: tuple[Exception | float, int]):
     """The best config runs once more, wins, and is kept; also where a clock is set by an hour. After two it is out for this process."""
     error, n_times = case
@@ -361,10 +445,15 @@ def test_one_failure_of_the_machine_drops_no_config(rank: int, case: tuple[Excep
                 raise error
             ExactTime.seconds += error * (len(met) == n_times)
 
-    step = Step("function", dict.fromkeys(BLOCKS, 10.0) | {32: 2.0}, act=act, n_warmup=1, n_repeat=2)
+    step = Step(
+        "function", dict.fromkeys(BLOCKS, 10.0) | {32: 2.0}, act=act, n_warmup=1, n_repeat=2
+    )
     step(X)
     dist.barrier()  # the record is written by one rank
-    assert (step.best == [32], [i for i, failure in enumerate(step.failures) if failure]) == (not is_out, [1] * is_out)
+    assert (step.best == [32], [i for i, failure in enumerate(step.failures) if failure]) == (
+        not is_out,
+        [1] * is_out,
+    )
     assert bool(list(Path(os.environ["DIST_TUNE_CACHE_DIR"]).rglob("*.json"))) is not is_out
     told = "is not kept: candidates were dropped for what was no doing of theirs: candidate 1: rank 1: MemoryError"
     assert (told in log_of(0)) is is_out
@@ -373,7 +462,9 @@ def test_one_failure_of_the_machine_drops_no_config(rank: int, case: tuple[Excep
 
 def _step(*blocks: int) -> tuple[Any, Any]:
     """Bodies take other blocks each: what a process has compiled it keeps. The first one is the fastest."""
-    FakeH200.launch_ms = staticmethod(lambda src, metadata: 1.0 if src.constants[(3,)] == blocks[0] else 20.0)
+    FakeH200.launch_ms = staticmethod(
+        lambda src, metadata: 1.0 if src.constants[(3,)] == blocks[0] else 20.0
+    )
     kernel = autotuned(blocks=blocks)
     return kernel, tuned(kernel, n_repeat=2)
 
@@ -392,8 +483,14 @@ def test_a_full_triton_cache_costs_a_warning(rank: int):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "posix_fallocate", _raise(FULL))
         step(X)
-    assert re.search(r"WARNING dist_tune: Triton's cache folder .* cannot be written \(No space left on device\)", log())
-    assert (best(kernel), [each.failure for each in step.records[0].candidates]) == ([32], [None] * 2)
+    assert re.search(
+        r"WARNING dist_tune: Triton's cache folder .* cannot be written \(No space left on device\)",
+        log(),
+    )
+    assert (best(kernel), [each.failure for each in step.records[0].candidates]) == (
+        [32],
+        [None] * 2,
+    )
     assert not [*Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin")]
 
 
@@ -411,13 +508,19 @@ def test_what_has_run_out_is_told_with_its_rank(rank: int, what: str):
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1 and is_of_files:
             patch.setattr(FileCacheManager, "put", _raise(NO_FILES))
-            patch.setenv("TRITON_CACHE_DIR", f"{os.environ['TRITON_CACHE_DIR']}-1")  # what rank 0 has compiled lies elsewhere
+            patch.setenv(
+                "TRITON_CACHE_DIR", f"{os.environ['TRITON_CACHE_DIR']}-1"
+            )  # what rank 0 has compiled lies elsewhere
         elif rank == 1:
             patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError) as told:
             step(X)
-    assert told.type.__name__ == ("MachineError" if is_of_files else ["PeerFailedError", "RuntimeError"][rank])
-    assert re.search(f"(?s)^(?!.*BLOCK).*rank 1.*{what}" if is_of_files or rank == 0 else what, str(told.value)), told.value
+    assert told.type.__name__ == (
+        "MachineError" if is_of_files else ["PeerFailedError", "RuntimeError"][rank]
+    )
+    assert re.search(
+        f"(?s)^(?!.*BLOCK).*rank 1.*{what}" if is_of_files or rank == 0 else what, str(told.value)
+    ), told.value
 
 
 def _take_descriptors() -> list[int]:
@@ -454,7 +557,9 @@ def _no_second_connection(rank: int) -> Any:
     over_tcp(rank)
     step = Step("contextual")
     group_of(None, 3.0)  # has the first connection
-    read_code(add_kernel)  # a file that cannot be read makes the kernel another one than that of its peers
+    read_code(
+        add_kernel
+    )  # a file that cannot be read makes the kernel another one than that of its peers
     files = _take_descriptors() if rank == 1 else []
     step(X)
     for file in files:
@@ -475,7 +580,9 @@ def _no_temporary_folder(rank: int, n_compiled: int) -> Any:
         add_kernel[(1,)](x, x, 64, BLOCK=block)
         accumulate_kernel[(1,)](x, x, 64, BLOCK=block)
     kernels = [autotuned(blocks=BLOCKS[:3]), autotuned(accumulate_kernel, blocks=BLOCKS[:3])]
-    step = tuned(None, lambda x: (launch(kernels[1], x, torch.zeros(64)), launch(kernels[0], x)), n_repeat=2)
+    step = tuned(
+        None, lambda x: (launch(kernels[1], x, torch.zeros(64)), launch(kernels[0], x)), n_repeat=2
+    )
     if rank == 1:
         tempfile.tempdir = None
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

@@ -65,7 +65,9 @@ X = torch.ones(4)
 @on_each_rank(cases=FACES)
 def test_the_slowest_rank_decides_and_a_steady_call_is_an_ordinary_one(rank: int, face: Face):
     """Block 16 is fastest on rank 0 and slowest on rank 1: both take 32. Later calls run once, need no other rank and log nothing."""
-    step = Step(face, [{16: 1, 32: 15, 64: 40}, {16: 60, 32: 15, 64: 40}][rank], name=f"steady {face}")  # ranks tell calls apart by names
+    step = Step(
+        face, [{16: 1, 32: 15, 64: 40}, {16: 60, 32: 15, 64: 40}][rank], name=f"steady {face}"
+    )  # ranks tell calls apart by names
     step(X)
     assert step.best == [32]
     step.ran.clear()
@@ -88,7 +90,10 @@ def test_a_group_decides_for_itself(rank: int):
     mine: Any = {"group": groups[rank], "autotune_pg": groups[rank]}
     assert [step(X, **each)[0].item() for each in (mine, dict[str, Any](), mine)] == [1.0, 2.0, 1.0]
     assert chosen(step) == [f"block={1 + rank}", "block=4"]
-    assert [each.environment.world_size for each in step.records] == [1, 2]  # so a job of another size hits where its groups are the same
+    assert [each.environment.world_size for each in step.records] == [
+        1,
+        2,
+    ]  # so a job of another size hits where its groups are the same
     with pytest.raises(ValueError, match=f"rank {rank} is not in the group"):
         step(torch.ones(5), autotune_pg=groups[1 - rank])
 
@@ -147,7 +152,9 @@ def test_a_cached_function_still_tunes_the_kernels_inside(rank: int):
         function = autotune(BLOCKS, None, **{"n_warmup": 0, "n_repeat": 1, **options})(step)
         assert function(torch.zeros(n))[0].item() == 1.0
         assert (len({*runs_of_this_process}), len(best(_kernels[-1]))) == (n_blocks, 1)
-        assert not are_recalled or names(function) == [*zip(("add_kernel", "step"), are_recalled, strict=True)]
+        assert not are_recalled or names(function) == [
+            *zip(("add_kernel", "step"), are_recalled, strict=True)
+        ]
 
 
 # -- what it takes -----------------------------------------------------------------------------------------------------
@@ -156,19 +163,32 @@ def test_a_cached_function_still_tunes_the_kernels_inside(rank: int):
 @on_each_rank()
 def test_the_seeds_example_runs_as_written(rank: int):
     """Configs in a mapping, both ways to index them in prune_fn, to_hashable, the call-time keywords; verbose is rank 0's alone."""
-    space = [{"gemm_config": triton.Config({"BLOCK": b}, num_warps=w)} for b in (16, 32, 64) for w in (4, 8)]
+    space = [
+        {"gemm_config": triton.Config({"BLOCK": b}, num_warps=w)}
+        for b in (16, 32, 64)
+        for w in (4, 8)
+    ]
     seen, ran = list[Any](), list[int]()
 
     def key_fn(A: torch.Tensor, ctx: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         return to_hashable(A), ctx["num_ranks"]
 
-    def prune_fn(config: Any, A: torch.Tensor, ctx: dict[str, Any], *args: Any, **kwargs: Any) -> bool:
+    def prune_fn(
+        config: Any, A: torch.Tensor, ctx: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> bool:
         inner = config["gemm_config"]
         seen.append((config["BLOCK"], inner["BLOCK"], inner.kwargs["BLOCK"], config.num_warps))
-        return prune_by_shared_memory(config, A, *args, **kwargs) and bool(inner.kwargs["BLOCK"] > 16)
+        return prune_by_shared_memory(config, A, *args, **kwargs) and bool(
+            inner.kwargs["BLOCK"] > 16
+        )
 
     @autotune(config_space=space + space[:2], key_fn=key_fn, prune_fn=prune_fn, **QUICK)
-    def my_gemm(A: torch.Tensor, ctx: dict[str, Any], gemm_config: triton.Config, straggler_option: Any = None) -> torch.Tensor:
+    def my_gemm(
+        A: torch.Tensor,
+        ctx: dict[str, Any],
+        gemm_config: triton.Config,
+        straggler_option: Any = None,
+    ) -> torch.Tensor:
         ran.append(block := gemm_config.kwargs["BLOCK"])
         y = torch.empty_like(A)
         add_kernel[(triton.cdiv(A.numel(), block),)](A, y, A.numel(), BLOCK=block)
@@ -177,12 +197,16 @@ def test_the_seeds_example_runs_as_written(rank: int):
     x, ctx = torch.arange(40.0), {"num_ranks": 2}
     results = [my_gemm(x, ctx, autotune=False)]
     assert ran == [16]
-    lines = shown(lambda: results.append(my_gemm(x, ctx, autotune_verbose=True, straggler_option=(0, 1))))
+    lines = shown(
+        lambda: results.append(my_gemm(x, ctx, autotune_verbose=True, straggler_option=(0, 1)))
+    )
     ran.clear()
     results.append(my_gemm(x, ctx=ctx, autotune=True))
     assert all(torch.equal(y, x + 1) for y in results)
     assert (len(ran), len(my_gemm.configs)) == (1, 6)
-    assert seen == [(b, b, b, w) for b in (16, 32, 64) for w in (4, 8)] * 2  # once for each form of a call with this key
+    assert (
+        seen == [(b, b, b, w) for b in (16, 32, 64) for w in (4, 8)] * 2
+    )  # once for each form of a call with this key
     assert re.search(r"BLOCK=(32|64)", chosen(my_gemm)[0])
     assert any(re.match(r"  3  +\d", line) for line in lines)  # a row of the table
 
@@ -254,7 +278,11 @@ KEYS: dict[str, tuple[Any, Any, int]] = {
     "shapes": (lambda x, n: to_hashable(x), lambda k: (torch.zeros(k + 1), 0), 8),
     "names": (lambda x, mode: mode, lambda k: (X, "abcdefgh"[k]), 8),
     "layers": (lambda layer, x: layer.number, lambda k: (layers[k], X), 8),
-    "modes that arguments do not show, each called twice": (lambda x, k: next(numbers) // 2, lambda k: (X, 0), 4),
+    "modes that arguments do not show, each called twice": (
+        lambda x, k: next(numbers) // 2,
+        lambda k: (X, 0),
+        4,
+    ),
 }
 """Key function, arguments of a call by its number, and tunings in 8 calls."""
 
@@ -292,7 +320,9 @@ DROPPED: list[tuple[dict[int, list[int]], str]] = [
 
 
 @on_each_rank(cases=DROPPED)
-def test_a_config_that_fails_on_one_rank_is_dropped_on_all(rank: int, case: tuple[dict[int, list[int]], str]):
+def test_a_config_that_fails_on_one_rank_is_dropped_on_all(
+    rank: int, case: tuple[dict[int, list[int]], str]
+):
     """Before its collectives another config stands in; behind them nothing is run. Where none is left, one error says so, at once."""
     on, where = case
 
@@ -307,10 +337,18 @@ def test_a_config_that_fails_on_one_rank_is_dropped_on_all(rank: int, case: tupl
 
     os.environ["DIST_TUNE_DEADLINE_S"] = "60"  # nothing waits for it
     step = Step("function", act=lambda block: stop("before"), rest=rest, cache=False)
-    out = {block: f"rank {rank}: RuntimeError: block {block} is out on rank {rank}" for rank, blocks in on.items() for block in blocks}
+    out = {
+        block: f"rank {rank}: RuntimeError: block {block} is out on rank {rank}"
+        for rank, blocks in on.items()
+        for block in blocks
+    }
     if len(out) == 3:
         error, message, seconds = told(lambda: step(torch.zeros(64)))
-        assert (error, "none of its 3 configs runs" in message, seconds < 30) == ("NoValidConfigError", True, True)
+        assert (error, "none of its 3 configs runs" in message, seconds < 30) == (
+            "NoValidConfigError",
+            True,
+            True,
+        )
         assert re.search(r"RuntimeError: block \d+ is out on rank", message)
     else:
         assert step(torch.zeros(64))[0].item() == 4.0
@@ -319,13 +357,19 @@ def test_a_config_that_fails_on_one_rank_is_dropped_on_all(rank: int, case: tupl
     assert is_unpatched()
 
 
-@on_each_rank(cases=[lambda config, x: dist.get_rank() == 0 and config["block"] > 1, lambda config, x: None])
+@on_each_rank(
+    cases=[lambda config, x: dist.get_rank() == 0 and config["block"] > 1, lambda config, x: None]
+)
 def test_a_rule_that_keeps_nothing_is_an_error_on_all_ranks(rank: int, rule: Any):
     """At once, also where another rank's keeps some; it says that it is the rule."""
     os.environ["DIST_TUNE_DEADLINE_S"] = "60"
     function: Any = autotune(BLOCKS, None, rule, **QUICK)(lambda x, block: x)
     error, message, seconds = told(lambda: function(1))
-    assert (error, "prune_fn keeps none of 3 configs" in message, seconds < 30) == ("NoValidConfigError", True, True)
+    assert (error, "prune_fn keeps none of 3 configs" in message, seconds < 30) == (
+        "NoValidConfigError",
+        True,
+        True,
+    )
 
 
 @on_each_rank(cases=["prune_fn", "check", "reset", "key_fn", "call"])
@@ -350,7 +394,9 @@ def test_what_the_user_gave_raises_on_one_rank(rank: int, who: str):
     error, message, seconds = told(lambda: function(*arguments))
     assert (is_unpatched(), seconds < 30) == (True, True)
     if rank == 1:
-        assert (error, f"{who} had enough" in message) == (("TypeError", False) if who == "call" else ("ValueError", True))
+        assert (error, f"{who} had enough" in message) == (
+            ("TypeError", False) if who == "call" else ("ValueError", True)
+        )
     elif who in ("key_fn", "call"):
         assert error == ""
     else:
@@ -372,9 +418,13 @@ def test_attempts_to_tune_within_a_tuning_do_not_hang(rank: int):
             refused.add(type(error).__name__)
 
     inner: Any = autotune(BLOCKS, lambda x: x, **QUICK)(lambda x, block: x)
-    function = autotune(BLOCKS, lambda x: x, lambda config, x: inner(x) == x, reset=again, **QUICK)(lambda x, block: x)
+    function = autotune(BLOCKS, lambda x: x, lambda config, x: inner(x) == x, reset=again, **QUICK)(
+        lambda x, block: x
+    )
     assert (function(1), refused, len(inner.records)) == (1, {"NestedTuningError"}, 1)
-    checked: Any = autotune(BLOCKS, None, check=lambda x: inner(x) + 1, **QUICK)(lambda x, block: x + 1)
+    checked: Any = autotune(BLOCKS, None, check=lambda x: inner(x) + 1, **QUICK)(
+        lambda x, block: x + 1
+    )
     assert (checked(5), len(checked.records)) == (6, 2)
 
 
@@ -414,16 +464,24 @@ def _asserts(result: torch.Tensor, x: torch.Tensor) -> None:
         (matches(lambda x: x + 1.001, rtol=0.01), "wrong by 30 at [0] (got 32, expected 2.001"),
     ]
 )
-def test_what_is_wrong_on_one_rank_is_dropped_on_all_before_it_is_timed(rank: int, case: tuple[Any, str]) -> Any:
+def test_what_is_wrong_on_one_rank_is_dropped_on_all_before_it_is_timed(
+    rank: int, case: tuple[Any, str]
+) -> Any:
     """With each kind of check; the first rank's terminal shows the error with its size, whichever rank found it."""
     check, words = case
-    step = autotune(BLOCKS, None, check=check, **QUICK)(lambda x, block: x + 1 + 30 * (block == 1 and rank == 1))
+    step = autotune(BLOCKS, None, check=check, **QUICK)(
+        lambda x, block: x + 1 + 30 * (block == 1 and rank == 1)
+    )
     with contextlib.redirect_stderr(io.StringIO()) as terminal:
         os.environ["DIST_TUNE_VERBOSITY"] = "normal"
         assert step(X).tolist() == [2.0] * 4
     reason, *others = failures(step)
     assert reason is not None
-    assert (others, chosen(step) != ["block=1"], step.records[0].candidates[0].n_replays) == ([None] * 2, True, 0)
+    assert (others, chosen(step) != ["block=1"], step.records[0].candidates[0].n_replays) == (
+        [None] * 2,
+        True,
+        0,
+    )
     assert (reason.startswith("rank 1: the result is wrong"), words in reason) == (True, True)
     assert (reason in terminal.getvalue()) == (rank == 0)
     return reason
@@ -474,7 +532,13 @@ def test_what_was_chosen_without_a_check_is_not_trusted_with_one(rank: int):
     def plus_one(x: torch.Tensor, block: int) -> torch.Tensor:
         return x + 1
 
-    assert [is_recalled(check) for check in (None, _is_right, _is_right, _is_near, None)] == [False, False, True, False, True]
+    assert [is_recalled(check) for check in (None, _is_right, _is_right, _is_near, None)] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 state: dict[str, Any] = {}
@@ -499,8 +563,12 @@ def _checked(wrong: int | None = None, *, is_inside: bool = False) -> tuple[Any,
     """A job of a function with a reference, or of a closure around it: winner, whether a record had it, value of the call."""
     state.update(wrong=wrong, n_asked=0, ran=[])
     function: Any = autotune(BLOCKS, None, check=_sum, n_warmup=0, n_repeat=1)(_adds)
-    step = contextual_autotune(is_dist=True, n_warmup=0, n_repeat=1)(lambda: function(torch.ones(2), torch.ones(2)))
-    step, value = (step, step()) if is_inside else (function, function(torch.ones(2), torch.ones(2)))
+    step = contextual_autotune(is_dist=True, n_warmup=0, n_repeat=1)(
+        lambda: function(torch.ones(2), torch.ones(2))
+    )
+    step, value = (
+        (step, step()) if is_inside else (function, function(torch.ones(2), torch.ones(2)))
+    )
     (record,) = step.records
     if dist.is_initialized():
         dist.barrier()
@@ -516,9 +584,17 @@ def test_a_record_that_is_wrong_on_some_rank_is_tuned_anew_on_all(rank: int, cas
     winner, *_ = _checked(is_inside=is_inside)
     if case == "a record of one rank" and rank == 1:  # it gets the record of the other
         shutil.rmtree(folder())
-    assert (_checked(is_inside=is_inside), state["n_asked"], state["ran"]) == ((winner, True, 3.0), 1, [winner])
+    assert (_checked(is_inside=is_inside), state["n_asked"], state["ran"]) == (
+        (winner, True, 3.0),
+        1,
+        [winner],
+    )
     jobs: list[Any] = []
-    lines = shown(lambda: jobs.extend(_checked(winner if rank == 1 else None, is_inside=is_inside) for _ in range(2)))
+    lines = shown(
+        lambda: jobs.extend(
+            _checked(winner if rank == 1 else None, is_inside=is_inside) for _ in range(2)
+        )
+    )
     other = jobs[0][0]
     assert (jobs, other != winner) == ([(other, False, 3.0), (other, True, 3.0)], True)
     words = "the config from the cache answers wrongly, and it is tuned anew: rank 1: wrong by 30"
@@ -531,7 +607,9 @@ def test_alone_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     winner, *_ = _checked()
     with monkeypatch.context() as patch:
         patch.setenv("DIST_TUNE_MODE", "require")
-        with pytest.raises(CacheMissError, match="the config from the cache answers wrongly, rank 0: wrong by 30"):
+        with pytest.raises(
+            CacheMissError, match="the config from the cache answers wrongly, rank 0: wrong by 30"
+        ):
             _checked(winner)
     again, *others = _checked(winner)
     assert (again != winner, others) == (True, [False, 2.0])
@@ -543,12 +621,19 @@ def test_alone_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @on_each_rank()
 def test_prune_rules_say_how_many_they_removed(rank: int):
     """By the first rank, once for each site, by a name for people; repeated configs are not counted."""
-    kept = {"early_config_prune": lambda configs, named, **kw: [config for config in configs if config.kwargs["BLOCK"] > 16]}
+    kept = {
+        "early_config_prune": lambda configs, named, **kw: [
+            config for config in configs if config.kwargs["BLOCK"] > 16
+        ]
+    }
     step = tuned(autotuned(blocks=(16, 16, 32, 64), prune_configs_by=kept))
     rule: Any = lambda config, x: np.bool_(config["block"] > 1)  # noqa: E731
     function: Any = autotune(BLOCKS, lambda x: x, rule, **QUICK)(lambda x, block=0: x)
     lines = shown(lambda: [(step(torch.zeros(64)), function(3)) for _ in range(2)])
-    assert lines == [f"prune rules removed 1 of 3 configs of {site}" for site in ("add_kernel [64]", "<lambda> [3]")]
+    assert lines == [
+        f"prune rules removed 1 of 3 configs of {site}"
+        for site in ("add_kernel [64]", "<lambda> [3]")
+    ]
 
 
 @on_each_rank()
@@ -556,11 +641,15 @@ def test_prune_fn_must_return_a_bool(rank: int):
     """A list, as Triton's early_config_prune returns it, was True; an error on all ranks that names it. Other kinds of bool are bools."""
 
     def call(verdict: Any) -> Any:
-        function: Any = autotune(BLOCKS, lambda x: x, lambda config, x: verdict, **QUICK)(lambda x, block=0: x)
+        function: Any = autotune(BLOCKS, lambda x: x, lambda config, x: verdict, **QUICK)(
+            lambda x, block=0: x
+        )
         return function(3)
 
     for verdict in ([{"block": 1}], "yes", 2):
-        with pytest.raises(TypeError, match=re.escape(f"<lambda> returned {verdict!r}: it is asked of each config")):
+        with pytest.raises(
+            TypeError, match=re.escape(f"<lambda> returned {verdict!r}: it is asked of each config")
+        ):
             call(verdict)
     assert [call(each) for each in (True, np.bool_(True), 1, torch.tensor(True))] == [3] * 4
 
@@ -578,7 +667,10 @@ def test_ranks_that_choose_alone_beside_others_say_so(rank: int):
     """Once for a closure without is_dist."""
     steps = [tuned(autotuned(), is_dist=is_dist, cache=False) for is_dist in (False, True)]
     (line,) = shown(lambda: [step(torch.zeros(n)) for step in steps for n in (64, 32)])
-    assert "each rank chooses alone; ranks may disagree: a process group of 2 ranks is initialised and is_dist was not given" in line
+    assert (
+        "each rank chooses alone; ranks may disagree: a process group of 2 ranks is initialised and is_dist was not given"
+        in line
+    )
 
 
 @on_each_rank(1)
@@ -596,17 +688,29 @@ def test_a_value_that_has_not_run_is_told(rank: int):
     async def later(x: torch.Tensor) -> Any:
         return x
 
-    kinds = {"generator": numbers, "coroutine": later, "context manager": contextlib.contextmanager(numbers)}
+    kinds = {
+        "generator": numbers,
+        "coroutine": later,
+        "context manager": contextlib.contextmanager(numbers),
+    }
     steps = [tuned(None, lambda x, make=make: make(x)) for make in kinds.values()]
-    lines = shown(lambda: [getattr(step(torch.zeros(n)), "close", list)() for step in steps for n in (4, 8)])
+    lines = shown(
+        lambda: [getattr(step(torch.zeros(n)), "close", list)() for step in steps for n in (4, 8)]
+    )
     for line, kind in zip(lines, kinds, strict=True):
-        assert f" returned a {kind}, which has not run when it returns: nothing of it is tuned." in line
+        assert (
+            f" returned a {kind}, which has not run when it returns: nothing of it is tuned."
+            in line
+        )
         assert line.endswith(f"and call it within the {kind}")
 
 
 @on_each_rank()
 def test_a_kernel_with_one_config_left_is_no_kernel_that_was_launched_once(rank: int):
     """There was nothing to compare: no warning says that replays did not launch it."""
-    one_left, beside = autotuned(prune_configs_by={"perf_model": lambda BLOCK, **named: BLOCK, "top_k": 1}), autotuned(blocks=(16, 32))
+    one_left, beside = (
+        autotuned(prune_configs_by={"perf_model": lambda BLOCK, **named: BLOCK, "top_k": 1}),
+        autotuned(blocks=(16, 32)),
+    )
     tuned(None, lambda x: launch(beside, launch(one_left, x)))(torch.zeros(64))
     assert not re.search("is not tuned|WARNING", log())

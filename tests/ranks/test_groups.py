@@ -19,13 +19,20 @@ from tests.steps import FACES, Face, Step, all_reduced, told
 from tests.worlds import further, on_each_rank
 
 DEADLINE_S = 2.0
-GLOO = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234")
+GLOO = RuntimeError(
+    "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
+)
 
 
 @on_each_rank(is_dist=False)
 def test_a_group_made_anew_decides_as_the_first_did(rank: int):
     """Without torch.distributed a process decides alone."""
-    step = Step("function", (16, 32), rest=lambda y: all_reduced(y) if dist.is_initialized() else y, cache=False)
+    step = Step(
+        "function",
+        (16, 32),
+        rest=lambda y: all_reduced(y) if dist.is_initialized() else y,
+        cache=False,
+    )
     step(torch.zeros(1))
     for n in (2, 3):
         store = dist.FileStore(f"{os.environ['DIST_TUNE_CACHE_DIR']}-{n}", 2)
@@ -72,7 +79,9 @@ def test_a_destroyed_group_is_told_and_strands_no_peer(rank: int, face: Face):
         dist.destroy_process_group(group)
     call(torch.ones(64))
     if rank == 1:
-        with pytest.raises(ValueError, match="rank 1: the group that is to decide has been destroyed"):
+        with pytest.raises(
+            ValueError, match="rank 1: the group that is to decide has been destroyed"
+        ):
             call(torch.ones(128))
     else:
         assert call(torch.ones(128))[0] == 2.0
@@ -84,11 +93,23 @@ Groups = tuple[tuple[int, ...], ...]
 ALL, WORLD = (0, 1, 2), ()
 
 
-def called(rank: int, face: Face, groups: Groups, *, is_shared: bool = True, name: str = "", n_more: int = 0) -> tuple[str, str]:
+def called(
+    rank: int,
+    face: Face,
+    groups: Groups,
+    *,
+    is_shared: bool = True,
+    name: str = "",
+    n_more: int = 0,
+) -> tuple[str, str]:
     """The error, and its message, of a call with these groups, in which all ranks sum if it ``is_shared``; rank 2 calls more often."""
     os.environ["DIST_TUNE_DEADLINE_S"] = str(DEADLINE_S)
     timeout = timedelta(seconds=(3 if is_shared else 1.3) * DEADLINE_S)
-    made = {members: dist.new_group([*members], timeout=timeout) for members in sorted({*groups}) if members}
+    made = {
+        members: dist.new_group([*members], timeout=timeout)
+        for members in sorted({*groups})
+        if members
+    }
     touched = dist.new_group(timeout=timeout)
 
     def rest(y: torch.Tensor) -> None:
@@ -113,7 +134,9 @@ WRONG: list[Any] = [
 
 
 @on_each_rank(3, cases=WRONG)
-def test_a_group_that_is_another_one_on_another_rank_is_told_on_all(rank: int, case: tuple[Face, Groups]):
+def test_a_group_that_is_another_one_on_another_rank_is_told_on_all(
+    rank: int, case: tuple[Face, Groups]
+):
     """With its ranks, also on a rank that waits for that one, and on one whose collective finds no peers; not in gloo's words."""
     error, message = called(rank, *case)
     assert error == "RankMismatchError", f"{error}: {message}"
@@ -161,7 +184,9 @@ def test_a_rank_may_use_two_groups_in_turn(rank: int):
     def rest(y: torch.Tensor) -> torch.Tensor:
         if len(y) == 5:
             raise GLOO
-        time.sleep(0.4 if len(y) == 2 else 0.0)  # with its replays longer than a second, after which others show that they wait
+        time.sleep(
+            0.4 if len(y) == 2 else 0.0
+        )  # with its replays longer than a second, after which others show that they wait
         return y
 
     step = Step("function", (16, 32), rest=rest, name="in turn")
@@ -173,4 +198,7 @@ def test_a_rank_may_use_two_groups_in_turn(rank: int):
     assert [each.environment.world_size for each in step.records] == [1, 3, 3][rank < 2 :]
     dist.barrier()
     if rank == 2:
-        assert told(lambda: step(torch.zeros(5), autotune_pg=own))[:2] == ("RuntimeError", str(GLOO))
+        assert told(lambda: step(torch.zeros(5), autotune_pg=own))[:2] == (
+            "RuntimeError",
+            str(GLOO),
+        )

@@ -22,7 +22,16 @@ from torch.utils.checkpoint import checkpoint
 from triton import knobs
 
 from dist_tune import PeerFailedError
-from tests.steps import accumulate_kernel, add_kernel, all_reduced, autotuned, best, configs, launch, tuned
+from tests.steps import (
+    accumulate_kernel,
+    add_kernel,
+    all_reduced,
+    autotuned,
+    best,
+    configs,
+    launch,
+    tuned,
+)
 from tests.worlds import is_interpreted, log, on_each_rank
 
 N = 128
@@ -37,7 +46,9 @@ def grid(meta: dict[str, Any]) -> tuple[int]:
 
 
 @triton.jit
-def scaled_kernel(pointers, n, scales, bias, ACT: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
+def scaled_kernel(
+    pointers, n, scales, bias, ACT: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr
+):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = ACT(tl.load(pointers[0] + at, mask=at < n)) * scales[0] + scales[1]
     if bias is not None:
@@ -64,8 +75,13 @@ def even_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr = False
 
 def heuristics(rank: int) -> Closure:
     """Inside, which give the block, and outside, which give the size."""
-    inside = autotuned(triton.heuristics({"BLOCK": lambda args: 32})(add_kernel), configs=[triton.Config({}, num_warps=w) for w in (1, 2)])
-    outside: Any = triton.heuristics({"n": lambda args: args["x_ptr"].numel()})(autotuned(blocks=(16, 32)))
+    inside = autotuned(
+        triton.heuristics({"BLOCK": lambda args: 32})(add_kernel),
+        configs=[triton.Config({}, num_warps=w) for w in (1, 2)],
+    )
+    outside: Any = triton.heuristics({"n": lambda args: args["x_ptr"].numel()})(
+        autotuned(blocks=(16, 32))
+    )
 
     def closure(x: torch.Tensor) -> torch.Tensor:
         y = torch.empty_like(x)
@@ -78,7 +94,10 @@ def heuristics(rank: int) -> Closure:
 def tuples_functions_none_and_dtypes(rank: int) -> Closure:
     names = ["bias"]  # restored and zeroed, if it is there
     keys = ("n", "scales", "bias", "ACT", "DTYPE")
-    kernel, bias = autotuned(scaled_kernel, (16, 32), keys, reset_to_zero=names, restore_value=names), torch.zeros(N)
+    kernel, bias = (
+        autotuned(scaled_kernel, (16, 32), keys, reset_to_zero=names, restore_value=names),
+        torch.zeros(N),
+    )
 
     def closure(x: torch.Tensor) -> torch.Tensor:
         y, z = torch.empty_like(x, dtype=torch.float16), torch.empty_like(x)
@@ -96,7 +115,11 @@ class Own(torch.Tensor):
 def uncommon_tensors(rank: int) -> Closure:
     """No element on rank 0, no dimension, a subclass."""
     kernel = autotuned()
-    return lambda x: launch(kernel, x.as_subclass(Own)) + launch(kernel, x[0]) + launch(kernel, x[: N * rank]).sum() * 0.0
+    return lambda x: (
+        launch(kernel, x.as_subclass(Own))
+        + launch(kernel, x[0])
+        + launch(kernel, x[: N * rank]).sum() * 0.0
+    )
 
 
 def partials(rank: int) -> Closure:
@@ -140,7 +163,9 @@ def checkpoints(rank: int) -> Closure:
 
     def closure(x: torch.Tensor) -> torch.Tensor:
         x = x.clone().requires_grad_()
-        again, once = (checkpoint(AddOne.apply, x, use_reentrant=each).square().sum() for each in (True, False))
+        again, once = (
+            checkpoint(AddOne.apply, x, use_reentrant=each).square().sum() for each in (True, False)
+        )
         again.backward()
         assert x.grad is not None
         return x.grad + torch.autograd.grad(once, x)[0]  # 2 (2 (x + 1) + 1)
@@ -178,7 +203,11 @@ def test_heuristics_above_the_tuner(rank: int):
     step = tuned(kernel, lambda x: launch(kernel, launch(above, x)))
     called = [step(torch.zeros(N))[0].item() for _ in range(2)]
     assert (len(best(kernel)), step.records[0].n_variants) == (1, 1 if is_interpreted() else 2)
-    assert called == [2.0, 2.0] if is_interpreted() else "variant=2 is compiled: EVEN is not given\n" in log()
+    assert (
+        called == [2.0, 2.0]
+        if is_interpreted()
+        else "variant=2 is compiled: EVEN is not given\n" in log()
+    )
 
 
 @triton.jit
@@ -198,7 +227,12 @@ def test_hooks_that_set_the_block_shape_of_descriptors(rank: int):
 
     kernel = autotuned(copy_kernel, configs=configs(16, 32, 64, pre_hook=set_shapes))
     x, y = torch.randn(64, 64), torch.zeros(64, 64)
-    step = tuned(kernel, lambda: kernel[(1,)](*(TensorDescriptor(each, [64, 64], [64, 1], [1, 1]) for each in (x, y)), 64))
+    step = tuned(
+        kernel,
+        lambda: kernel[(1,)](
+            *(TensorDescriptor(each, [64, 64], [64, 1], [1, 1]) for each in (x, y)), 64
+        ),
+    )
     step()
     assert [each.failure for each in step.records[0].candidates] == [None] * 3
     assert torch.equal(x, y) or not is_interpreted()
@@ -223,7 +257,9 @@ def test_hooks_run_as_in_vanilla_triton(rank: int):
     step(torch.zeros(64))
     *tuning, reset, final = calls
     assert Counter(tuning) == {"pre 16 64": 3, "config 32": 1, "pre 32 64": 1, "post NoneType": 4}
-    assert [each for before, each in pairwise(tuning) if before.startswith("pre")] == ["post NoneType"] * 4
+    assert [each for before, each in pairwise(tuning) if before.startswith("pre")] == [
+        "post NoneType"
+    ] * 4
     step(torch.zeros(64))
     assert (reset, calls[-2:]) == ("reset", [final, "config 32"])
 
@@ -237,7 +273,10 @@ ADDED: dict[str, tuple[dict[str, Any], list[float]]] = {
     "reinterpreted": ({"restore_value": ["y_ptr"]}, [6.0, 6.0, 7.0]),
     "zeroed": ({"reset_to_zero": ["y_ptr"]}, [1.0, 1.0, 2.0]),
     "zeroed by a hook": ({"pre_hook": zero}, [1.0, 1.0, 2.0]),
-    "zeroed by the hook of a config": ({"configs": configs(16, 32, 64, pre_hook=zero)}, [1.0, 1.0, 1.0]),
+    "zeroed by the hook of a config": (
+        {"configs": configs(16, 32, 64, pre_hook=zero)},
+        [1.0, 1.0, 1.0],
+    ),
 }
 """Options -> what an output of 5 that a kernel adds 1 to holds: in each run of the tuning, after it, and after a second call."""
 
@@ -250,7 +289,10 @@ def test_what_a_kernel_adds_is_of_one_launch(rank: int, case: str):
     total, seen = torch.full((64,), 5.0), list[float]()
 
     def closure(x: torch.Tensor) -> torch.Tensor:
-        given = [triton.reinterpret(each, tl.float32) if case == "reinterpreted" else each for each in (x, total)]
+        given = [
+            triton.reinterpret(each, tl.float32) if case == "reinterpreted" else each
+            for each in (x, total)
+        ]
         kernel[grid](*given, 64)
         y = launch(follower, total)
         seen.append(y[0].item() - 1.0)
@@ -277,12 +319,23 @@ def locking_kernel(x_ptr, y_ptr, n, lock_ptr, BLOCK: tl.constexpr):
 def test_what_a_failed_launch_leaves_is_told_on_the_terminal(rank: int):
     """Once: the error, and the tensors that it may have written to and nothing restores; the next config may wait for a lock in them."""
     os.environ["DIST_TUNE_VERBOSITY"] = "normal"
-    kernel, lock = autotuned(locking_kernel, restore_value=["y_ptr"]), torch.zeros(1, dtype=torch.int32)
-    step = tuned(None, lambda x: kernel[(1,)](x, torch.empty_like(x), 64, lock) and None, is_dist=False, reset=list)
+    kernel, lock = (
+        autotuned(locking_kernel, restore_value=["y_ptr"]),
+        torch.zeros(1, dtype=torch.int32),
+    )
+    step = tuned(
+        None,
+        lambda x: kernel[(1,)](x, torch.empty_like(x), 64, lock) and None,
+        is_dist=False,
+        reset=list,
+    )
     with contextlib.redirect_stderr(io.StringIO()) as terminal:
         step(torch.zeros(64))
     (line,) = [each for each in terminal.getvalue().splitlines() if "failed in its launch" in each]
-    assert re.search("AssertionError.*written to x_ptr, lock_ptr stays, because restore_value does not name it$", line)
+    assert re.search(
+        "AssertionError.*written to x_ptr, lock_ptr stays, because restore_value does not name it$",
+        line,
+    )
 
 
 # -- best_config in a step ---------------------------------------------------------------------------------------------
@@ -303,7 +356,11 @@ def test_best_config_is_what_was_just_launched(rank: int):
         return bool(first.best_config.kwargs["BLOCK"] == launched[-1])
 
     def hook(full: dict[str, Any]) -> None:
-        hooked.append(is_right() and second.nargs is not None and second.best_config.kwargs["BLOCK"] == full["BLOCK"])
+        hooked.append(
+            is_right()
+            and second.nargs is not None
+            and second.best_config.kwargs["BLOCK"] == full["BLOCK"]
+        )
 
     second = autotuned(configs=configs(16, 32, pre_hook=hook))
 
@@ -333,7 +390,9 @@ def test_best_config_is_what_was_just_launched(rank: int):
 
 HAS_LISTENER = hasattr(knobs.autotuning, "listener")
 VANILLA: Any = {"do_bench": lambda call, quantiles: (call(), [1.0, 0.5, 2.0])[1]}
-PRUNED: Any = {"prune_configs_by": {"early_config_prune": lambda configs, named, **kwargs: configs[1:]}}
+PRUNED: Any = {
+    "prune_configs_by": {"early_config_prune": lambda configs, named, **kwargs: configs[1:]}
+}
 
 
 def vanilla(step: Closure) -> Closure:
@@ -351,8 +410,12 @@ def left_on(kernel: Any) -> Any:
         "nargs": kernel.nargs,
         "best is in the cache": any(kernel.best_config is each for each in kernel.cache.values()),
         "timed": [each.kwargs["BLOCK"] for each in kernel.configs_timings],
-        "infinite": [each.kwargs["BLOCK"] for each, ms in kernel.configs_timings.items() if math.isinf(ms[0])],
-        "are quantiles": all(len(each) == 3 and each[1] <= each[0] <= each[2] for each in quantiles_ms),
+        "infinite": [
+            each.kwargs["BLOCK"] for each, ms in kernel.configs_timings.items() if math.isinf(ms[0])
+        ],
+        "are quantiles": all(
+            len(each) == 3 and each[1] <= each[0] <= each[2] for each in quantiles_ms
+        ),
         "types": {type(each).__name__ for each in quantiles_ms},
         "seconds": kernel.bench_time > 0,
     }
@@ -369,7 +432,10 @@ def test_attributes_are_those_that_vanilla_leaves(rank: int):
 
     def found(decorated: Callable[[Closure], Closure]) -> Any:
         kernel = autotuned(**VANILLA)
-        step, left = decorated(lambda x: kernel[failing](x, torch.empty_like(x), N) and None), list[Any]()
+        step, left = (
+            decorated(lambda x: kernel[failing](x, torch.empty_like(x), N) and None),
+            list[Any](),
+        )
         for is_forgotten in (False, False, True):
             if is_forgotten:
                 kernel.cache.clear()
@@ -396,8 +462,15 @@ def test_the_line_of_print_autotuning_is_vanillas(rank: int):
             if decorated is by_ranks:
                 kernel.cache.clear()
                 step(torch.zeros(64))
-        text = "".join(line for line in out.getvalue().splitlines(keepends=True) if not line.startswith("Autotuning kernel"))
-        assert all(f"best config selected: {config};" in text for config in kernel.cache.values()) or value == "0"
+        text = "".join(
+            line
+            for line in out.getvalue().splitlines(keepends=True)
+            if not line.startswith("Autotuning kernel")
+        )
+        assert (
+            all(f"best config selected: {config};" in text for config in kernel.cache.values())
+            or value == "0"
+        )
         return re.sub(r"BLOCK: \d+", "BLOCK", re.sub(r"after \d+\.\d\ds", "after SECONDS", text))
 
     expected = printed(vanilla)
@@ -414,13 +487,20 @@ def test_the_listener_hears_what_vanilla_tells_it(rank: int):
 
     def told_by(decorated: Callable[[Closure], Closure]) -> Any:
         heard.clear()
-        kernel, pruned = autotuned(blocks=(16, 32), **VANILLA), autotuned(blocks=(16, 32), **VANILLA, **PRUNED)
+        kernel, pruned = (
+            autotuned(blocks=(16, 32), **VANILLA),
+            autotuned(blocks=(16, 32), **VANILLA, **PRUNED),
+        )
         for _ in range(2):
             decorated(lambda x: launch(pruned, launch(kernel, x)))(torch.zeros(64))
             if decorated is by_ranks:
                 kernel.cache.clear()
         (first,) = heard or [{}]
-        return sorted(first), [first.get(name) for name in ("key", "duration", "cache_hit")][:: 2 if first else 1], len(heard)
+        return (
+            sorted(first),
+            [first.get(name) for name in ("key", "duration", "cache_hit")][:: 2 if first else 1],
+            len(heard),
+        )
 
     assert told_by(by_ranks) == told_by(vanilla)
 
@@ -438,7 +518,9 @@ def test_a_listener_that_raises_ends_the_call_and_leaves_the_winner(rank: int) -
     kernel, other = autotuned(blocks=(16, 32)), autotuned(blocks=(16, 32))
     step = by_ranks(lambda x: launch(kernel, x)[0].item())
     knobs.autotuning.listener = listener
-    with pytest.raises(LookupError if rank == 1 else PeerFailedError, match="the listener has no table"):
+    with pytest.raises(
+        LookupError if rank == 1 else PeerFailedError, match="the listener has no table"
+    ):
         step(torch.zeros(64))
     knobs.autotuning.listener = None
     again = by_ranks(lambda x: launch(other, x)[0].item())

@@ -29,7 +29,9 @@ RACING: Any = {"search": "racing", "n_repeat": 4}
 def attempt(folder: Path, start: Any = on_ranks, env: Any = (), **options: Any) -> Any:
     """One start of the job, on two ranks with one cache."""
     env = {"DIST_TUNE_CACHE_DIR": str(folder / "cache"), **dict(env)}
-    return start(2, journaled.attempt, folder, options, **({"env": env} if start is on_ranks else env))
+    return start(
+        2, journaled.attempt, folder, options, **({"env": env} if start is on_ranks else env)
+    )
 
 
 def journals(folder: Path) -> list[Path]:
@@ -39,7 +41,11 @@ def journals(folder: Path) -> list[Path]:
 
 def events(path: Path, kind: str) -> list[Any]:
     """The lines of one kind in a journal."""
-    return [event for line in path.read_text().splitlines() if line[:1] == "{" and (event := json.loads(line))["kind"] == kind]
+    return [
+        event
+        for line in path.read_text().splitlines()
+        if line[:1] == "{" and (event := json.loads(line))["kind"] == kind
+    ]
 
 
 # -- killed ------------------------------------------------------------------------------------------------------------
@@ -71,7 +77,9 @@ def _go_on(rank: int, folder: Path, damages: list[str]) -> Any:
         torch.distributed.barrier()
         best = tune(rank, folder, **KILLED)["best"]
         torch.distributed.barrier()
-        went_on.append((best, any(launches(folder)[block, 0] == before[block, 0] for block in BLOCKS)))
+        went_on.append(
+            (best, any(launches(folder)[block, 0] == before[block, 0] for block in BLOCKS))
+        )
     return went_on
 
 
@@ -88,7 +96,9 @@ def test_a_damaged_journal_costs_a_warning_at_most(tmp_path: Path):
                 path.write_bytes(os.urandom(5000))
             else:
                 path.unlink()
-                os.mkfifo(path) if damage == "fifo" else path.mkdir() if damage == "folder" else None
+                os.mkfifo(
+                    path
+                ) if damage == "fifo" else path.mkdir() if damage == "folder" else None
     first, second = values(on_ranks(2, _go_on, tmp_path, damages))
     assert first == second
     assert [has_gone_on for _, has_gone_on in first] == [True, False, False, False, False]
@@ -101,7 +111,10 @@ def test_a_signal_casts_no_suspicion_and_leaves_nothing_behind(tmp_path: Path, h
     options: Any = {"ends": (32, 1, 0, how), "tmp": str(tmp_path / "tmp")}
     for _ in range(2):
         (tmp_path / "died-1").unlink(missing_ok=True)
-        assert attempt(tmp_path, on_fake, **options)[1].error == {"term": "Died", "int": "KeyboardInterrupt"}[how]
+        assert (
+            attempt(tmp_path, on_fake, **options)[1].error
+            == {"term": "Died", "int": "KeyboardInterrupt"}[how]
+        )
     got = values(attempt(tmp_path, on_fake, **options))
     assert (got[0]["runs"], [*got[0]["failures"].values()]) == (N + 3, [[None] * N])
     assert journals(tmp_path) == []
@@ -137,8 +150,18 @@ def supervised(folder: Path, ends: Any, device: str = "cpu") -> list[Any]:
         "DIST_TUNE_DEADLINE_S": "10",
         "TMPDIR": str(folder),
     }
-    command = [ROOT / "launch/launch.sh", "--supervise", "--nproc-per-node=2", folder / "job.py", folder, json.dumps(ends), device]
-    done = subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, timeout=150, cwd=folder)
+    command = [
+        ROOT / "launch/launch.sh",
+        "--supervise",
+        "--nproc-per-node=2",
+        folder / "job.py",
+        folder,
+        json.dumps(ends),
+        device,
+    ]
+    done = subprocess.run(
+        [*map(str, command)], env=env, capture_output=True, text=True, timeout=150, cwd=folder
+    )
     assert done.returncode == 0, done.stderr[-5000:]
     return [json.loads((folder / f"got-{rank}").read_text()) for rank in (0, 1)]
 
@@ -175,24 +198,41 @@ QUARANTINES = {
 
 
 @pytest.mark.parametrize(
-    "case", [name if name in ("a kernel", "a function", "after a kernel in it", "a rank each") else further(name) for name in QUARANTINES]
+    "case",
+    [
+        name
+        if name in ("a kernel", "a function", "after a kernel in it", "a rank each")
+        else further(name)
+        for name in QUARANTINES
+    ],
 )
-def test_a_config_that_ends_its_process_is_in_quarantine_after_two_deaths(tmp_path: Path, case: str):
+def test_a_config_that_ends_its_process_is_in_quarantine_after_two_deaths(
+    tmp_path: Path, case: str
+):
     """The second time it runs after all others; then the tuning ends without it."""
     options: Any = QUARANTINES[case]
     block, by, *_ = options.get("ends", (8, 0))
     for k in range(2):
-        assert "Died" in [each.error for each in attempt(tmp_path, **options)][k if by == -1 else 0 :]
+        assert (
+            "Died" in [each.error for each in attempt(tmp_path, **options)][k if by == -1 else 0 :]
+        )
     counts = launches(tmp_path)
     first, second = values(attempt(tmp_path, **options))
-    assert (first["failures"], first["best"], first["y"]) == (second["failures"], second["best"], 2.0 * (1 + (case == "a kernel")))
+    assert (first["failures"], first["best"], first["y"]) == (
+        second["failures"],
+        second["best"],
+        2.0 * (1 + (case == "a kernel")),
+    )
     (failures,) = [each for each in first["failures"].values() if any(each)]
     assert [i for i, each in enumerate(failures) if each] == [BLOCKS.index(block)]
     assert "quarantined" in failures[BLOCKS.index(block)]
     assert "the process of rank" in failures[BLOCKS.index(block)]
     if "ends" in options:
         assert counts[block, 0] + counts[block, 1] >= 2
-        assert [launches(tmp_path)[block, rank] for rank in (0, 1)] == [counts[block, 0], counts[block, 1]]
+        assert [launches(tmp_path)[block, rank] for rank in (0, 1)] == [
+            counts[block, 0],
+            counts[block, 1],
+        ]
         assert case != "a kernel" or all(counts[each, 1] for each in BLOCKS)
         # The other kernel's config that was under way with it at the first death is a suspect, too, and has its turn.
         assert first["runs"] <= N + 3 + options.get("n_kernels", 1) - 1
@@ -201,14 +241,20 @@ def test_a_config_that_ends_its_process_is_in_quarantine_after_two_deaths(tmp_pa
 
 
 def _all_deadly(rank: int) -> Any:
-    kernel = autotuned(configs=[triton.Config({"BLOCK": block}, pre_hook=lambda _: os._exit(7)) for block in (16, 32)])
+    kernel = autotuned(
+        configs=[
+            triton.Config({"BLOCK": block}, pre_hook=lambda _: os._exit(7)) for block in (16, 32)
+        ]
+    )
     contextual_autotune(n_repeat=1, n_warmup=0)(lambda x: launch(kernel, x))(torch.zeros(64))
 
 
 def test_a_kernel_whose_configs_are_all_in_quarantine_is_named_with_what_to_do(tmp_path: Path):
     """Each has ended its process: an error says so in their place, and how they may run again."""
     for _ in range(6):
-        (only,) = on_ranks(1, _all_deadly, env={"DIST_TUNE_CACHE_DIR": str(tmp_path)}, is_dist=False)
+        (only,) = on_ranks(
+            1, _all_deadly, env={"DIST_TUNE_CACHE_DIR": str(tmp_path)}, is_dist=False
+        )
         if only.error != "Died":
             break
     assert only.error == "NoValidConfigError", f"{only.error}: {only.message}\n{only.notes}"
@@ -224,9 +270,15 @@ def test_an_exception_of_the_user_casts_no_suspicion(rank: int, error: Any):
     """Raised on one rank in the middle, twice with the same config under way."""
     counts = cache_folder().with_name("counts")
     for _ in range(2):
-        assert told(lambda: tune(rank, counts, fails=(6, 1, error)))[0] == ("PeerFailedError", error.__name__)[rank]
+        assert (
+            told(lambda: tune(rank, counts, fails=(6, 1, error)))[0]
+            == ("PeerFailedError", error.__name__)[rank]
+        )
     torch.distributed.barrier()
-    assert all(events(path, "under way")[-1]["candidates"] == [] for path in journals(cache_folder().parent))
+    assert all(
+        events(path, "under way")[-1]["candidates"] == []
+        for path in journals(cache_folder().parent)
+    )
     got = tune(rank, counts)
     assert got["runs"] <= N + 3
     assert [*got["failures"].values()] == [[None] * N]
@@ -237,7 +289,10 @@ def test_an_exception_of_the_user_casts_no_suspicion(rank: int, error: Any):
 def test_an_exception_in_the_last_run_loses_no_finished_tuning(rank: int):
     """The records are there before it: the next call, in this process or another, has the configs."""
     counts = cache_folder().with_name("counts")
-    assert told(lambda: tune(rank, counts, fails=(N + 3, 1, ValueError)))[0] == ("PeerFailedError", "ValueError")[rank]
+    assert (
+        told(lambda: tune(rank, counts, fails=(N + 3, 1, ValueError)))[0]
+        == ("PeerFailedError", "ValueError")[rank]
+    )
     got = tune(rank, counts)
     assert (got["runs"], got["is_recalled"]) == (1, True)
 
@@ -245,7 +300,14 @@ def test_an_exception_in_the_last_run_loses_no_finished_tuning(rank: int):
 @on_each_rank()
 def test_without_a_cache_there_is_no_journal(rank: int):
     """And nothing is gone on from."""
-    assert told(lambda: tune(rank, cache_folder().with_name("counts"), fails=(6, 1, ValueError), cache=False))[0] != ""
+    assert (
+        told(
+            lambda: tune(
+                rank, cache_folder().with_name("counts"), fails=(6, 1, ValueError), cache=False
+            )
+        )[0]
+        != ""
+    )
     assert not cache_folder().exists()
 
 

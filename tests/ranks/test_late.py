@@ -25,7 +25,18 @@ import triton
 
 from dist_tune.compiler import pool
 from dist_tune.testing import values
-from tests.steps import FACES, Face, Step, all_reduced, autotuned, launch, stop_for, threads_left, told, tuned
+from tests.steps import (
+    FACES,
+    Face,
+    Step,
+    all_reduced,
+    autotuned,
+    launch,
+    stop_for,
+    threads_left,
+    told,
+    tuned,
+)
 from tests.worlds import (
     DEADLINE_S,
     Wire,
@@ -47,8 +58,17 @@ X = torch.zeros(64)
 # -- late --------------------------------------------------------------------------------------------------------------
 
 
-@on_each_rank(3, cases=[("contextual", 1, "normal"), ("function", 1, "quiet"), further(("contextual", 0, "normal"))])
-def test_a_late_rank_costs_waiting_and_is_told_on_one_terminal(rank: int, case: tuple[Face, int, str]):
+@on_each_rank(
+    3,
+    cases=[
+        ("contextual", 1, "normal"),
+        ("function", 1, "quiet"),
+        further(("contextual", 0, "normal")),
+    ],
+)
+def test_a_late_rank_costs_waiting_and_is_told_on_one_terminal(
+    rank: int, case: tuple[Face, int, str]
+):
     """Later than two deadlines, within the timeout of its group. The first rank tells it once; where that is the late one, the next."""
     face, late, shown = case
     os.environ |= {"DIST_TUNE_DEADLINE_S": "1.5", "DIST_TUNE_VERBOSITY": shown}
@@ -59,8 +79,16 @@ def test_a_late_rank_costs_waiting_and_is_told_on_one_terminal(rank: int, case: 
         time.sleep(1.5)
     with contextlib.redirect_stderr(io.StringIO()) as terminal:
         y = step(X)
-    lines = re.findall(rf"^dist_tune: rank {late} has not come to call \d of step, \d s$", terminal.getvalue(), re.MULTILINE)
-    assert len(lines) == terminal.getvalue().count("has not come") == ((rank, shown) == (teller, "normal"))
+    lines = re.findall(
+        rf"^dist_tune: rank {late} has not come to call \d of step, \d s$",
+        terminal.getvalue(),
+        re.MULTILINE,
+    )
+    assert (
+        len(lines)
+        == terminal.getvalue().count("has not come")
+        == ((rank, shown) == (teller, "normal"))
+    )
     return y[0].item(), step.best
 
 
@@ -83,9 +111,15 @@ def test_a_rank_that_is_stopped_or_takes_long_for_good_reason_is_waited_for(rank
         time.sleep(2.5 if (rank, n) == (1, 2) else 0.0)
         return y
 
-    step: Step = Step("contextual", rest=rest, reset=lambda: time.sleep(2.5 if rank and len(step.ran) == 1 else 0.0))
+    step: Step = Step(
+        "contextual",
+        rest=rest,
+        reset=lambda: time.sleep(2.5 if rank and len(step.ran) == 1 else 0.0),
+    )
     y = step(X)
-    assert re.search("WARNING rank 1 is late: .* its first run of tests.steps.step, call 1", log_of(0))
+    assert re.search(
+        "WARNING rank 1 is late: .* its first run of tests.steps.step, call 1", log_of(0)
+    )
     assert "rank 0 is late" not in log_of(1)
     return step.best, y[0].item(), threads_left()
 
@@ -99,7 +133,9 @@ def test_a_rank_that_comes_too_late_gets_the_verdict_too(rank: int):
     if rank == 1:
         until(lambda: "ended by AbsentRanksError" in log_of(0))
     error = caught(lambda: step(X))
-    assert (error.kind, "ranks [1] did not come" in error.message) == ("AbsentRanksError", True), error.message
+    assert (error.kind, "ranks [1] did not come" in error.message) == ("AbsentRanksError", True), (
+        error.message
+    )
 
 
 @on_each_rank()
@@ -109,7 +145,12 @@ def test_timeouts_are_lowered_only_while_ranks_tune(rank: int):
     groups: list[Any] = [dist.group.WORLD, dist.new_group([0, 1], timeout=timedelta(seconds=0.5))]
 
     def note(y: torch.Tensor) -> None:
-        seen.append([group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups])
+        seen.append(
+            [
+                group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+                for group in groups
+            ]
+        )
         if y.numel() == 96:
             raise ValueError
 
@@ -134,7 +175,9 @@ def _cut_off(rank: int, at_run: int) -> Any:
 
     def rest(y: torch.Tensor) -> torch.Tensor:
         if wires and len(step.ran) == at_run:
-            until(lambda: at_run > 1 or "rank 0 is late" in log_of(1))  # both have seen each other in this call by then
+            until(
+                lambda: at_run > 1 or "rank 0 is late" in log_of(1)
+            )  # both have seen each other in this call by then
             wires[0].is_cut = True
         return y
 
@@ -150,10 +193,17 @@ def test_a_rank_that_is_cut_off_from_the_store_leaves(at_run: int):
     """Packets are lost, and no connection is reset: the cut rank ends with exit code 86 and a word in its log, the other with an error."""
     first, second = on_ranks(2, _cut_off, at_run)
     left_with(second, 86)
-    at_s = [float(each) for each in re.findall(r"the c10d store has not answered for (\d+\.\d) s", second.log)]
+    at_s = [
+        float(each)
+        for each in re.findall(r"the c10d store has not answered for (\d+\.\d) s", second.log)
+    ]
     assert at_s[-1] >= 1.5 * DEADLINE_S - 0.1
     kind, message = first.value
-    assert (kind, "ranks [1]" in message, "1800 s" in message) == ("AbsentRanksError", True, False), message
+    assert (kind, "ranks [1]" in message, "1800 s" in message) == (
+        "AbsentRanksError",
+        True,
+        False,
+    ), message
 
 
 def _host_dies(rank: int) -> None:
@@ -175,8 +225,12 @@ def test_a_dead_store_ends_all_ranks():
     host, *others = on_ranks(3, _host_dies)
     assert host.error == "Died"
     for outcome in others:
-        assert outcome.error == "StoreGoneError", f"{outcome.error}: {outcome.message}\n{outcome.notes}"
-        assert re.search("the c10d store cannot be reached at '[^']*' of (tests.*)?step", outcome.message)
+        assert outcome.error == "StoreGoneError", (
+            f"{outcome.error}: {outcome.message}\n{outcome.notes}"
+        )
+        assert re.search(
+            "the c10d store cannot be reached at '[^']*' of (tests.*)?step", outcome.message
+        )
 
 
 def _host_ends(rank: int) -> Any:
@@ -188,7 +242,11 @@ def _host_ends(rank: int) -> Any:
     if rank == 0:
         os._exit(0)
     until(lambda: has_ended(pids[0]))
-    return [step(torch.ones(*shape)).sum().item() for step in steps for shape in ((8, 8), (96,), (128,), (64,))]
+    return [
+        step(torch.ones(*shape)).sum().item()
+        for step in steps
+        for shape in ((8, 8), (96,), (128,), (64,))
+    ]
 
 
 def test_the_last_rank_goes_on_with_configs_it_knows():
@@ -209,7 +267,9 @@ def _group_ends(rank: int) -> bool:
     dist.destroy_process_group()
     gc.collect()
     with contextlib.suppress(dist.DistError):
-        return rank > 0 or bool(dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20)))
+        return rank > 0 or bool(
+            dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20))
+        )
     return False
 
 
@@ -229,7 +289,11 @@ def _left() -> list[str]:
 
 def _peer_ends(rank: int, how: str) -> Any:
     over_tcp(rank)
-    kernel, weight, over = autotuned(), torch.zeros(1), Path(os.environ["DIST_TUNE_LOG_DIR"], "over")
+    kernel, weight, over = (
+        autotuned(),
+        torch.zeros(1),
+        Path(os.environ["DIST_TUNE_LOG_DIR"], "over"),
+    )
 
     def step(x: torch.Tensor) -> torch.Tensor:
         runs[0] += 1
@@ -249,7 +313,10 @@ def _peer_ends(rank: int, how: str) -> Any:
     return error, left
 
 
-@pytest.mark.parametrize(("how", "error"), [("killed", "AbsentRanksError"), ("killed online", "RuntimeError"), ("busy", "")])
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [("killed", "AbsentRanksError"), ("killed online", "RuntimeError"), ("busy", "")],
+)
 def test_a_program_that_ends_leaves_no_thread_in_the_store(how: str, error: str):
     """Its host waits no more for a peer that was killed, nor an online tuning's thread in a meeting for one that lives, in a long call."""
     first, second = on_ranks(2, _peer_ends, how)
@@ -293,7 +360,11 @@ def _hangs(rank: int, n_errors: int) -> None:
             raise ValueError("once")
         return all_reduced(y) if n_errors else y
 
-    step: Step = Step("contextual", rest=rest, act=lambda block: time.sleep(1000.0 if is_last and len(step.ran) > n_errors else 0.0))
+    step: Step = Step(
+        "contextual",
+        rest=rest,
+        act=lambda block: time.sleep(1000.0 if is_last and len(step.ran) > n_errors else 0.0),
+    )
     for _ in range(n_errors * is_last):
         with contextlib.suppress(ValueError):
             step(X)
@@ -306,7 +377,9 @@ def test_a_config_that_hangs_in_the_first_run_is_named(n_errors: int):
     first, second = on_ranks(2, _hangs, n_errors)
     left_with(second, 86)
     assert first.error == "StuckConfigError", f"{first.error}: {first.message}\n{first.notes}"
-    assert all(word in first.message for word in ("rank 1", "candidate 0", "BLOCK=16", "discovery")), first.message
+    assert all(
+        word in first.message for word in ("rank 1", "candidate 0", "BLOCK=16", "discovery")
+    ), first.message
 
 
 def test_a_lone_process_leaves_a_config_that_never_returns(tmp_path: Path):
@@ -321,7 +394,9 @@ def _waits_for_ever(rank: int) -> None:
     def wait(block: int) -> None:
         time.sleep(1000.0 if block == 64 else 0.0)
 
-    inside, outside = (wait, lambda y: y) if rank else (lambda block: None, lambda y: wait(step.ran[-1]))
+    inside, outside = (
+        (wait, lambda y: y) if rank else (lambda block: None, lambda y: wait(step.ran[-1]))
+    )
     step: Step = Step("contextual", act=inside, rest=outside, search="exhaustive")
     step(X)
 
@@ -345,12 +420,19 @@ def test_a_released_config_is_dropped_on_all_ranks(rank: int, face: Face):
             until(free.is_set)
             until(lambda: flag.tolist() == [1.0, 1.0])
 
-    step = Step(face, act=act, rest=all_reduced, n_repeat=2, search="exhaustive", release=[flag, free.set])
+    step = Step(
+        face, act=act, rest=all_reduced, n_repeat=2, search="exhaustive", release=[flag, free.set]
+    )
     y = step(X)
     assert [each is None for each in step.failures] == [True, True, False]
     # Rank 0 waited in the all-reduce of that replay, and may have released it a little earlier.
-    assert re.match(r"rank [01]: (it did not return|a replay with it did not end) until release= was called", step.failures[2] or "")
-    assert rank == 0 or ("it did not return until release= was called" in log() and "in act" in log())
+    assert re.match(
+        r"rank [01]: (it did not return|a replay with it did not end) until release= was called",
+        step.failures[2] or "",
+    )
+    assert rank == 0 or (
+        "it did not return until release= was called" in log() and "in act" in log()
+    )
     return step.best, y[0].item(), threads_left()
 
 
@@ -361,7 +443,9 @@ def test_nothing_watches_a_steady_call(rank: int):
     step, timers = Step("contextual", act=lambda block: during.update(threads_left())), list[str]()
     with pytest.MonkeyPatch.context() as patch:
         for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
-            patch.setattr(faulthandler, name, lambda *args, name=name, **options: timers.append(name))
+            patch.setattr(
+                faulthandler, name, lambda *args, name=name, **options: timers.append(name)
+            )
         step(X)
         assert (during, threads_left()) == ({"dist_tune watchdog"}, [])
         assert (timers[0], timers[-1]) == ("dump_traceback_later", "cancel_dump_traceback_later")
@@ -387,4 +471,6 @@ def test_without_threads_a_tuning_goes_on_unwatched(rank: int):
         warnings.simplefilter("always")
         step(X)
     assert step.failures == [None] * 3
-    assert [str(each.message).partition(":")[0] for each in found] == ["dist_tune does not watch for configs that never return"]
+    assert [str(each.message).partition(":")[0] for each in found] == [
+        "dist_tune does not watch for configs that never return"
+    ]

@@ -13,7 +13,19 @@ import triton
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import KernelInterface
 
-from tests.steps import Bare, Filed, accumulate_kernel, add_kernel, autotuned, best, configs, launch, made, told, tuned
+from tests.steps import (
+    Bare,
+    Filed,
+    accumulate_kernel,
+    add_kernel,
+    autotuned,
+    best,
+    configs,
+    launch,
+    made,
+    told,
+    tuned,
+)
 from tests.worlds import ROOT, is_interpreted, log, on_each_rank
 
 N = 64
@@ -33,7 +45,9 @@ class Hooked(Autotuner):  # type: ignore[misc]  # Triton is not typed
             self.pre_hook, self.post_hook = self._copy, self._put_back
 
     def _copy(self, kwargs: dict[str, Any], reset_only: bool = False) -> None:
-        self.restore_copies = {} if reset_only else {name: kwargs[name].clone() for name in self.restore_value}
+        self.restore_copies = (
+            {} if reset_only else {name: kwargs[name].clone() for name in self.restore_value}
+        )
 
     def _put_back(self, kwargs: dict[str, Any], exception: Exception | None) -> None:
         for name, copy in self.restore_copies.items():
@@ -90,7 +104,9 @@ class Checks(Searches):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(self, Autotuner):
             raise TypeError(f"{self} is no kernel")
-        return self.launch(self.cache.setdefault(str(args[2]), self.prune_configs(kwargs)[0]), args, kwargs)
+        return self.launch(
+            self.cache.setdefault(str(args[2]), self.prune_configs(kwargs)[0]), args, kwargs
+        )
 
 
 # -- caches ------------------------------------------------------------------------------------------------------------
@@ -142,7 +158,11 @@ def test_a_kernel_of_a_library_is_tuned_as_any_other(rank: int, kind: Any) -> An
     step = tuned(kernel, closure)
     assert [step(kernel=kernel, x=torch.zeros(N)) for _ in range(3)] == [1.0] * 3
     assert (all(is_right), kernel.nargs, len(is_right) > 3) == (True, None, kind is not Default)
-    assert [len(each.candidates) for each in step.records] == [] if kind is Default else [2 if kind is Pruning else 3]
+    assert (
+        [len(each.candidates) for each in step.records] == []
+        if kind is Default
+        else [2 if kind is Pruning else 3]
+    )
     assert len(getattr(kernel.cache, "kept", kernel.cache)) == len(step.records)
     return kernel.best_config.kwargs
 
@@ -157,7 +177,11 @@ def test_a_tuner_with_a_run_of_its_own_is_tuned_under_its_own_key(rank: int) -> 
     called.append(launch(kernel, torch.zeros(6 * N))[0].item())
     assert called == [2.0] * 4 + [1.0] or not is_interpreted()
     assert [*kernel.cache] == [f"{n // 10}_torch.float32" for n in (N, 2 * N, 6 * N)]
-    assert (kernel.nargs, len(step.records), "add_kernel['6_torch.float32']" in log()) == (None, 2, True)
+    assert (kernel.nargs, len(step.records), "add_kernel['6_torch.float32']" in log()) == (
+        None,
+        2,
+        True,
+    )
     *chosen, outside = [config.kwargs["BLOCK"] for config in kernel.cache.values()]
     assert outside == 16
     return chosen
@@ -192,7 +216,11 @@ def test_a_config_that_ranks_do_not_share_is_tuned_anew(rank: int, kind: Any) ->
 def test_hooks_that_a_library_puts_in_place_of_tritons(rank: int, case: str):
     """Hooks that copy and restore leave later launches what the kernel wrote; a hook that is assigned to a kernel is called."""
     y, other = torch.full((N,), 0.0 if case == "restored" else 5.0), autotuned(blocks=(16, 32))
-    kernel = made(Hooked, accumulate_kernel, ["y_ptr"]) if case == "restored" else autotuned(accumulate_kernel)
+    kernel = (
+        made(Hooked, accumulate_kernel, ["y_ptr"])
+        if case == "restored"
+        else autotuned(accumulate_kernel)
+    )
     if case == "assigned":
         kernel.pre_hook = lambda full, reset_only=False: full["y_ptr"].zero_()
     step = tuned(kernel, lambda x: launch(other, launch(kernel, x, y))[0].item())
@@ -203,11 +231,26 @@ def test_hooks_that_a_library_puts_in_place_of_tritons(rank: int, case: str):
 @on_each_rank()
 def test_kernels_with_one_config_need_no_replay(rank: int):
     """One config, one left after pruning, one repeated: the closure runs for discovery, as the probe, and once more."""
-    single, repeated, runs = autotuned(blocks=(32,)), autotuned(configs=configs(32, 32, 32)), list[int]()
-    pruned = autotuned(blocks=(16, 32), prune_configs_by={"early_config_prune": lambda configs, named, **kw: configs[1:]})
-    step = tuned(single, lambda x: runs.append(1) or launch(repeated, launch(pruned, launch(single, x)))[0].item())  # type: ignore[func-returns-value]
+    single, repeated, runs = (
+        autotuned(blocks=(32,)),
+        autotuned(configs=configs(32, 32, 32)),
+        list[int](),
+    )
+    pruned = autotuned(
+        blocks=(16, 32),
+        prune_configs_by={"early_config_prune": lambda configs, named, **kw: configs[1:]},
+    )
+    step = tuned(
+        single,
+        lambda x: runs.append(1) or launch(repeated, launch(pruned, launch(single, x)))[0].item(),
+    )  # type: ignore[func-returns-value]
     assert (step(torch.zeros(64)), len(runs)) == (3.0, 3)
-    assert (best(pruned), best(repeated), len(single.cache), [len(r.candidates) for r in step.records]) == ([32], [32], 0, [1, 1])
+    assert (
+        best(pruned),
+        best(repeated),
+        len(single.cache),
+        [len(r.candidates) for r in step.records],
+    ) == ([32], [32], 0, [1, 1])
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
@@ -225,22 +268,34 @@ def reading_another() -> Any:
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
     "autotuned twice": (
-        lambda: triton.autotune([triton.Config({"SIZE": 1}), triton.Config({"SIZE": 2})], key=["n"])(autotuned()),
+        lambda: triton.autotune(
+            [triton.Config({"SIZE": 1}), triton.Config({"SIZE": 2})], key=["n"]
+        )(autotuned()),
         "TypeError",
         ("kernel tests.steps.add_kernel is decorated with triton.autotune twice",),
     ),
     "left out": (
         lambda: autotuned(optional_kernel, restore_value=["z_ptr"]),
         "ValueError",
-        ("optional_kernel names 'z_ptr', which this launch leaves out: pass it, None if there is none",),
+        (
+            "optional_kernel names 'z_ptr', which this launch leaves out: pass it, None if there is none",
+        ),
     ),
-    "misspelt": (lambda: autotuned(reset_to_zero=["y_prt"]), "ValueError", ("y_prt",)),  # Triton 3.9 says so at the decoration
+    "misspelt": (
+        lambda: autotuned(reset_to_zero=["y_prt"]),
+        "ValueError",
+        ("y_prt",),
+    ),  # Triton 3.9 says so at the decoration
     "another argument": (
         lambda: autotuned(configs=[triton.Config({"BLOCKS": 16}), triton.Config({"BLOCKS": 32})]),
         "NoValidConfigError",
         ("none of its 2 configs runs on rank 0:\n  each of them: ",),
     ),
-    "a best_config that cannot be set": (lambda: made(ReadOnly), "NoValidConfigError", ("add_kernel[64,", "no setter")),
+    "a best_config that cannot be set": (
+        lambda: made(ReadOnly),
+        "NoValidConfigError",
+        ("add_kernel[64,", "no setter"),
+    ),
     "a hook that reads what was not launched": (
         reading_another,
         "NoValidConfigError",
@@ -254,8 +309,16 @@ def test_what_no_config_can_cure_is_told_once(rank: int, mistake: str):
     """Not for each config, and not with the advice to add one; with Triton's reason."""
     make, kind, words = MISTAKES[mistake]
     x = torch.zeros(N)
-    found, message, _ = told(lambda: tuned(None, lambda kernel: kernel[(4,)](x, torch.empty_like(x), N), is_dist=False)(make()))
-    assert (found, [word for word in words if word not in message], "Add a config" in message) == (kind, [], False)
+    found, message, _ = told(
+        lambda: tuned(None, lambda kernel: kernel[(4,)](x, torch.empty_like(x), N), is_dist=False)(
+            make()
+        )
+    )
+    assert (found, [word for word in words if word not in message], "Add a config" in message) == (
+        kind,
+        [],
+        False,
+    )
 
 
 # -- wrappers that keep what was launched, and ask no tuner again ------------------------------------------------------
@@ -272,7 +335,9 @@ class Keeps(KernelInterface):  # type: ignore[misc]  # Triton is not typed
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         if (config := self.kept[0].get(args[2])) is not None:
-            return self.fn.fn.run(*args, **{**kwargs, "grid": kwargs["grid"]}, **config.all_kwargs())
+            return self.fn.fn.run(
+                *args, **{**kwargs, "grid": kwargs["grid"]}, **config.all_kwargs()
+            )
         result = self.fn.run(*args, **kwargs)
         self.kept[0][args[2]] = self.fn.best_config
         return result
@@ -282,7 +347,11 @@ class Keeps(KernelInterface):  # type: ignore[misc]  # Triton is not typed
 @on_each_rank(cases=["tuner", "own run", "in place", "disputed"])
 def test_what_a_wrapper_keeps_of_replays_is_taken_from_it(rank: int, case: str) -> Any:
     """Each replay asks the tuner, also after ranks had different configs, and then the winner is kept; what was kept before is, too."""
-    kernel = Keeps(made(Filed, accumulate_kernel) if case == "own run" else autotuned(accumulate_kernel, **ONE_MS))
+    kernel = Keeps(
+        made(Filed, accumulate_kernel)
+        if case == "own run"
+        else autotuned(accumulate_kernel, **ONE_MS)
+    )
     launch(kernel, torch.ones(2 * N), torch.zeros(2 * N))  # the library's own choice: it stays
     before, source = kernel.kept[0][2 * N], torch.zeros(N)
     if case == "disputed":
@@ -294,11 +363,17 @@ def test_what_a_wrapper_keeps_of_replays_is_taken_from_it(rank: int, case: str) 
         return launch(kernel, total, torch.zeros(N))[0].item()
 
     step = tuned(kernel, closure)
-    assert [step(source) for _ in range(3)] == ([1.0, 2.0, 3.0] if case == "in place" else [1.0] * 3)
-    (config,) = (kernel.fn.cache[key] for key in kernel.fn.cache if str(key).startswith(("(64", "6_")))
+    assert [step(source) for _ in range(3)] == (
+        [1.0, 2.0, 3.0] if case == "in place" else [1.0] * 3
+    )
+    (config,) = (
+        kernel.fn.cache[key] for key in kernel.fn.cache if str(key).startswith(("(64", "6_"))
+    )
     assert kernel.kept[0][N] is config is kernel.best_config
     assert kernel.kept[0][2 * N] is before
-    assert (len(step.records), "not tuned" in log()) == ((0, True) if case == "in place" else (1, False))
+    assert (len(step.records), "not tuned" in log()) == (
+        (0, True) if case == "in place" else (1, False)
+    )
     return config.kwargs
 
 
@@ -335,7 +410,11 @@ def test_a_function_that_keeps_its_first_launch_is_told_of(rank: int) -> Any:
 
     step = tuned(None, closure)
     assert [step(torch.zeros(N)) for _ in range(3)] == [1.0] * 3
-    (line,) = [line for line in log().splitlines() if " is not tuned: the first run launched it and " in line]
+    (line,) = [
+        line
+        for line in log().splitlines()
+        if " is not tuned: the first run launched it and " in line
+    ]
     assert re.search("WARNING.*(accumulate_kernel|site 2 )", line)
     return best(other)
 
@@ -352,7 +431,9 @@ SAME = (
 def benched(kernel: Any) -> bool:
     """As tuners of libraries do that time the configs on their own."""
     kernel.nargs = dict(zip(kernel.arg_names, (torch.zeros(N), torch.empty(N), N), strict=False))
-    timings_ms = kernel._bench(*kernel.nargs.values(), config=kernel.configs[0], grid=(4,), warmup=False)
+    timings_ms = kernel._bench(
+        *kernel.nargs.values(), config=kernel.configs[0], grid=(4,), warmup=False
+    )
     kernel.nargs = None
     return bool(timings_ms == [1.0] * 3)
 
@@ -367,22 +448,32 @@ def pruned(kernel: Any) -> bool:
 
 USES: dict[str, Callable[[Any], Any]] = {
     "best_config": lambda kernel: kernel.best_config in kernel.configs,
-    "best_config.all_kwargs()": lambda kernel: kernel.fn[(4,)](torch.zeros(N), torch.empty(N), N, **kernel.best_config.all_kwargs()),
+    "best_config.all_kwargs()": lambda kernel: kernel.fn[(4,)](
+        torch.zeros(N), torch.empty(N), N, **kernel.best_config.all_kwargs()
+    ),
     "best_config = ...": lambda kernel: setattr(kernel, "best_config", kernel.configs[0]),
     "cache": lambda kernel: all(config in kernel.configs for config in dict(kernel.cache).values()),
-    "cache[key] = ...": lambda kernel: kernel.cache.__setitem__(("another key",), kernel.configs[0]),
+    "cache[key] = ...": lambda kernel: kernel.cache.__setitem__(
+        ("another key",), kernel.configs[0]
+    ),
     "cache.pop()": lambda kernel: kernel.cache.pop("another key", None),
     "configs": lambda kernel: len(kernel.configs) == 3,
     "configs_timings": lambda kernel: sorted(getattr(kernel, "configs_timings", {}).values()),
     "bench_time": lambda kernel: getattr(kernel, "bench_time", 0.0) >= 0.0,
     "fn.fn": lambda kernel: kernel.fn.fn.__code__.co_name == "add_kernel",
-    "fn.run": lambda kernel: kernel.fn.run(torch.zeros(N), torch.empty(N), N, grid=(4,), warmup=False, BLOCK=16),
+    "fn.run": lambda kernel: kernel.fn.run(
+        torch.zeros(N), torch.empty(N), N, grid=(4,), warmup=False, BLOCK=16
+    ),
     "pre_hook": lambda kernel: kernel.pre_hook({}, reset_only=True) == 0,
     "post_hook": lambda kernel: kernel.post_hook({}, exception=None) == 0,
-    "do_bench": lambda kernel: kernel.do_bench(lambda: None, quantiles=(0.5, 0.2, 0.8)) == [1.0] * 3,
+    "do_bench": lambda kernel: (
+        kernel.do_bench(lambda: None, quantiles=(0.5, 0.2, 0.8)) == [1.0] * 3
+    ),
     "_bench()": benched,
     "prune_configs()": pruned,
-    "run()": lambda kernel: kernel.run(torch.zeros(N), torch.empty(N), N, grid=lambda meta: (N // meta["BLOCK"],), warmup=False),
+    "run()": lambda kernel: kernel.run(
+        torch.zeros(N), torch.empty(N), N, grid=lambda meta: (N // meta["BLOCK"],), warmup=False
+    ),
     "warmup()": lambda kernel: kernel.warmup(torch.zeros(N), torch.empty(N), N, grid=(1,)),
 }
 """Name of what is used -> a use, after a launch; it returns no False."""
@@ -402,12 +493,20 @@ def test_what_libraries_use_works_in_a_tuned_closure(rank: int) -> Any:
 
     step = tuned(kernel, closure, cache=False)
     assert [step(torch.zeros(N)) for _ in range(2)] == [(1.0, 2.0)] * 2 or not is_interpreted()
-    assert ([name for names in wrong for name in names], len(wrong) > 3, kernel.nargs) == ([], True, None)
+    assert ([name for names in wrong for name in names], len(wrong) > 3, kernel.nargs) == (
+        [],
+        True,
+        None,
+    )
     return kernel.cache[KEY].kwargs
 
 
 def test_the_page_lists_what_is_tested():
     """No more, and no less."""
     page = Path(ROOT / "docs" / "libraries.md").read_text()
-    listed = re.findall(r"^\| (`.*?) \|", page.partition("### Which libraries use what")[2].partition("###")[0], re.MULTILINE)
+    listed = re.findall(
+        r"^\| (`.*?) \|",
+        page.partition("### Which libraries use what")[2].partition("###")[0],
+        re.MULTILINE,
+    )
     assert sorted(re.findall("`(.*?)`", " ".join(listed))) == sorted([*SAME, *USES])

@@ -54,7 +54,10 @@ def test_first_is_the_first_config_whatever_the_cache_holds(rank: int, face: Fac
     """Also in the first run, where a tuning begins with the config that compiles fastest."""
     job = partial(Job, face, path=own_records(face, rank))
     anew = {"ALWAYS_TUNE": "1"}
-    assert [job(settings=FIRST).how, job((64, 32, 16), settings=FIRST | anew).how] == ["given 16", "given 64"]
+    assert [job(settings=FIRST).how, job((64, 32, 16), settings=FIRST | anew).how] == [
+        "given 16",
+        "given 64",
+    ]
     assert job(settings={"MODE": "tune"} | anew).how == "tuned 64"
 
 
@@ -67,17 +70,33 @@ def test_two_modes_have_one_outcome(rank: int):
     kept = {face: own_records(face, rank).rename(folder() / f"{face}{rank}") for face in FACES}
     for k, (modes, has_record) in enumerate(product(product(MODES, MODES), (True, False))):
         face = FACES[k // 2 % 2]
-        job = Job(face, path=kept[face] if has_record else folder() / f"empty{k}-{rank}", settings={"MODE": modes[rank]})
+        job = Job(
+            face,
+            path=kept[face] if has_record else folder() / f"empty{k}-{rank}",
+            settings={"MODE": modes[rank]},
+        )
         differ = f"DIST_TUNE_MODE is {modes[0]} on rank 0, {modes[1]} on rank 1. Give all ranks the same environment"
         if "require" in modes and (not has_record or "first" in modes):
-            told = [words in job.error.message for words in (differ, "tune once", "There is no record")]
-            assert (job.how, told) == ("CacheMissError", [modes[0] != modes[1], not has_record, not has_record]), modes
+            told = [
+                words in job.error.message for words in (differ, "tune once", "There is no record")
+            ]
+            assert (job.how, told) == (
+                "CacheMissError",
+                [modes[0] != modes[1], not has_record, not has_record],
+            ), modes
         elif "first" in modes or not has_record:
             assert job.how == ("tuned 64" if {*modes} == {"tune"} else "given 16"), modes
         else:
             assert job.how == "hit 32", modes
-    error = Job("function", path=kept["function"], settings={"MODE": "require"} if rank else {"ALWAYS_TUNE": "1"}).error
-    assert ("DIST_TUNE_ALWAYS_TUNE is 1 on rank 0, 0 on rank 1. Give all" in error.message, "tune once" in error.message) == (True, False)
+    error = Job(
+        "function",
+        path=kept["function"],
+        settings={"MODE": "require"} if rank else {"ALWAYS_TUNE": "1"},
+    ).error
+    assert (
+        "DIST_TUNE_ALWAYS_TUNE is 1 on rank 0, 0 on rank 1. Give all" in error.message,
+        "tune once" in error.message,
+    ) == (True, False)
 
 
 @on_each_rank(cases=FACES)
@@ -112,7 +131,9 @@ def test_a_recorded_config_that_answers_wrongly_is_used_once(rank: int):
     jobs: list[Job] = []
     lines = shown(lambda: jobs.append(Job("function", path=path, settings=CACHED, check=check)))
     assert jobs[0].ran == [32, 16]
-    assert any("answers wrongly; later calls use the first config: rank 1" in line for line in lines)
+    assert any(
+        "answers wrongly; later calls use the first config: rank 1" in line for line in lines
+    )
 
 
 def _work(x: torch.Tensor, *, factor: int) -> torch.Tensor:
@@ -151,11 +172,17 @@ def test_without_tuning_the_nearest_record_decides_if_asked(rank: int):
     step = Step("function", nearest=True)
     lines = shown(lambda: [step(torch.zeros(n), autotune=False) for n in (64, 80, 80, 80)])
     assert step.ran == [32] * 4
-    assert [("[80]" in line, "[64]" in line, "BLOCK=32" in line) for line in lines if "the nearest is of" in line] == [(True,) * 3]
+    assert [
+        ("[80]" in line, "[64]" in line, "BLOCK=32" in line)
+        for line in lines
+        if "the nearest is of" in line
+    ] == [(True,) * 3]
     step(torch.zeros(80))
     assert step.best == [32, 64]
     step = Step("function", nearest=True)
-    with pytest.MonkeyPatch.context() as patch:  # each rank looks into its own cache, which has a copy
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # each rank looks into its own cache, which has a copy
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         step(torch.zeros(64), autotune=False)
     assert step.ran == [32]
@@ -176,11 +203,17 @@ def test_a_first_config_that_does_not_fit_gives_way_to_one_that_does(rank: int):
     """Under capture as outside of it: no error, and the value of the call."""
     a = torch.zeros(64, 64, dtype=torch.float16)
     for is_captured in (True, False):
-        kernel = autotuned(product_kernel, configs=[triton.Config({"BLOCK": 64}, num_stages=n) for n in (40, 2)])
+        kernel = autotuned(
+            product_kernel, configs=[triton.Config({"BLOCK": 64}, num_stages=n) for n in (40, 2)]
+        )
         step = tuned(None, lambda kernel=kernel: (kernel[(1,)](a, a, 64), 7)[1], is_dist=False)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("DIST_TUNE_MODE", "first")
-            patch.setattr(torch.cuda, "is_current_stream_capturing", lambda is_captured=is_captured: is_captured)
+            patch.setattr(
+                torch.cuda,
+                "is_current_stream_capturing",
+                lambda is_captured=is_captured: is_captured,
+            )
             assert [step(), step()] == [7, 7]
         assert [each.num_stages for each in kernel.cache.values()] == [2]
 
@@ -192,13 +225,26 @@ def test_a_mode_that_one_rank_cannot_read_ends_the_call_on_all(rank: int, face: 
     path, misspelt = folder() / str(rank), {"MODE": "cachd"} if rank == 1 else {}
     for _ in range(2):
         job = Job(face, path=path, settings=misspelt)
-        assert (job.how, told in job.error.message, job.record) == (["PeerFailedError", "SettingsError"][rank], True, None)
+        assert (job.how, told in job.error.message, job.record) == (
+            ["PeerFailedError", "SettingsError"][rank],
+            True,
+            None,
+        )
         own_records(face, rank)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DIST_TUNE_MODE", misspelt.get("MODE", ""))
         for mode in get_args(Mode):
-            error = caught(partial(tune_problems, [Problem("p", [{"i": 1}], lambda config: (lambda: 1, None))], mode=mode))
-            assert (error.kind in ("PeerFailedError", "SettingsError"), told in error.message) == (True, True), error.message
+            error = caught(
+                partial(
+                    tune_problems,
+                    [Problem("p", [{"i": 1}], lambda config: (lambda: 1, None))],
+                    mode=mode,
+                )
+            )
+            assert (error.kind in ("PeerFailedError", "SettingsError"), told in error.message) == (
+                True,
+                True,
+            ), error.message
 
 
 @on_each_rank()
@@ -225,16 +271,26 @@ def test_a_refused_record_of_a_step_that_may_not_run_again(rank: int):
 def test_settings_that_differ_are_told_once(rank: int):
     """By the first rank, with a rank of each value; folders and the log may differ."""
     of_rank_1 = {"DEADLINE_S": "40", "ALWAYS_TUNE": "yes", "LOG_LEVEL": "INFO"}
-    lines = shown(lambda: [Job("contextual", settings=of_rank_1 if rank == 1 else {}) for _ in range(2)])
+    lines = shown(
+        lambda: [Job("contextual", settings=of_rank_1 if rank == 1 else {}) for _ in range(2)]
+    )
     (line,) = [line for line in lines if "settings differ" in line]
-    assert "DIST_TUNE_DEADLINE_S is 3 on rank 0, 40 on rank 1; DIST_TUNE_ALWAYS_TUNE is 0 on rank 0, 1 on rank 1. Give all" in line
+    assert (
+        "DIST_TUNE_DEADLINE_S is 3 on rank 0, 40 on rank 1; DIST_TUNE_ALWAYS_TUNE is 0 on rank 0, 1 on rank 1. Give all"
+        in line
+    )
 
 
 WARNED = [
     ("CACHE_DIR", "", {1}, "tunings are not kept and will be repeated: "),
     ("CACHE_DIR", "", {0, 1}, "tunings are not kept and will be repeated: "),
     ("LOG_DIR", "", {0, 1}, "dist_tune keeps no log: "),
-    ("DEADLINE_S", "soon", {1}, "DIST_TUNE_DEADLINE_S='soon' cannot be read: need a number of seconds above 0"),
+    (
+        "DEADLINE_S",
+        "soon",
+        {1},
+        "DIST_TUNE_DEADLINE_S='soon' cannot be read: need a number of seconds above 0",
+    ),
     ("LOGDIR", "x", {0, 1}, "DIST_TUNE_LOGDIR is not read: did you mean DIST_TUNE_LOG_DIR?"),
 ]
 """A variable with its value (that of a folder is a file), the ranks that have it, and words of the warning."""
@@ -247,10 +303,16 @@ def test_a_warning_of_several_ranks_is_given_once(rank: int, case: tuple[str, st
     file = folder().with_name("file")
     file.parent.mkdir(exist_ok=True)
     file.touch()
-    warned = [Job("contextual", n=n, settings={name: value or str(file)} if rank in who else {}).warned for n in (64, 128)]
+    warned = [
+        Job("contextual", n=n, settings={name: value or str(file)} if rank in who else {}).warned
+        for n in (64, 128)
+    ]
     first, *others = [text for texts in gathered(warned) for job in texts for text in job]
     assert (others, words in first, first.startswith("rank 1: ")) == ([], True, 0 not in who)
-    assert value or ("a file is in the folder's place" in first, f"DIST_TUNE_{name} names another folder" in first) == (True, True)
+    assert value or (
+        "a file is in the folder's place" in first,
+        f"DIST_TUNE_{name} names another folder" in first,
+    ) == (True, True)
     assert name == "LOG_DIR" or log().count(words) == (rank in who)
 
 
@@ -297,7 +359,10 @@ def test_the_program_ends_with_one_line(tmp_path: Path, case: str):
     done = run_python("script.py", cwd=tmp_path, env=env, n_ranks=n_ranks)
     lines = [line for line in done.stderr.splitlines() if "DIST_TUNE_MODE" in line]
     counted = "0 of their own record, 0 of the nearest, 2 the first that runs"
-    assert ("has served" in done.stdout, lines) == (True, [f"dist_tune: DIST_TUNE_MODE={told}{counted}"] * bool(told)), done.stderr
+    assert ("has served" in done.stdout, lines) == (
+        True,
+        [f"dist_tune: DIST_TUNE_MODE={told}{counted}"] * bool(told),
+    ), done.stderr
 
 
 def test_a_program_with_a_misspelt_mode_does_not_begin(tmp_path: Path):

@@ -15,10 +15,29 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune import CaptureError, DistTuneError, NestedTuningError, NoValidConfigError, autotune, contextual_autotune
+from dist_tune import (
+    CaptureError,
+    DistTuneError,
+    NestedTuningError,
+    NoValidConfigError,
+    autotune,
+    contextual_autotune,
+)
 from dist_tune.runtime.kernel import tuning_key
 from tests.programs import run_python
-from tests.steps import BLOCKS, FACES, QUICK, Face, Step, autotuned, best, is_unpatched, launch, threads_left, tuned
+from tests.steps import (
+    BLOCKS,
+    FACES,
+    QUICK,
+    Face,
+    Step,
+    autotuned,
+    best,
+    is_unpatched,
+    launch,
+    threads_left,
+    tuned,
+)
 from tests.worlds import ROOT, log, on_each_rank
 
 
@@ -44,7 +63,12 @@ def test_any_arguments_will_do(rank: int):
     """Unhashable ones, None, keywords; without a warning that shapes changed, a miss itself starts the next tuning."""
     kernel, n = autotuned(blocks=(16, 32)), 64
     step = tuned(None, lambda *args, **kwargs: launch(kernel, torch.zeros(n))[0].item())
-    assert [step(Shaped()), step([1], {2: 3}), step(torch.zeros(1), None, flag=True), step(Shaped())] == [1.0] * 4
+    assert [
+        step(Shaped()),
+        step([1], {2: 3}),
+        step(torch.zeros(1), None, flag=True),
+        step(Shaped()),
+    ] == [1.0] * 4
     n = 128
     assert (step(Shaped()), len(step.records)) == (1.0, 2)
     return best(kernel)
@@ -70,14 +94,22 @@ class Scaled(torch.nn.Module):
 def test_an_averaged_model_whose_method_was_decorated_computes_with_its_own_parameters(rank: int):
     """It shares the records, so that a size which the copy meets first is known to the original as well; replays see its state."""
     model: Any = Scaled()
-    averaged: Any = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda mean, new, n: new + 4.0)
+    averaged: Any = torch.optim.swa_utils.AveragedModel(
+        model, avg_fn=lambda mean, new, n: new + 4.0
+    )
     averaged.module.kernel = model.kernel
     for _ in range(2):
         averaged.update_parameters(model)
-    values = [each(torch.zeros(n)).unique().tolist() for n in (64, 128) for each in (model, averaged, model)]
+    values = [
+        each(torch.zeros(n)).unique().tolist()
+        for n in (64, 128)
+        for each in (model, averaged, model)
+    ]
     assert values == [[1.0], [5.0], [1.0]] * 2
     assert len(model.forward.records) == len(averaged.module.forward.records) == 2
-    assert model.method(torch.zeros(256), twice=True)[0] == 2.0  # a method that the class decorates is bound as any other
+    assert (
+        model.method(torch.zeros(256), twice=True)[0] == 2.0
+    )  # a method that the class decorates is bound as any other
     assert (Scaled.method.__name__, Scaled.method.__doc__) == ("method", "Adds one.")
     return best(model.kernel)
 
@@ -122,7 +154,9 @@ def test_a_tuning_leaves_neither_tensors_nor_threads(rank: int, face: Face):
     del x, y
     gc.collect()
     assert (alive(), output(), threads_left()) == (None, None, [])
-    assert {each.name for each in threading.enumerate() if each is not threading.main_thread()} == {"dist_tune presence"}
+    assert {each.name for each in threading.enumerate() if each is not threading.main_thread()} == {
+        "dist_tune presence"
+    }
 
 
 @on_each_rank()
@@ -138,7 +172,9 @@ def test_a_mistake_in_the_launch_is_the_cause_of_the_error(rank: int):
 def test_ranks_that_tune_alone_have_their_own_logs(rank: int):
     """``rank-<i>.log`` is the log of rank i, also without a process group; with ``is_dist`` that is an error which says what to call."""
     kernel = autotuned(blocks=(16, 32))
-    tuned(kernel, is_dist=False, cache=False)(torch.zeros(64))  # the quicker one's record would do for the other
+    tuned(kernel, is_dist=False, cache=False)(
+        torch.zeros(64)
+    )  # the quicker one's record would do for the other
     assert ", tuned in " in log()
     with pytest.raises(DistTuneError, match=r"call init_process_group\(\)"):
         tuned(kernel)(torch.zeros(64))
@@ -193,7 +229,10 @@ def test_threads_wait_for_a_tuning_that_makes_progress(rank: int, n: int):
     os.environ["DIST_TUNE_DEADLINE_S"] = "2"
     ran = list[int]()
     functions = [lasting(0.5 / n**0.5, ran) for _ in range(n)]
-    steps = [tuned(None, lambda number, each=each: each(number), is_dist=False, cache=False) for each in functions]
+    steps = [
+        tuned(None, lambda number, each=each: each(number), is_dist=False, cache=False)
+        for each in functions
+    ]
     assert in_threads(4, lambda i: steps[i % n](i)) == [*range(4)]
     assert [len(each.records) for each in steps] == [1] * n
     assert sum(ran.count(each) > 1 for each in set(ran)) == n
@@ -230,7 +269,9 @@ def test_a_miss_is_its_own_thread_s(rank: int):
     step(torch.zeros(64))
     kernel.cache.clear()
     found: list[Any] = []
-    other = threading.Thread(target=lambda: found.extend(in_threads(1, lambda _: step(torch.zeros(64)))))
+    other = threading.Thread(
+        target=lambda: found.extend(in_threads(1, lambda _: step(torch.zeros(64))))
+    )
     other.start()
     assert is_inside.wait(60)
     assert step(torch.zeros(64)) == 1.0
@@ -242,7 +283,10 @@ def test_a_miss_is_its_own_thread_s(rank: int):
 @on_each_rank()
 def test_other_threads_are_left_to_triton(rank: int):
     """A kernel launched by another thread while a closure is tuned is tuned by Triton's own benchmark."""
-    kernel, other = autotuned(blocks=(16, 32)), autotuned(blocks=(16, 32), do_bench=lambda call, quantiles: (call(), [1.0] * 3)[1])
+    kernel, other = (
+        autotuned(blocks=(16, 32)),
+        autotuned(blocks=(16, 32), do_bench=lambda call, quantiles: (call(), [1.0] * 3)[1]),
+    )
     beside: list[Any] = []
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -251,7 +295,13 @@ def test_other_threads_are_left_to_triton(rank: int):
 
     call = tuned(kernel, step, is_dist=False)
     call(torch.zeros(64))
-    assert (beside[0][0], len(best(kernel)), len(best(other)), len(other.configs_timings), len(call.records)) == (1.0, 1, 1, 2, 1)
+    assert (
+        beside[0][0],
+        len(best(kernel)),
+        len(best(other)),
+        len(other.configs_timings),
+        len(call.records),
+    ) == (1.0, 1, 1, 2, 1)
 
 
 # -- other packages and Triton -----------------------------------------------------------------------------------
@@ -296,10 +346,17 @@ def test_a_program_finds_what_is_its_own_as_it_was(tmp_path: Path, program: str,
 
     Threads of gloo's have aborted programs that had done all their work: they asked for an interpreter that was gone.
     """
-    env = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "DIST_TUNE_LOG_DIR": str(tmp_path), "DIST_TUNE_VERBOSITY": "quiet"}
+    env = {
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": str(ROOT),
+        "DIST_TUNE_LOG_DIR": str(tmp_path),
+        "DIST_TUNE_VERBOSITY": "quiet",
+    }
     (tmp_path / "program.py").write_text(program)
     done = run_python(tmp_path / "program.py", cwd=tmp_path, env=os.environ | env, n_ranks=n_ranks)
-    assert (done.returncode, done.stdout.count("fine")) == (0, max(1, n_ranks)), done.stdout + done.stderr
+    assert (done.returncode, done.stdout.count("fine")) == (0, max(1, n_ranks)), (
+        done.stdout + done.stderr
+    )
 
 
 def test_kernels_of_several_triton_versions_are_heard_the_same_way():
@@ -315,4 +372,6 @@ def test_kernels_of_several_triton_versions_are_heard_the_same_way():
     for args, kwargs in (((x, x, 4), {}), ((x,), {"y_ptr": x.half(), "n": 4})):
         with pytest.raises(KeyError) as looked_up:
             kernel.run(*args, grid=(1,), warmup=False, **kwargs)
-        assert looked_up.value.args[0] == tuning_key(kernel, args, {**kwargs, "grid": (1,), "warmup": False})
+        assert looked_up.value.args[0] == tuning_key(
+            kernel, args, {**kwargs, "grid": (1,), "warmup": False}
+        )

@@ -82,7 +82,11 @@ class Launches:
 
     def alike(self) -> list[list[int]]:
         """What all ranks have launched in each call: the same, or this fails with the first call in which it was not."""
-        differing = [(k, calls) for k, calls in enumerate(zip(*gathered(self.by_call), strict=False)) if calls[1:] != calls[:-1]]
+        differing = [
+            (k, calls)
+            for k, calls in enumerate(zip(*gathered(self.by_call), strict=False))
+            if calls[1:] != calls[:-1]
+        ]
         assert not differing, f"call {differing[0][0]} of {len(self.by_call)}: {differing[0][1]}"
         return self.by_call
 
@@ -118,9 +122,13 @@ class Job(Launches):
             return counted()
 
         if face == "contextual":
-            self.tuned: Any = contextual_autotune(is_dist=dist.is_initialized(), **options)(named(name, step))
+            self.tuned: Any = contextual_autotune(is_dist=dist.is_initialized(), **options)(
+                named(name, step)
+            )
         else:
-            self.tuned = autotune([{"BLOCK": block} for block in blocks], lambda x: x.numel(), **options)(named(name, function))
+            self.tuned = autotune(
+                [{"BLOCK": block} for block in blocks], lambda x: x.numel(), **options
+            )(named(name, function))
 
     def __call__(self, k: int, n: int = 64) -> float:
         return float(self.of(lambda k: self.tuned(torch.zeros(n)))(k))
@@ -163,14 +171,18 @@ def test_the_slowest_rank_decides(rank: int, face: Face):
     assert {block for call in calls for block in call} == set(MS)
     assert (job.best, calls[-5:]) == ([32], [[32]] * 5)
     assert is_unpatched()
-    assert {each.name for each in threading.enumerate() if "dist_tune" in each.name} <= {"dist_tune presence"}
+    assert {each.name for each in threading.enumerate() if "dist_tune" in each.name} <= {
+        "dist_tune presence"
+    }
     assert ("dist_tune online" in threads, "dist_tune watchdog" in threads) == (True, False)
 
 
 @on_each_rank(1, cases=FACES, is_dist=False, modes=("fake",))
 def test_a_rank_alone_finds_its_winner(rank: int, face: Face):
     """Kernels are compiled beside its calls; one that does not compile, of a block that is no power of two, never runs."""
-    job = Job(face, {**MS, 48: 0.1}.__getitem__, blocks=(*MS, 48) if face == "contextual" else tuple(MS))
+    job = Job(
+        face, {**MS, 48: 0.1}.__getitem__, blocks=(*MS, 48) if face == "contextual" else tuple(MS)
+    )
     assert counts(run_job(job))
     assert (job.best, job.by_call[-1]) == ([64], [64])
     assert {block for call in job.by_call for block in call} == set(MS)
@@ -185,7 +197,10 @@ def test_ranks_that_drift_apart_launch_the_same_in_each_call(rank: int, case: tu
         nonlocal n_met
         value = own(ranks, topic, *args, **options)
         n_met += topic == case[0]
-        if (topic, rank) == case and n_met in (4, 6):  # after batches that try nothing yet, and that were quickly agreed on
+        if (topic, rank) == case and n_met in (
+            4,
+            6,
+        ):  # after batches that try nothing yet, and that were quickly agreed on
             n_late = len(job.by_call) + 100
             while topic == "calls" and len(job.by_call) < n_late:
                 time.sleep(1e-3)
@@ -254,7 +269,11 @@ def asked(job: Launches) -> Iterator[list[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         for kind in (dist.Store, dist.PrefixStore, dist.FileStore, dist.TCPStore, dist.HashStore):
-            for name in [name for name, own in vars(kind).items() if callable(own) and not name.startswith("_")]:
+            for name in [
+                name
+                for name, own in vars(kind).items()
+                if callable(own) and not name.startswith("_")
+            ]:
                 patch.setattr(kind, name, noted(f"{kind.__name__}.{name}", getattr(kind, name)))
         patch.setattr(torch.cuda, "synchronize", noted("synchronize", torch.cuda.synchronize))
         patch.setattr(Clock, "event", lambda clock: Late(job, note))
@@ -274,7 +293,12 @@ def test_a_step_neither_talks_nor_waits(rank: int, face: Face):
 @on_each_rank(1, is_dist=False, modes=("fake",))
 def test_no_launch_of_the_second_call_compiles(rank: int):
     """The first call runs what compiles fastest, the next ones the first config: for both kinds of an argument that it has met."""
-    kernel, x, count, mine = autotuned(shift_kernel, blocks=(128, 16, 32)), torch.zeros(256), torch.zeros(1), threading.get_ident()
+    kernel, x, count, mine = (
+        autotuned(shift_kernel, blocks=(128, 16, 32)),
+        torch.zeros(256),
+        torch.zeros(1),
+        threading.get_ident(),
+    )
 
     @contextual_autotune(search="online", cache=False)
     def step() -> None:
@@ -298,7 +322,13 @@ def test_no_launch_of_the_second_call_compiles(rank: int):
 @on_each_rank()
 def test_a_launch_of_another_thread_is_no_trial(rank: int):
     """While a call tries a config, a thread of the program's launches the same kernel: with what is in use."""
-    launches, kernel, x, count, beside = Launches(), autotuned(blocks=(16, 64)), torch.zeros(64), torch.zeros(1), list[int]()
+    launches, kernel, x, count, beside = (
+        Launches(),
+        autotuned(blocks=(16, 64)),
+        torch.zeros(64),
+        torch.zeros(1),
+        list[int](),
+    )
 
     def other() -> None:
         launches.launch(kernel, x)
@@ -342,9 +372,16 @@ def test_kernels_that_are_made_in_each_call_are_tuned(rank: int):
 def test_real_calls_zero_and_restore_nothing(rank: int, case: str):
     """A kernel adds to its output: after k calls k times its input, as with a config that Triton knows; hooks as often as launches."""
     hooked = list[int]()
-    listed = [triton.Config({"BLOCK": block}, pre_hook=lambda nargs: hooked.append(nargs["BLOCK"])) for block in (16, 32, 64)]
+    listed = [
+        triton.Config({"BLOCK": block}, pre_hook=lambda nargs: hooked.append(nargs["BLOCK"]))
+        for block in (16, 32, 64)
+    ]
     options: Any = {case: ["y_ptr"]}
-    kernel, x, y = autotuned(accumulate_kernel, configs=listed, **options), torch.ones(64), torch.zeros(64)
+    kernel, x, y = (
+        autotuned(accumulate_kernel, configs=listed, **options),
+        torch.ones(64),
+        torch.zeros(64),
+    )
 
     @contextual_autotune(**OPTIONS, search="online")
     def step(k: int) -> float:
@@ -390,7 +427,12 @@ def test_a_key_of_one_rank_alone_keeps_no_other_from_its_winner(rank: int):
 @on_each_rank()
 def test_two_steps_that_share_a_kernel_are_tuned_beside_one_another(rank: int):
     """As a training and an evaluation step: each has its own calls and trials, and both end with the winner."""
-    launches, kernel, x, count = Launches(), autotuned(blocks=tuple(MS)), torch.zeros(64), torch.zeros(1)
+    launches, kernel, x, count = (
+        Launches(),
+        autotuned(blocks=tuple(MS)),
+        torch.zeros(64),
+        torch.zeros(1),
+    )
 
     def made(name: str) -> Any:
         def step() -> float:
@@ -409,7 +451,12 @@ def test_two_steps_that_share_a_kernel_are_tuned_beside_one_another(rank: int):
 @on_each_rank()
 def test_a_step_that_is_decorated_anew_gives_its_values(rank: int):
     """In the middle of a tuning of the object before, which ends with a line, because its calls do not come any more."""
-    launches, kernel, x, count = Launches(), autotuned(blocks=tuple(MS)), torch.zeros(64), torch.zeros(1)
+    launches, kernel, x, count = (
+        Launches(),
+        autotuned(blocks=tuple(MS)),
+        torch.zeros(64),
+        torch.zeros(1),
+    )
 
     def step(k: int) -> float:
         launches.launch(kernel, x)
@@ -467,14 +514,22 @@ def test_a_call_of_a_function_is_made_again_only_if_nothing_has_happened(rank: i
             return float(count)
 
     assert counts(run_job(call))
-    assert [each.index("so that the call is not made again") > 0 for each in raised] == [True] * (case == "after")
+    assert [each.index("so that the call is not made again") > 0 for each in raised] == [True] * (
+        case == "after"
+    )
     assert IS_OVER not in log()
 
 
 @on_each_rank(cases=["on all ranks", "on rank 1 alone", "before the launch"])
 def test_an_error_of_the_users_costs_a_call_and_no_more(rank: int, case: str):
     """Every seventh call raises, after its launch or before it, on all ranks or on one in a step without collectives."""
-    launches, kernel, x, count, raised = Launches(), autotuned(blocks=tuple(MS)), torch.zeros(64), torch.zeros(1), list[int]()
+    launches, kernel, x, count, raised = (
+        Launches(),
+        autotuned(blocks=tuple(MS)),
+        torch.zeros(64),
+        torch.zeros(1),
+        list[int](),
+    )
 
     @contextual_autotune(**OPTIONS)
     def step(k: int) -> float:
@@ -509,7 +564,9 @@ def test_what_trials_take_stays_within_the_share(rank: int):
     Between calls Triton finds what is in use: no trial, and a faster config each time that it is another one.
     """
     ms = {16: 1.0, 32: 0.9, 64: 30.0, 128: 1.1}
-    job = Job(ms=ms.__getitem__, rest=lambda count: (ExactTime.pass_ms(4.0), count)[1], max_slowdown=0.05)
+    job = Job(
+        ms=ms.__getitem__, rest=lambda count: (ExactTime.pass_ms(4.0), count)[1], max_slowdown=0.05
+    )
     used = list[int]()
 
     def call(k: int) -> None:
@@ -517,7 +574,10 @@ def test_what_trials_take_stays_within_the_share(rank: int):
         used.extend(best(job.kernel))
 
     n_calls = len(run_job(call, n_more=1))
-    assert (len(used), [ms[block] for block in used]) == (n_calls, sorted((ms[block] for block in used), reverse=True))
+    assert (len(used), [ms[block] for block in used]) == (
+        n_calls,
+        sorted((ms[block] for block in used), reverse=True),
+    )
     calls = [call[-1] for call in job.alike()]  # the first is made twice, to see whether it may be
     assert (calls.count(64), job.best) == (1, [32])
     job_ms, spent_ms, in_use = 0.0, 0.0, calls[0]
@@ -543,14 +603,20 @@ def test_a_jobs_own_pauses_are_not_the_tunings(rank: int):
 
     That is 6 ms with the first config, and 5.25 with the winner.
     """
-    job, dice = Job(rest=lambda count: (ExactTime.pass_ms(3.9), summed(count))[1], max_slowdown=0.05), random.Random(0)
+    job, dice = (
+        Job(rest=lambda count: (ExactTime.pass_ms(3.9), summed(count))[1], max_slowdown=0.05),
+        random.Random(0),
+    )
 
     def call(k: int) -> float:
         ExactTime.pass_ms(100.0 if k % 40 == 17 else 20.0 if dice.random() < 0.05 else 0.0)
         return job(k)
 
     run_job(call)
-    told = re.search(r"which took ([\d.]+)% of the job's time \(at most 5%\)[\s\S]*step ([\d.]+) -> ([\d.]+) ms", log())
+    told = re.search(
+        r"which took ([\d.]+)% of the job's time \(at most 5%\)[\s\S]*step ([\d.]+) -> ([\d.]+) ms",
+        log(),
+    )
     assert told is not None
     share, *step_ms = map(float, told.groups())
     assert share <= 6.0
@@ -561,7 +627,10 @@ def test_a_jobs_own_pauses_are_not_the_tunings(rank: int):
 @on_each_rank()
 def test_kernels_whose_times_hold_gaps_are_not_chosen_by_them(rank: int):
     """The device waits for the host in each launch of one kernel: it keeps its config, and the reason says so."""
-    launches, kernels = Launches(), (autotuned(add_kernel, blocks=(16, 64)), autotuned(accumulate_kernel, blocks=(16, 64)))
+    launches, kernels = (
+        Launches(),
+        (autotuned(add_kernel, blocks=(16, 64)), autotuned(accumulate_kernel, blocks=(16, 64))),
+    )
     x, count = torch.zeros(64), torch.zeros(1)
 
     @contextual_autotune(**OPTIONS)
@@ -599,9 +668,17 @@ def start(rank: int, how: str = "", n_agreed: int = 1000, n_calls: int = 4000) -
 
     ``how``: of rank 1, which alone ends before its tuning then. A job that "talks" has a collective in its step.
     """
-    job = Job(ms=SPEEDS.__getitem__, blocks=tuple(SPEEDS), rest=summed if "talks" in how else float, max_slowdown=0.3, n_repeat=5)
+    job = Job(
+        ms=SPEEDS.__getitem__,
+        blocks=tuple(SPEEDS),
+        rest=summed if "talks" in how else float,
+        max_slowdown=0.3,
+        n_repeat=5,
+    )
     values, error, n_more = list[float](), "", 3
-    while n_more and len(values) < n_calls and not ((rank == 1 or not how) and has_agreed(n_agreed)):
+    while (
+        n_more and len(values) < n_calls and not ((rank == 1 or not how) and has_agreed(n_agreed))
+    ):
         try:
             values.append(job(0))
         except RuntimeError as raised:  # of a collective
@@ -638,7 +715,10 @@ def test_a_job_that_ends_first_goes_on_in_its_next_start(tmp_path: Path, how: st
     assert [outcome.error for outcome in first] == ["", "Died" * (how == "killed")]
     assert len(ends(first)) == 2 - (how == "killed")
     if how != "killed":
-        assert all("the program ended first after" in line and "timed calls are missing" in line for line in ends(first)), ends(first)
+        assert all(
+            "the program ended first after" in line and "timed calls are missing" in line
+            for line in ends(first)
+        ), ends(first)
         assert not any(" ERROR " in each.log for each in first)
     assert list((tmp_path / "cache" / "journals").glob("*.jsonl"))
     again = started(tmp_path)
@@ -655,7 +735,11 @@ def test_a_job_that_ends_with_its_first_call_says_so(tmp_path: Path):
     """Once a rank, without an error; in the report as well."""
     outcomes = started(tmp_path, "", 1000, 1)
     assert len(ends(outcomes)) == 2
-    assert all("the program ended first, before a config was timed" in line and "the next start goes on" in line for line in ends(outcomes))
+    assert all(
+        "the program ended first, before a config was timed" in line
+        and "the next start goes on" in line
+        for line in ends(outcomes)
+    )
     assert not any(" ERROR " in each.log for each in outcomes)
     story = text(story_of_folder(tmp_path / "log"))
     assert (story.count("the program ended first"), story.count("had not ended")) == (1, 0)
@@ -671,7 +755,11 @@ def test_an_error_of_a_collective_with_a_dead_rank_is_the_users(tmp_path: Path):
 # -- training loops ----------------------------------------------------------------------------------------------------
 
 DDP = DistributedDataParallel
-LOOPS: dict[str, Any] = {"fused AdamW and a schedule": (DDP, 1), "FSDP2": (fully_shard, 1), "accumulation": (DDP, 4)}
+LOOPS: dict[str, Any] = {
+    "fused AdamW and a schedule": (DDP, 1),
+    "FSDP2": (fully_shard, 1),
+    "accumulation": (DDP, 4),
+}
 """Name -> what is done to the model, and how many calls make one step of the optimizer."""
 BLOCKS = (64, 128)
 """Of 128 elements: under the interpreter each program takes its time, so that the last one is the faster one by far."""
@@ -701,8 +789,17 @@ def trained(case: str, n_calls: int = 0) -> tuple[list[Any], list[torch.Tensor],
 
     tuned = contextual_autotune(is_dist=True, max_slowdown=1.0, n_repeat=1)(step)
     losses = [step(k) for k in range(n_calls)] if n_calls else run_job(tuned)
-    kept = [value for each in optimizer.state.values() for value in each.values() if isinstance(value, torch.Tensor)]
-    held = [*model.parameters(), *(each.grad for each in model.parameters() if each.grad is not None), *kept]
+    kept = [
+        value
+        for each in optimizer.state.values()
+        for value in each.values()
+        if isinstance(value, torch.Tensor)
+    ]
+    held = [
+        *model.parameters(),
+        *(each.grad for each in model.parameters() if each.grad is not None),
+        *kept,
+    ]
     local = [getattr(each, "to_local", lambda each=each: each)().detach().clone() for each in held]
     return losses, [*local, torch.rand(1)], kernel
 

@@ -33,7 +33,9 @@ class Graphs(list[torch.fx.GraphModule]):
 
     def nodes(self, name: str) -> list[int]:
         """Nodes of each graph that call the operator."""
-        return [sum(f".{name}." in f".{node.target}." for node in graph.graph.nodes) for graph in self]
+        return [
+            sum(f".{name}." in f".{node.target}." for node in graph.graph.nodes) for graph in self
+        ]
 
 
 def shifted(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
@@ -56,12 +58,18 @@ def test_one_node_of_the_graph_that_all_ranks_tune(rank: int, kind: str):
     operator = as_operator(launcher, name=f"dist_tune_tests::shifted_{kind}", fake=fake_of)
     graphs = Graphs(kind)
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x: operator(x + rank, 3.0) + operator(x), backend=graphs.backend, fullgraph=True)
+    compiled = torch.compile(
+        lambda x: operator(x + rank, 3.0) + operator(x), backend=graphs.backend, fullgraph=True
+    )
     for size in (64, 64, 128):
         x = torch.arange(float(size))
         torch._dynamo.mark_dynamic(x, 0)
         assert torch.equal(compiled(x), (x + rank + 1) * 3 + x + 1)
-    assert (graphs.nodes(f"shifted_{kind}"), len(operator.records), len(KERNELS[0].cache)) == ([2], 2, 2)
+    assert (graphs.nodes(f"shifted_{kind}"), len(operator.records), len(KERNELS[0].cache)) == (
+        [2],
+        2,
+        2,
+    )
     assert operator.records is launcher.records
     return best(KERNELS[0]), [each.key for each in operator.records]
 
@@ -70,11 +78,15 @@ def test_one_node_of_the_graph_that_all_ranks_tune(rank: int, kind: str):
 def test_a_function_with_configs(rank: int):
     """What its configs fill, and what a call says of tuning, is no argument of the operator."""
 
-    @autotune([{"factor": 2.0}, {"factor": 2.0, "n_parts": 2}], lambda x, add: to_hashable(x), **QUICK)
+    @autotune(
+        [{"factor": 2.0}, {"factor": 2.0, "n_parts": 2}], lambda x, add: to_hashable(x), **QUICK
+    )
     def scaled(x: torch.Tensor, add: int, factor: float = 0.0, n_parts: int = 1) -> torch.Tensor:
         return torch.cat([factor * part for part in x.chunk(n_parts)]) + add
 
-    operator = as_operator(scaled, name="dist_tune_tests::scaled", fake=lambda x, add: torch.empty_like(x))
+    operator = as_operator(
+        scaled, name="dist_tune_tests::scaled", fake=lambda x, add: torch.empty_like(x)
+    )
     assert str(inspect.signature(operator)) == "(x: torch.Tensor, add: int) -> torch.Tensor"
     graphs = Graphs("aot")
     torch._dynamo.reset()
@@ -100,7 +112,9 @@ def test_an_argument_that_is_written(rank: int):
         operator(x * 2, y)
         return y + 1
 
-    step = contextual_autotune(is_dist=True, **QUICK)(torch.compile(body, backend="aot_eager", fullgraph=True))
+    step = contextual_autotune(is_dist=True, **QUICK)(
+        torch.compile(body, backend="aot_eager", fullgraph=True)
+    )
     assert [step(torch.ones(64)).tolist() for _ in range(2)] == [[4.0] * 64] * 2
     assert (len(step.records), operator.records) == (1, [])
     return best(kernel)
@@ -120,11 +134,18 @@ def test_inductor_leaves_it_whole(rank: int, backend: str):
 def test_its_backward_is_torchs_own(rank: int):
     """Without one it raises torch's error; with ``register_autograd`` a compiled training step tunes forward and backward."""
     KERNELS[:] = [autotuned()]
-    operator = as_operator(contextual_autotune(is_dist=True, **QUICK)(shifted), name="dist_tune_tests::differentiable", fake=fake_of)
+    operator = as_operator(
+        contextual_autotune(is_dist=True, **QUICK)(shifted),
+        name="dist_tune_tests::differentiable",
+        fake=fake_of,
+    )
     x = torch.ones(64, requires_grad=True)
     with pytest.raises(RuntimeError, match="no autograd formula was registered"):
         operator(x).sum().backward()
-    torch.library.register_autograd("dist_tune_tests::differentiable", lambda context, gradient: (operator(gradient.contiguous()), None))
+    torch.library.register_autograd(
+        "dist_tune_tests::differentiable",
+        lambda context, gradient: (operator(gradient.contiguous()), None),
+    )
     torch.compile(lambda x: operator(x).sum(), backend="aot_eager", fullgraph=True)(x).backward()
     assert x.grad is not None
     assert x.grad.tolist() == [2.0] * 64
@@ -149,8 +170,18 @@ class Launcher:
 
 MISTAKES: dict[str, tuple[type[Exception], Any, dict[str, Any], str]] = {
     "a tensor as fake": (TypeError, shifted, {"fake": torch.zeros(1)}, "fake must be a function"),
-    "a number as launcher": (TypeError, 3, {}, "launcher must be a function, launcher(*args, **kwargs), got 3"),
-    "an object without a name": (ValueError, Launcher(), {}, "of an operator that is not there yet, got 'dist_tune::'"),
+    "a number as launcher": (
+        TypeError,
+        3,
+        {},
+        "launcher must be a function, launcher(*args, **kwargs), got 3",
+    ),
+    "an object without a name": (
+        ValueError,
+        Launcher(),
+        {},
+        "of an operator that is not there yet, got 'dist_tune::'",
+    ),
     "a number as name": (ValueError, shifted, {"name": 3}, "not there yet, got 3"),
     "writes what it does not name": (
         ValueError,
@@ -166,7 +197,12 @@ MISTAKES: dict[str, tuple[type[Exception], Any, dict[str, Any], str]] = {
         {"name": "shifted"},
         "name must be \"namespace::name\" of an operator that is not there yet, got 'shifted'",
     ),
-    "torch's own name": (ValueError, shifted, {"name": "aten::add"}, "not there yet, got 'aten::add'"),
+    "torch's own name": (
+        ValueError,
+        shifted,
+        {"name": "aten::add"},
+        "not there yet, got 'aten::add'",
+    ),
 }
 
 
@@ -206,10 +242,16 @@ class Layer:
 def test_a_bound_method_is_a_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str):
     """Its object is no argument of the operator, tuned or not."""
     quiet(monkeypatch, tmp_path)
-    decorate = {"closure": contextual_autotune(), "function": autotune([{"factor": 1.0}], None)}.get(kind, lambda method: method)
+    decorate = {
+        "closure": contextual_autotune(),
+        "function": autotune([{"factor": 1.0}], None),
+    }.get(kind, lambda method: method)
     operator = as_operator(decorate(Layer().scaled), name=f"dist_tune_tests::scaled_{kind}")
     assert operator(torch.ones(2)).tolist() == [3.0, 3.0]
-    assert list(inspect.signature(operator).parameters) == ["x", "factor"][: 1 if kind == "function" else 2]
+    assert (
+        list(inspect.signature(operator).parameters)
+        == ["x", "factor"][: 1 if kind == "function" else 2]
+    )
 
 
 # -- kernels of a tuned step in parts that are compiled ------------------------------------------------------------------
@@ -233,7 +275,9 @@ def test_kernels_of_an_operator_in_a_compiled_part_are_tuned(rank: int, case: st
     opaque: Any = torch.compiler.disable(shifted)
     if case == "operator":
         opaque = as_operator(shifted, name="dist_tune_tests::launched", fake=fake_of)
-    inner = torch.compile(lambda x: opaque(x + 1) * 2, backend="aot_eager", fullgraph=case == "operator")
+    inner = torch.compile(
+        lambda x: opaque(x + 1) * 2, backend="aot_eager", fullgraph=case == "operator"
+    )
     step = tuned(None, lambda x: inner(x))
     assert [step(torch.zeros(64))[0].item() for _ in range(2)] == [4.0, 4.0]
     assert (len(step.records), len(KERNELS[0].cache), is_unpatched()) == (1, 1, True)

@@ -53,12 +53,16 @@ Case = tuple[Callable[..., Any], Iterable[tuple[Any, ...]], Callable[[], Any]]
 QUICK: Any = {"n_repeat": 1, "n_warmup": 1}
 FACES: dict[str, Callable[[Any], Any]] = {
     "contextual": lambda step: contextual_autotune(is_dist=dist.is_initialized(), **QUICK)(step),
-    "function": lambda step: autotune([{"part": k} for k in range(2)], None, **QUICK)(lambda *args, part: step(*args)),
+    "function": lambda step: autotune([{"part": k} for k in range(2)], None, **QUICK)(
+        lambda *args, part: step(*args)
+    ),
 }
 ONLINE = ": tuned in the calls to come, which take at most 5% longer"
 
 
-def made(face: str, kernel: Any = add_kernel, blocks: tuple[int, ...] = (16, 32), **options: Any) -> Any:
+def made(
+    face: str, kernel: Any = add_kernel, blocks: tuple[int, ...] = (16, 32), **options: Any
+) -> Any:
     """An autotuned kernel, of one config but for the tuner of kernels."""
     return autotuned(kernel, blocks if face == "contextual" else blocks[:1], **options)
 
@@ -66,7 +70,9 @@ def made(face: str, kernel: Any = add_kernel, blocks: tuple[int, ...] = (16, 32)
 def beside_plain(case: Callable[[str], Case]) -> list[tuple[bool, bool]]:
     """For each tuner, whether calls give and leave what plain ones do, to the bit, with the next random number; and whether it tunes."""
     expected, _ = called(case, "")
-    return [(found == expected, is_tuned) for found, is_tuned in (called(case, face) for face in FACES)]
+    return [
+        (found == expected, is_tuned) for found, is_tuned in (called(case, face) for face in FACES)
+    ]
 
 
 def called(case: Callable[[str], Case], face: str) -> Any:
@@ -94,7 +100,9 @@ def plain(value: Any) -> Any:
         if hasattr(value, take):
             return plain(getattr(value, take)())
     if isinstance(value, InTurn | Held):
-        return plain([*vars(value).values()] if isinstance(value, InTurn) else [value.rows, value.n])
+        return plain(
+            [*vars(value).values()] if isinstance(value, InTurn) else [value.rows, value.n]
+        )
     if isinstance(value, queue.Queue | np.random.Generator):
         return plain([*value.queue] if isinstance(value, queue.Queue) else value.random())
     if isinstance(value, torch.utils.data.DataLoader):
@@ -156,14 +164,20 @@ def common_generators(face: str) -> Case:
     """Each run draws the same, and the last one what a plain call would."""
     random.seed(3)
     np.random.seed(3)
-    kernel, draw = made(face), lambda: random.random() + float(np.random.rand()) + torch.rand(1).item()
+    kernel, draw = (
+        made(face),
+        lambda: random.random() + float(np.random.rand()) + torch.rand(1).item(),
+    )
     return lambda x: torch.nn.functional.dropout(launch(kernel, x)) + draw(), [(ones(),)] * 3, draw
 
 
 REPEATED = [
     common_generators,
     zeroed_twice,
-    *(pytest.param(partial(beside, kind=kind), id=kind) for kind in ("one config", "known", "zeroed", "cache")),
+    *(
+        pytest.param(partial(beside, kind=kind), id=kind)
+        for kind in ("one config", "known", "zeroed", "cache")
+    ),
 ]
 
 
@@ -218,11 +232,18 @@ def inference(face: str, where: str, *, has_option: bool) -> Case:
 def test_inference_mode_changes_nothing(rank: int, case: str):
     """An argument that a kernel adds to, with restore_value or without, holds what one run leaves; so where the miss comes late."""
     with torch.inference_mode(mode=case == "around"):
-        for make in (*(partial(inference, where=case, has_option=has) for has in (True, False)), partial(beside, kind="late")):
+        for make in (
+            *(partial(inference, where=case, has_option=has) for has in (True, False)),
+            partial(beside, kind="late"),
+        ):
             assert [is_plain for is_plain, _ in beside_plain(make)] == [True] * 2, make
 
 
-@on_each_rank(1, cases=["a step with reset", "a function with reset", "a function with a check"], is_dist=False)
+@on_each_rank(
+    1,
+    cases=["a step with reset", "a function with reset", "a function with a check"],
+    is_dist=False,
+)
 def test_memory_under_restore_value_changes_once_where_any_run_may_follow(rank: int, case: str):
     """No probe is made, and the first run does not count either."""
     kernel, total = autotuned(accumulate_kernel, restore_value=["y_ptr"]), zeros()
@@ -232,7 +253,11 @@ def test_memory_under_restore_value_changes_once_where_any_run_may_follow(rank: 
         return x.clone()
 
     options: Any = {"check": torch.clone} if case.endswith("check") else {"reset": lambda: None}
-    face = contextual_autotune if case.startswith("a step") else partial(autotune, [{"part": k} for k in range(2)], None)
+    face = (
+        contextual_autotune
+        if case.startswith("a step")
+        else partial(autotune, [{"part": k} for k in range(2)], None)
+    )
     tuned: Any = face(**options, **QUICK)(step)
     tuned(ones())
     assert len(tuned.records) > 0
@@ -245,7 +270,13 @@ class Owner:
     __slots__ = ("array", "inner", "kernel", "log", "n", "parts")
 
     def __init__(self) -> None:
-        self.kernel, self.array, self.parts, self.n, self.log = autotuned(), np.zeros(2), {"rows": [zeros()]}, 0, [zeros(), zeros()]
+        self.kernel, self.array, self.parts, self.n, self.log = (
+            autotuned(),
+            np.zeros(2),
+            {"rows": [zeros()]},
+            0,
+            [zeros(), zeros()],
+        )
         self.inner: Any = torch.nn.Linear(1, 1)
         self.inner.total = zeros()  # no buffer
 
@@ -264,7 +295,13 @@ def test_what_plain_objects_hold_is_repeated_and_told_once(rank: int):
     step(ones())
     assert len(step.records) == 1
     (line,) = [each for each in log().splitlines() if "each replay does so again" in each]
-    for name in ("self.array", "self.n", "self.parts['rows'][0]", "self.log[1]", "self.inner.total"):
+    for name in (
+        "self.array",
+        "self.n",
+        "self.parts['rows'][0]",
+        "self.log[1]",
+        "self.inner.total",
+    ):
         assert name in line
 
 
@@ -333,7 +370,9 @@ def sgd() -> tuple[Any, ...]:
     return training(lambda each: torch.optim.SGD(each, lr=0.1))
 
 
-def train(y: torch.Tensor, state: Any, update: Callable[[torch.Tensor], object] | None = None) -> float:
+def train(
+    y: torch.Tensor, state: Any, update: Callable[[torch.Tensor], object] | None = None
+) -> float:
     """Forward and backward pass, and the update of the parameters."""
     model, optimizer, *_ = state
     optimizer.zero_grad()
@@ -358,7 +397,11 @@ def small_step(y: torch.Tensor, state: Any) -> float:
 
 def scaled(y: torch.Tensor, state: Any) -> float:
     *_, optimizer, scaler = state
-    return train(y, state, lambda loss: (scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update()))
+    return train(
+        y,
+        state,
+        lambda loss: (scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update()),
+    )
 
 
 def every_fourth_time(y: torch.Tensor, state: Any) -> float:
@@ -392,7 +435,9 @@ def normed(y: torch.Tensor, norm: torch.nn.BatchNorm1d) -> torch.Tensor:
 
 def counted_by_none(y: torch.Tensor, norm: torch.nn.BatchNorm1d) -> torch.Tensor:
     """Torch counts no writes to the statistics, and no module counts batches."""
-    return torch.nn.functional.batch_norm(y.expand(4, 64), norm.running_mean, norm.running_var, training=True)
+    return torch.nn.functional.batch_norm(
+        y.expand(4, 64), norm.running_mean, norm.running_var, training=True
+    )
 
 
 def counted(n: list[int]) -> int:
@@ -457,7 +502,11 @@ def changing(face: str, name: str) -> Case:
             if k == 0 and name.startswith("added"):
                 kernel.cache.clear()
 
-    return step, calls(), lambda: (state[0].sum().backward(), state)[1] if name == "in place in the graph" else state
+    return (
+        step,
+        calls(),
+        lambda: (state[0].sum().backward(), state)[1] if name == "in place in the graph" else state,
+    )
 
 
 @on_each_rank(1, cases=list(CHANGES), is_dist=False)
@@ -466,7 +515,10 @@ def test_a_step_that_must_not_be_repeated_is_not_replayed(rank: int, case: str):
     assert beside_plain(partial(changing, name=case)) == [(True, False)] * 2
     assert log().count(ONLINE) >= 2
     if case == "grown list":  # not told as a change of a tensor in place
-        assert "returns another value when it runs again (returned a list of length 2, expected a list of length 1)" in log()
+        assert (
+            "returns another value when it runs again (returned a list of length 2, expected a list of length 1)"
+            in log()
+        )
 
 
 def too_large(face: str) -> Case:
@@ -484,7 +536,12 @@ def too_large(face: str) -> Case:
 def test_memory_that_cannot_be_copied_may_be_changed(rank: int):
     """What leads to no other name than a kernel's argument is looked at by its copy: without room for one the step is not replayed."""
     assert beside_plain(too_large) == [(True, False)] * 2
-    assert log().count("may change y_ptr of accumulate_kernel, of which no copy can be made: tuned in the calls to come") == 2
+    assert (
+        log().count(
+            "may change y_ptr of accumulate_kernel, of which no copy can be made: tuned in the calls to come"
+        )
+        == 2
+    )
 
 
 @on_each_rank(1, is_dist=False)
@@ -573,7 +630,11 @@ LAYERS: dict[str, Any] = {
     "zeroed": (DDP, zeroed, ""),
     "checkpointed": (checkpointed, as_it_is, ""),
     "sharded": (fully_shard, as_it_is, ""),
-    "gradients that are views of buckets": (partial(DDP, gradient_as_bucket_view=True), as_it_is, ""),
+    "gradients that are views of buckets": (
+        partial(DDP, gradient_as_bucket_view=True),
+        as_it_is,
+        "",
+    ),
     "mixed precision": (DDP, autocast, ""),
     "accumulating": (DDP, with_gradients, "on rank 0"),
     "drawn alone": (DDP, drawn_alone, "on rank 1"),
@@ -594,7 +655,9 @@ def layer(face: str, name: str) -> Case:
 
     def after() -> Any:
         held = (each for p in model.parameters() for each in (p, p.grad) if each is not None)
-        return [getattr(each, "to_local", lambda each=each: each)().detach().clone() for each in held]
+        return [
+            getattr(each, "to_local", lambda each=each: each)().detach().clone() for each in held
+        ]
 
     step = prepare(model, both)
     torch.manual_seed(5)
@@ -696,7 +759,8 @@ def test_a_failed_config_holds_nothing(rank: int, case: str):
         return x + 1
 
     kernel = autotuned(
-        add_kernel if case == "hook" else failing_kernel, configs=configs(16, 32, 64, pre_hook=hook if case == "hook" else None)
+        add_kernel if case == "hook" else failing_kernel,
+        configs=configs(16, 32, 64, pre_hook=hook if case == "hook" else None),
     )
 
     def step(x: torch.Tensor) -> Any:
@@ -717,7 +781,9 @@ def test_an_error_that_a_step_handles_keeps_its_traceback(rank: int):
         raise RuntimeError("no room")
 
     kernel = autotuned(configs=[*configs(16, pre_hook=fail), *configs(32)])
-    step = contextual_autotune(n_repeat=1, n_warmup=0, reset=list, cache=False)(lambda x: launch(kernel, x))
+    step = contextual_autotune(n_repeat=1, n_warmup=0, reset=list, cache=False)(
+        lambda x: launch(kernel, x)
+    )
 
     def handle() -> None:
         try:
@@ -745,7 +811,9 @@ def watched(memory: Memory) -> Callable[..., Any]:
 def test_the_first_value_is_freed(rank: int, case: str):
     """By the third run: until then it may be the call's, unless by ``reset`` the second one is as good."""
     memory, resets = Memory(), case == "with reset"
-    step = contextual_autotune(n_repeat=2, n_warmup=1, reset=(lambda: None) if resets else None)(watched(memory))
+    step = contextual_autotune(n_repeat=2, n_warmup=1, reset=(lambda: None) if resets else None)(
+        watched(memory)
+    )
     step(torch.zeros(64, requires_grad=case == "with a graph"))
     assert memory.n_alive[:2] == [0, not resets]
     assert {*memory.n_alive[2:]} == {0}
@@ -756,7 +824,9 @@ def test_the_value_of_a_function_from_the_cache_is_freed_before_its_kernel_is_tu
     """Any run of it is as good as the first; at the second length its kernel is tuned for itself."""
     for n in (64, 128):
         memory = Memory()
-        autotune([{"part": part} for part in range(2)], None, n_repeat=2, n_warmup=0, reset=lambda: None)(watched(memory))(torch.zeros(n))
+        autotune(
+            [{"part": part} for part in range(2)], None, n_repeat=2, n_warmup=0, reset=lambda: None
+        )(watched(memory))(torch.zeros(n))
     assert len(memory.n_alive) > 3
     assert {*memory.n_alive} == {0}
 
@@ -795,7 +865,10 @@ def test_a_machine_without_memory_in_the_last_run_is_told_with_what_to_do(rank: 
     with pytest.raises(MemoryError) as raised:
         step(zeros())
     is_short, n_before = False, n_runs
-    assert any("is tuned, and this was its last run" in note and "call again" in note for note in raised.value.__notes__)
+    assert any(
+        "is tuned, and this was its last run" in note and "call again" in note
+        for note in raised.value.__notes__
+    )
     assert (step(zeros()).sum().item(), n_runs - n_before) == (64.0, 1)
 
 
@@ -863,10 +936,15 @@ def test_the_device_rests_and_the_host_is_few_replays_ahead(rank: int):
 
     And each timed replay has as many events in it: a site that is through runs untimed, and its replays must not look faster.
     """
-    device, kernels = Device(), [autotuned(blocks=(16, 32)), autotuned(blocks=(16, 32, 64, 128, 256, 512))]
+    device, kernels = (
+        Device(),
+        [autotuned(blocks=(16, 32)), autotuned(blocks=(16, 32, 64, 128, 256, 512))],
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "device_clock", lambda: device)
-        contextual_autotune(is_dist=False, cache=False)(lambda: [launch(kernel, torch.arange(64.0)) for kernel in kernels])()
+        contextual_autotune(is_dist=False, cache=False)(
+            lambda: [launch(kernel, torch.arange(64.0)) for kernel in kernels]
+        )()
     assert len(device.rests_s) > 20
     assert max(n_queued for n_queued, _ in device.rests_s) == 4
     assert min(rest_s for _, rest_s in device.rests_s[5:]) > 0.99 * LAUNCH_S
@@ -875,7 +953,9 @@ def test_the_device_rests_and_the_host_is_few_replays_ahead(rank: int):
 
 # -- finals by captured replays ----------------------------------------------------------------------------------------
 
-COMPARED_AS_IT_IS = 'is compared as it is, without objective="graph", because it cannot be captured: '
+COMPARED_AS_IT_IS = (
+    'is compared as it is, without objective="graph", because it cannot be captured: '
+)
 
 
 class Graph:
@@ -897,7 +977,9 @@ class Graph:
 
 @contextmanager
 def graphs(
-    before: Callable[[int], object] = lambda k: None, replay: Callable[[], object] = lambda: None, obstacle: str = ""
+    before: Callable[[int], object] = lambda k: None,
+    replay: Callable[[], object] = lambda: None,
+    obstacle: str = "",
 ) -> Iterator[list[Graph]]:
     """Graphs can be captured here. ``before``: called before each capture, with those so far. ``replay``: what each does besides."""
     captured_so_far = list[Graph]()
@@ -930,7 +1012,13 @@ def on_the_device(nargs: Any) -> None:
 
 def unlike() -> Any:
     """The config of the fastest kernel slows the step down, and that of the next one its host: the third makes the fastest step."""
-    return autotuned(configs=[*configs(64, pre_hook=on_the_device), *configs(32, pre_hook=on_the_host), *configs(16, 8)])
+    return autotuned(
+        configs=[
+            *configs(64, pre_hook=on_the_device),
+            *configs(32, pre_hook=on_the_host),
+            *configs(16, 8),
+        ]
+    )
 
 
 def blocks_of(step: Any) -> list[Any]:
@@ -941,7 +1029,9 @@ def blocks_of(step: Any) -> list[Any]:
 def test_the_graph_decides_if_it_is_asked_for(rank: int, objective: Any) -> Any:
     """Three objectives, three winners; no call waits for another rank in what was captured alone."""
     kernel = unlike()
-    step = contextual_autotune(is_dist=True, objective=objective)(lambda x: dist.all_reduce(launch(kernel, x)))
+    step = contextual_autotune(is_dist=True, objective=objective)(
+        lambda x: dist.all_reduce(launch(kernel, x))
+    )
     with graphs() as captured:
         step(zeros())
     (record,) = step.records
@@ -959,7 +1049,9 @@ def test_the_graph_decides_if_it_is_asked_for(rank: int, objective: Any) -> Any:
 def test_two_sites_share_their_graphs(rank: int) -> Any:
     """Both are compared in the same captured replays, each by what its own candidates add."""
     first, second = unlike(), autotuned(configs=[*configs(8, pre_hook=on_the_host), *configs(4)])
-    step = contextual_autotune(is_dist=True, objective="graph")(lambda x: launch(second, launch(first, x)))
+    step = contextual_autotune(is_dist=True, objective="graph")(
+        lambda x: launch(second, launch(first, x))
+    )
     with graphs():
         step(zeros())
     assert blocks_of(step) == [32, 8]
@@ -978,19 +1070,28 @@ def test_no_rank_captures_what_another_one_cannot(rank: int, case: str) -> Any:
         if rank == 1 and Graph.is_capturing and case == "error":
             raise RuntimeError("not now")
 
-    kernel = autotuned(configs=[*configs(32, pre_hook=on_the_host), *configs(16, pre_hook=failing), *configs(8, 4)])
+    kernel = autotuned(
+        configs=[*configs(32, pre_hook=on_the_host), *configs(16, pre_hook=failing), *configs(8, 4)]
+    )
 
     @contextual_autotune(is_dist=True, objective="graph")
     def step(x: torch.Tensor) -> torch.Tensor:
-        ExactTime.pass_ms(300.0 if case == "later" else 0.1)  # a long step's finals have batches of few replays
+        ExactTime.pass_ms(
+            300.0 if case == "later" else 0.1
+        )  # a long step's finals have batches of few replays
         return launch(kernel, x)
 
     if case == "no device":
         step(zeros())
     else:
-        with graphs(before, obstacle="it waits for the device in step.py:7" * (rank == 1 and case == "wait")):
+        with graphs(
+            before, obstacle="it waits for the device in step.py:7" * (rank == 1 and case == "wait")
+        ):
             step(zeros())
-    why = {"no device": "rank 0: there is no CUDA device", "wait": "rank 1: it waits for the device in step.py:7"}
+    why = {
+        "no device": "rank 0: there is no CUDA device",
+        "wait": "rank 1: it waits for the device in step.py:7",
+    }
     assert log().count(COMPARED_AS_IT_IS + why.get(case, "rank 1: RuntimeError: not now")) == 1
     assert blocks_of(step) == [16]
     assert not any(each.failure for each in step.records[0].candidates)
@@ -1000,9 +1101,13 @@ def test_no_rank_captures_what_another_one_cannot(rank: int, case: str) -> Any:
 @on_each_rank()
 def test_a_replayed_graph_is_undone_and_a_captured_run_is_not(rank: int):
     """Under ``restore_value`` each replay finds what the call found; the capture has changed nothing, and nothing is put back after it."""
-    kernel = autotuned(accumulate_kernel, configs=configs(16, 32, pre_hook=on_the_host), restore_value=["y_ptr"])
+    kernel = autotuned(
+        accumulate_kernel, configs=configs(16, 32, pre_hook=on_the_host), restore_value=["y_ptr"]
+    )
     x, y, found = ones(2.0), ones(), list[float]()
-    step = contextual_autotune(is_dist=True, objective="graph")(lambda x, y: launch(kernel, x, y).sum())
+    step = contextual_autotune(is_dist=True, objective="graph")(
+        lambda x, y: launch(kernel, x, y).sum()
+    )
 
     def replay() -> None:
         found.append(y[0].item())
@@ -1059,7 +1164,9 @@ def test_a_step_tuned_in_its_calls_says_that_none_is_captured(rank: int) -> Any:
     def step(k: int) -> None:
         total.add_(launch(kernel, ones()))
 
-    tuned = contextual_autotune(is_dist=True, objective="graph", max_slowdown=1.0)(named("counted", step))
+    tuned = contextual_autotune(is_dist=True, objective="graph", max_slowdown=1.0)(
+        named("counted", step)
+    )
     with graphs() as captured:
         run_job(tuned, is_over=lambda: bool(tuned.records))
     assert (blocks_of(tuned), captured) == ([64], [])

@@ -85,7 +85,9 @@ def records_of(step: Callable[[int], object], **options: Any) -> list[Any]:
     os.environ["TRITON_CACHE_DIR"] = str(
         Path(os.environ["DIST_TUNE_CACHE_DIR"]).parents[1]
     )  # what other steps of this module have compiled
-    FakeH200.launch_ms = staticmethod(lambda source, _: MS.get(constants_of(source).get("BLOCK", 0), 0.0))
+    FakeH200.launch_ms = staticmethod(
+        lambda source, _: MS.get(constants_of(source).get("BLOCK", 0), 0.0)
+    )
     n_runs = 0
 
     def run() -> None:
@@ -98,12 +100,16 @@ def records_of(step: Callable[[int], object], **options: Any) -> list[Any]:
 
     with triton.knobs.runtime.scope():
         triton.knobs.runtime.jit_cache_hook = compiles
-        decorated = contextual_autotune(**{"is_dist": True, "n_warmup": 1, "n_repeat": 2, "cache": False, **options})(run)
+        decorated = contextual_autotune(
+            **{"is_dist": True, "n_warmup": 1, "n_repeat": 2, "cache": False, **options}
+        )(run)
         decorated()
     return decorated.records
 
 
-def launching(argument: Callable[[int], Any], kernel: Any = None, *more: Any, n: int = 64) -> Callable[[int], Any]:
+def launching(
+    argument: Callable[[int], Any], kernel: Any = None, *more: Any, n: int = 64
+) -> Callable[[int], Any]:
     """A step that launches a kernel with ``argument`` of the number of its run."""
     kernel, x, y = kernel or fresh(), torch.zeros(64), torch.zeros(64)
     return lambda k: kernel[(1,)](x, y, n, argument(k), *more)
@@ -112,7 +118,12 @@ def launching(argument: Callable[[int], Any], kernel: Any = None, *more: Any, n:
 def with_heuristics(argument: Callable[[int], int]) -> Any:
     return launching(
         argument,
-        autotuned(triton.heuristics({"EVEN": lambda args: args["epoch"] % args["BLOCK"] == 0})(triton.jit(heuristic_kernel.fn)), tuple(MS)),
+        autotuned(
+            triton.heuristics({"EVEN": lambda args: args["epoch"] % args["BLOCK"] == 0})(
+                triton.jit(heuristic_kernel.fn)
+            ),
+            tuple(MS),
+        ),
     )
 
 
@@ -191,14 +202,22 @@ FURTHER = (
 
 @on_each_rank(
     modes=["fake"],
-    cases=[pytest.param(name, marks=pytest.mark.slow if name in FURTHER else [once] * (not name.startswith(ON_BOTH))) for name in CASES],
+    cases=[
+        pytest.param(
+            name,
+            marks=pytest.mark.slow if name in FURTHER else [once] * (not name.startswith(ON_BOTH)),
+        )
+        for name in CASES
+    ],
 )
 def test_no_replay_that_counts_compiles(rank: int, name: str):
     """Each candidate has the time of its launches alone, whichever classes they meet; a step without an end of them is told of once."""
     case = CASES[name]
     records = records_of(case.make(rank), **case.options)
     assert [each.n_variants for each in records] == case.n_variants
-    assert all(0 < each.latency_ms < COMPILATION_MS for record in records for each in record.candidates)
+    assert all(
+        0 < each.latency_ms < COMPILATION_MS for record in records for each in record.candidates
+    )
     assert {record.best.fields["BLOCK"] for record in records} <= {32}
     assert log().count(case.told) == 1 or (case.n_variants and case.told in log())
 
@@ -223,7 +242,10 @@ def test_hooks_and_tensors_of_launches_that_are_made_again(rank: int):
     def post_hook(args: dict[str, Any], exception: BaseException | None) -> None:
         calls["post"] += 1
 
-    hooked, restoring = fresh(pre_hook=pre_hook, post_hook=post_hook), fresh(restore_value=["y_ptr"], reset_to_zero=["x_ptr"])
+    hooked, restoring = (
+        fresh(pre_hook=pre_hook, post_hook=post_hook),
+        fresh(restore_value=["y_ptr"], reset_to_zero=["x_ptr"]),
+    )
     x, y, z = tensors
     assert len(records_of(lambda k: (hooked[(1,)](x, y, 64, k), restoring[(1,)](z, y, 64, k)))) == 2
     assert calls["pre"] == calls["post"] > 0
@@ -258,7 +280,9 @@ QUICK: Any = {"n_warmup": 0, "n_repeat": 1, "cache": False}
 def summing(face: Face = "contextual", **options: Any) -> Step:
     """The sum of all elements plus 1 over all ranks, with sizes in buckets."""
     bucket = POWERS if face == "contextual" else power_of_two
-    return Step(face, (16, 32), rest=lambda y: float(all_reduced(y.sum())), **{"bucket": bucket, **options})
+    return Step(
+        face, (16, 32), rest=lambda y: float(all_reduced(y.sum())), **{"bucket": bucket, **options}
+    )
 
 
 def buckets(step: Any) -> list[int]:
@@ -273,7 +297,9 @@ def test_random_lengths_tune_once_for_each_power_of_two(rank: int, case: tuple[F
     face, how = case
     step, drawn = summing(face), random.Random(rank if how == "unequal" else 0)
     lengths = [int(2 ** drawn.uniform(3, 9)) for _ in range(60)]
-    assert [step(torch.zeros(n)) for n in lengths] == [sum(each) for each in zip(*gathered(lengths), strict=True)]
+    assert [step(torch.zeros(n)) for n in lengths] == [
+        sum(each) for each in zip(*gathered(lengths), strict=True)
+    ]
     found, met = buckets(step), {power_of_two(n) for n in lengths}
     assert max(Counter(found).values()) == 1
     # Of unequal ones some wait for a call in which both ranks miss them, or come from the other rank's record.
@@ -288,7 +314,10 @@ def test_ranks_in_other_buckets_tune_both_of_them(rank: int):
     step = summing()
     assert [step(torch.zeros(n)) for n in ((100, 300), (120, 290))[rank]] == [220.0, 590.0]
     assert [step(torch.zeros(n)) for n in ((300, 65), (70, 511))[rank]] == [370.0, 576.0]
-    assert ({key[0] for key in step.kernel.cache}, sorted(buckets(step))) == ({128, 512}, [128, 512])
+    assert ({key[0] for key in step.kernel.cache}, sorted(buckets(step))) == (
+        {128, 512},
+        [128, 512],
+    )
 
 
 @triton.jit
@@ -335,7 +364,9 @@ wrong: list[tuple[int, Any]] = []
 
 def unfit(kind: str = "a rule drops it") -> Any:
     base, rule = UNFIT[kind]
-    return autotuned(base, (64, 128, 512), prune_configs_by={"early_config_prune": rule} if rule else None)
+    return autotuned(
+        base, (64, 128, 512), prune_configs_by={"early_config_prune": rule} if rule else None
+    )
 
 
 def over(kernel: Any, n: int) -> float:
@@ -355,12 +386,16 @@ def over(kernel: Any, n: int) -> float:
         *(further((kind, "online")) for kind in ("a rule makes it", "the kernel asserts")),
     ]
 )
-def test_a_config_is_used_only_at_sizes_of_its_bucket_where_it_fits(rank: int, case: tuple[str, str]):
+def test_a_config_is_used_only_at_sizes_of_its_bucket_where_it_fits(
+    rank: int, case: tuple[str, str]
+):
     """Tuned at 512, where one block is fastest, the bucket runs at 384 and 320 what fits there, in each call and trial."""
     kind, how = case
     wrong.clear()
     kernel, is_online = unfit(kind), how == "online"
-    step: Any = contextual_autotune(is_dist=True, bucket=POWERS, search="online" if is_online else None, **QUICK)(lambda n: over(kernel, n))
+    step: Any = contextual_autotune(
+        is_dist=True, bucket=POWERS, search="online" if is_online else None, **QUICK
+    )(lambda n: over(kernel, n))
     for n in (512, 384, 320) * (20 if is_online else 2):
         assert step(n) == 2.0 * n
     assert wrong == []
@@ -375,9 +410,9 @@ def test_ranks_at_other_sizes_of_a_bucket_use_what_fits_each(rank: int, how: str
     """Rules drop another config on each rank: what both keep is tuned, and no rank dies; so at each size that follows, in one call too."""
     wrong.clear()
     kernel = unfit()
-    step: Any = contextual_autotune(is_dist=True, bucket=POWERS, search="online" if how == "online" else None, **QUICK)(
-        lambda *sizes: [over(kernel, n) for n in sizes]
-    )
+    step: Any = contextual_autotune(
+        is_dist=True, bucket=POWERS, search="online" if how == "online" else None, **QUICK
+    )(lambda *sizes: [over(kernel, n) for n in sizes])
     sizes = [512, 384, 320] * 4
     mine, other = (sizes, sizes[1:] + sizes[:1])[:: 1 - 2 * rank]
     assert [step(n)[0] for n in mine] == [n + m for n, m in zip(mine, other, strict=True)]
@@ -397,7 +432,11 @@ def test_the_size_that_names_a_bucket_does_not_find_its_config_elsewhere(rank: i
     kernel = autotuned(prune_configs_by={"early_config_prune": prune})
     for bucket, n in ((POWERS, 384), ({}, 512)):
         contextual_autotune(is_dist=True, bucket=bucket, **QUICK)(over)(kernel, n)
-    assert {key[0]: config.kwargs["BLOCK"] == 64 for key, config in kernel.cache.items() if key[-1] != "in buckets"} == {512: True}
+    assert {
+        key[0]: config.kwargs["BLOCK"] == 64
+        for key, config in kernel.cache.items()
+        if key[-1] != "in buckets"
+    } == {512: True}
     assert len(kernel.cache) == 2
 
 
@@ -411,7 +450,10 @@ def test_a_function_s_rule_is_asked_at_each_size_of_a_bucket(rank: int, bucket: 
         asked.append(n)
         return bool(n % config["block"] == 0)
 
-    space, key_fn = [{"block": each} for each in (64, 128, 512)], (lambda n: n) if bucket else power_of_two
+    space, key_fn = (
+        [{"block": each} for each in (64, 128, 512)],
+        (lambda n: n) if bucket else power_of_two,
+    )
 
     @autotune(space, key_fn, keep, bucket=bucket, reset=list, **QUICK)
     def work(n: int, block: int) -> int:
@@ -432,17 +474,29 @@ def test_calls_that_differ_in_anything_a_rule_may_see_ask_it(rank: int):
     wrong.clear()
 
     def keep(config: Any, x: torch.Tensor, shape: tuple[int, int], m: int = 1, n: int = 1) -> bool:
-        fits = n % config["block"] == 0 and shape[1] % config["block"] == 0 and x.dtype is torch.float32
+        fits = (
+            n % config["block"] == 0
+            and shape[1] % config["block"] == 0
+            and x.dtype is torch.float32
+        )
         return bool(fits or config["block"] == 1)
 
-    @autotune([{"block": each} for each in (4, 1)], lambda *args, **kwargs: 0, keep, reset=list, **QUICK)
-    def work(x: torch.Tensor, shape: tuple[int, int], m: int = 1, n: int = 1, *, block: int) -> None:
+    @autotune(
+        [{"block": each} for each in (4, 1)], lambda *args, **kwargs: 0, keep, reset=list, **QUICK
+    )
+    def work(
+        x: torch.Tensor, shape: tuple[int, int], m: int = 1, n: int = 1, *, block: int
+    ) -> None:
         if not keep({"block": block}, x, shape, m, n):
             wrong.append((n, block))
 
     x = torch.zeros(4)
     work(x, (1, 4), m=3, n=4)
-    for args, kwargs in [((x, (1, 4)), {"n": 3, "m": 4}), ((x, (4, 1)), {"m": 3, "n": 4}), ((x.half(), (1, 4)), {"m": 3, "n": 4})]:
+    for args, kwargs in [
+        ((x, (1, 4)), {"n": 3, "m": 4}),
+        ((x, (4, 1)), {"m": 3, "n": 4}),
+        ((x.half(), (1, 4)), {"m": 3, "n": 4}),
+    ]:
         work(*args, **kwargs)
     assert wrong == []
 
@@ -452,7 +506,12 @@ def test_calls_that_differ_in_anything_a_rule_may_see_ask_it(rank: int):
 def test_a_later_job_hits_the_record_of_a_bucket(rank: int, face: Face):
     """That of another size in it, and one of exactly its size, which was tuned without buckets."""
     exact: Any = {"bucket": {} if face == "contextual" else None}
-    for options, n, is_hit in (({}, 100, False), ({}, 70, True), (exact, 256, False), ({}, 200, True)):
+    for options, n, is_hit in (
+        ({}, 100, False),
+        ({}, 70, True),
+        (exact, 256, False),
+        ({}, 200, True),
+    ):
         step = summing(face, **options)
         step(torch.zeros(n + rank * (options is not exact)))
         assert [each.is_recalled for each in step.records] == [is_hit]
@@ -468,7 +527,10 @@ def test_a_config_for_the_exact_size_does_not_stand_for_the_bucket(rank: int):
         asked.append(named["n"])
         return each
 
-    kernel = autotuned(prune_configs_by={"early_config_prune": prune}, do_bench=lambda call, quantiles: (call(), [1.0] * 3)[1])
+    kernel = autotuned(
+        prune_configs_by={"early_config_prune": prune},
+        do_bench=lambda call, quantiles: (call(), [1.0] * 3)[1],
+    )
     if rank == 1:
         kernel.cache[(100, *FLOATS)] = kernel.configs[0]
     step = tuned(kernel, bucket=POWERS)
@@ -485,7 +547,13 @@ def test_a_config_for_the_exact_size_does_not_stand_for_the_bucket(rank: int):
 def test_a_known_config_that_triton_would_have_to_find(rank: int, case: str):
     """One with a hook, and one in a mapping of a library's own: launched without a meeting, with the hook called once."""
     hooked = list[int]()
-    kernel = autotuned(configs=configs(16, 32, **({"pre_hook": lambda full: hooked.append(full["n"])} if case == "hook" else {})))
+    kernel = autotuned(
+        configs=configs(
+            16,
+            32,
+            **({"pre_hook": lambda full: hooked.append(full["n"])} if case == "hook" else {}),
+        )
+    )
     if case != "hook":
         kernel.cache = Bare()
     step = tuned(kernel, bucket=POWERS)
@@ -539,7 +607,9 @@ def test_a_step_of_its_own_has_no_buckets(rank: int):
 @on_each_rank(modes=["fake"])
 def test_a_step_tuned_online_has_one_site_for_a_bucket(rank: int):
     """Its calls take turns in the sizes of one bucket and count once each; the winner is in use for all of them."""
-    FakeH200.launch_ms = staticmethod(lambda source, _: {16: 1.0, 32: 0.5, 64: 0.25, 128: 0.8}[constants_of(source)["BLOCK"]])
+    FakeH200.launch_ms = staticmethod(
+        lambda source, _: {16: 1.0, 32: 0.5, 64: 0.25, 128: 0.8}[constants_of(source)["BLOCK"]]
+    )
     kernel, weight = autotuned(blocks=(16, 32, 64, 128)), torch.zeros(1)
 
     def counted(x: torch.Tensor) -> float:
@@ -547,11 +617,16 @@ def test_a_step_tuned_online_has_one_site_for_a_bucket(rank: int):
         weight.add_(1.0)
         return float(all_reduced(weight.clone()))
 
-    step = contextual_autotune(is_dist=True, search="online", max_slowdown=0.5, bucket=POWERS)(counted)
+    step = contextual_autotune(is_dist=True, search="online", max_slowdown=0.5, bucket=POWERS)(
+        counted
+    )
     got = run_job(lambda k: step(torch.zeros(100 + k % 7 + rank)))
     assert got == [2.0 * (k + 1) for k in range(len(got))]
     assert (best(kernel), {key[0] for key in kernel.cache}) == ([64], {128})
-    assert [buckets(step), [each.best.latency_ms for each in step.records if not each.best.latency_ms]] == [[128], []]
+    assert [
+        buckets(step),
+        [each.best.latency_ms for each in step.records if not each.best.latency_ms],
+    ] == [[128], []]
 
 
 @once
@@ -582,13 +657,23 @@ def test_a_backward_pass_on_a_thread_of_autograd_s(rank: int):
 @on_each_rank()
 def test_what_has_no_effect_is_told_once(rank: int):
     """A name without a kernel, an argument that no key holds, a kernel whose tuner makes the key itself: a line each, in two calls."""
-    kernel, own = autotuned(blocks=(16, 32)), Filed(accumulate_kernel, accumulate_kernel.arg_names, configs(16, 32), ["n"], None, None)
+    kernel, own = (
+        autotuned(blocks=(16, 32)),
+        Filed(accumulate_kernel, accumulate_kernel.arg_names, configs(16, 32), ["n"], None, None),
+    )
     bucket: Any = {"attend": {"T": power_of_two}, "a*": {"n": power_of_two, "T": power_of_two}}
     step = tuned(kernel, lambda x: (launch(own, x), launch(kernel, x))[1], bucket=bucket)
     for n in (100, 200, 400):
         step(torch.zeros(n))
-    told = [line.partition("has no effect on ")[2] for line in log().splitlines() if "has no effect" in line and " WARNING " in line]
-    assert told[0] == "'attend': no kernel launched so far is called so, they are accumulate_kernel, add_kernel"
+    told = [
+        line.partition("has no effect on ")[2]
+        for line in log().splitlines()
+        if "has no effect" in line and " WARNING " in line
+    ]
+    assert (
+        told[0]
+        == "'attend': no kernel launched so far is called so, they are accumulate_kernel, add_kernel"
+    )
     assert [line.partition(", ")[0].replace("tests.steps.", "") for line in told[1:]] == [
         "'n' of accumulate_kernel", "'T' of accumulate_kernel", "'T' of add_kernel",
     ]  # fmt: skip
@@ -609,7 +694,10 @@ def test_a_bucket_function_that_raises_is_heard_by_other_ranks(rank: int):
     step(torch.zeros(100))
     kind, text, _ = told(lambda: step(torch.zeros(300)))
     assert kind == ("PeerFailedError", "ValueError")[rank]
-    assert "bucket of tests.steps.add_kernel raised LookupError: no bucket for 300; it was asked of n=300" in text
+    assert (
+        "bucket of tests.steps.add_kernel raised LookupError: no bucket for 300; it was asked of n=300"
+        in text
+    )
     assert ("rank 1" in text or rank == 1, step.kernel.nargs, is_unpatched()) == (True, None, True)
 
 
@@ -648,6 +736,14 @@ def test_a_library_s_norm_is_tuned_once_for_each_power_of_two(rank: int):
         all_reduced(gradient)
         return y.detach()
 
-    assert [step(torch.zeros(1, n, HEADS, DIM, dtype=torch.bfloat16)).shape[1] for n in LENGTHS[rank]] == LENGTHS[rank]
-    keys = [(each.kernel.rpartition(".")[2], each.key.split(",")[1]) for each in step.records if not each.is_recalled]
-    assert sorted(keys) == [(f"layer_norm_{way}_kernel", nb) for way in ("bwd", "fwd") for nb in ("4", "8")]
+    assert [
+        step(torch.zeros(1, n, HEADS, DIM, dtype=torch.bfloat16)).shape[1] for n in LENGTHS[rank]
+    ] == LENGTHS[rank]
+    keys = [
+        (each.kernel.rpartition(".")[2], each.key.split(",")[1])
+        for each in step.records
+        if not each.is_recalled
+    ]
+    assert sorted(keys) == [
+        (f"layer_norm_{way}_kernel", nb) for way in ("bwd", "fwd") for nb in ("4", "8")
+    ]

@@ -15,7 +15,14 @@ from dist_tune.report import render, story_of_folder, story_of_records
 from tests.cached_records import candidate, record
 from tests.report.stories import write_story
 
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
+CHROMIUM = next(
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    "",
+)
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(not CHROMIUM, reason="no chromium is installed: apt-get install chromium"),
@@ -67,8 +74,13 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """``seen`` of a script that ran in each page after it was loaded; under "console" the lines of the browser's."""
     folder = tmp_path_factory.mktemp("pages")
     write_story(folder / "logs", 3, 60)
-    rows = [candidate(0, fields={HOSTILE: 1, "B": 1}), candidate(1, fields={HOSTILE: 2, "B": 1}, failure=HOSTILE, latency_ms=None)]
-    hostile = record(candidates=rows, winner=0, kernel=HOSTILE, key=HOSTILE, closure="step", reason=HOSTILE)
+    rows = [
+        candidate(0, fields={HOSTILE: 1, "B": 1}),
+        candidate(1, fields={HOSTILE: 2, "B": 1}, failure=HOSTILE, latency_ms=None),
+    ]
+    hostile = record(
+        candidates=rows, winner=0, kernel=HOSTILE, key=HOSTILE, closure="step", reason=HOSTILE
+    )
     pages = {
         "phone": (390, story_of_folder(folder / "logs"), ACTIONS),
         "hostile": (1200, story_of_records([hostile]), LOOKS),
@@ -76,18 +88,31 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, (_, story, script) in pages.items():
         (folder / f"{name}.html").write_text(render(story) + TOLD.format(name, script))
     path = folder / "frames.html"
-    path.write_text(FRAMES.format("".join(FRAME.format(width, name) for name, (width, *_) in pages.items())))
+    path.write_text(
+        FRAMES.format("".join(FRAME.format(width, name) for name, (width, *_) in pages.items()))
+    )
     command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={folder / 'profile'}", path.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
-    found = [json.loads(html.unescape(text)) for text in re.findall(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)]
-    return {each["page"]: each for each in found} | {"console": re.findall(r":CONSOLE.*", done.stderr)}
+    found = [
+        json.loads(html.unescape(text))
+        for text in re.findall(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)
+    ]
+    return {each["page"]: each for each in found} | {
+        "console": re.findall(r":CONSOLE.*", done.stderr)
+    }
 
 
 def test_all_that_the_page_can_do_works_on_a_phone(shown: dict[str, Any]):
     """390 pixels wide, nothing on the console, and the page itself does not scroll sideways."""
     seen = shown["phone"]
     assert (shown["console"], seen["links"]) == ([], [True] * 3)
-    for words in ("candidate ", "triton.Config({'BLOCK_M': ", "rank 0: ", "rank 3: ", "not chosen: +"):
+    for words in (
+        "candidate ",
+        "triton.Config({'BLOCK_M': ",
+        "rank 0: ",
+        "rank 3: ",
+        "not chosen: +",
+    ):
         assert words in seen["hovered"]
     assert (seen["before"], seen["clicked"]) == ([1], [2])
     assert (seen["copier"], seen["copied"] in seen["hovered"]) == ("copied", True)

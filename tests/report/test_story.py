@@ -41,8 +41,12 @@ def test_what_is_missing_is_said(tmp_path: Path):
     with pytest.raises(UnreadableEventsError, match="tells of a tuning"):
         story_of_folder(tmp_path)
     of_one = told(0, 4)
-    (tmp_path / "rank-0.jsonl").write_bytes(lines(of_one[:-1]).replace(b'"schema_version":3', b'"schema_version":2'))
-    failed = of_one[-1].model_copy(update={"rank": 1, "error": "RankTimeoutError: rank 3 did not come"})
+    (tmp_path / "rank-0.jsonl").write_bytes(
+        lines(of_one[:-1]).replace(b'"schema_version":3', b'"schema_version":2')
+    )
+    failed = of_one[-1].model_copy(
+        update={"rank": 1, "error": "RankTimeoutError: rank 3 did not come"}
+    )
     (tmp_path / "rank-1.jsonl").write_bytes(lines([failed]))
     assert story_of_folder(tmp_path).notes == [
         "site 0: its record cannot be read (schema_version: Input should be 3)",
@@ -59,7 +63,9 @@ def test_the_rank_that_came_to_the_end_tells_of_the_sites(tmp_path: Path):
     path.write_bytes(b"".join([*path.read_bytes().splitlines(keepends=True)[:2], b"no event\n"]))
     story = story_of_folder(tmp_path)
     assert [site.record for _, _, site in story.sites] == [record(0, 6)]
-    left_out = "line 3: no event of version 1, which this dist_tune reads: the rest of rank 0 is left out"
+    left_out = (
+        "line 3: no event of version 1, which this dist_tune reads: the rest of rank 0 is left out"
+    )
     assert story.damage == {0: f"{path}, {left_out}"}
 
 
@@ -106,4 +112,6 @@ def test_ranks_that_an_earlier_job_left_behind_are_not_waited_for(path: Path):
     (path.parent / "rank-1.jsonl").write_bytes(lines(killed))
     story = story_of_folder(path.parent)
     assert list(story.tunings) == ["step#1"]
-    assert story.notes == ["files of an earlier job with another number of ranks are left out: ranks 1"]
+    assert story.notes == [
+        "files of an earlier job with another number of ranks are left out: ranks 1"
+    ]

@@ -105,7 +105,9 @@ def test_methods():
         (Caller().method, (9,), {}, 9, "Caller.method"),
     ],
 )
-def test_what_can_be_called_can_be_tuned(function: Any, args: Any, kwargs: Any, value: Any, name: str):
+def test_what_can_be_called_can_be_tuned(
+    function: Any, args: Any, kwargs: Any, value: Any, name: str
+):
     """Positional and keyword arguments, defaults, lambdas, partials, objects: the value is that of an ordinary call."""
     tuned = autotune(BLOCKS, None, **QUICK)(function)
     assert [tuned(*args, **kwargs), tuned(*args, **kwargs)] == [value] * 2
@@ -133,7 +135,10 @@ def saved(model: Scaling) -> Any:
     return torch.load(file, weights_only=False)
 
 
-RULES: dict[str, Any] = {"prune_fn": lambda config, x: config["block"] > 1, "check": lambda result, x: result.shape == x.shape}
+RULES: dict[str, Any] = {
+    "prune_fn": lambda config, x: config["block"] > 1,
+    "check": lambda result, x: result.shape == x.shape,
+}
 
 
 @pytest.mark.parametrize(
@@ -144,8 +149,12 @@ RULES: dict[str, Any] = {"prune_fn": lambda config, x: config["block"] > 1, "che
         autotune(BLOCKS, key=["x"], nearest=True, **QUICK),
     ],
 )
-@pytest.mark.parametrize("copied", [copy.deepcopy, saved, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_of_an_object_whose_bound_method_is_decorated_computes_with_its_own_values(decorate: Any, copied: Any):
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, saved, lambda model: pickle.loads(pickle.dumps(model))]
+)
+def test_a_copy_of_an_object_whose_bound_method_is_decorated_computes_with_its_own_values(
+    decorate: Any, copied: Any
+):
     """Made before or after the original's first call, and of a copy; the method itself comes with a copy of its object, too."""
     model, x = Scaling(decorate), torch.ones(4)
     early = copied(model)
@@ -156,14 +165,30 @@ def test_a_copy_of_an_object_whose_bound_method_is_decorated_computes_with_its_o
     for k, each in enumerate((early, late, later, method.__self__)):
         each.scale.data.fill_(2.0 + k)
     values += [early(x), late(x), later(x=x), method(x), model(x)]
-    assert [value.unique().tolist() for value in values] == [[1.0], [2.0], [3.0], [4.0], [5.0], [1.0]]
+    assert [value.unique().tolist() for value in values] == [
+        [1.0],
+        [2.0],
+        [3.0],
+        [4.0],
+        [5.0],
+        [1.0],
+    ]
 
 
 def test_a_decorated_bound_method_is_one():
     """It has the signature, records and configs of before; rules and ``key=`` know what the call is given, and not the object."""
-    options: Any = {**QUICK, "prune_fn": lambda config, x: config["block"] > 1, "check": lambda x: x}
+    options: Any = {
+        **QUICK,
+        "prune_fn": lambda config, x: config["block"] > 1,
+        "check": lambda x: x,
+    }
     tuned: Any = autotune(BLOCKS, key=["x"], **options)(Caller().method)
-    assert (tuned(8), tuned(x=8), tuned(9, autotune=False), list(inspect.signature(tuned).parameters)[:2]) == (8, 8, 9, ["x", "block"])
+    assert (
+        tuned(8),
+        tuned(x=8),
+        tuned(9, autotune=False),
+        list(inspect.signature(tuned).parameters)[:2],
+    ) == (8, 8, 9, ["x", "block"])
     assert [len(each.candidates) for each in tuned.records] == [2]
     assert (tuned.configs, tuned.__name__, tuned.__self__.method(7, 1)) == (BLOCKS, "method", 7)
 
@@ -199,7 +224,10 @@ def kernel(x_ptr, block: tl.constexpr):
         (classmethod(lambda cls, block: None), "put @classmethod above @autotune"),
         (3, "autotune decorates ordinary functions"),
         (kernel, "Those have triton.autotune"),
-        (triton.autotune([triton.Config({"block": 1})], key=[])(kernel), "Those have triton.autotune"),
+        (
+            triton.autotune([triton.Config({"block": 1})], key=[])(kernel),
+            "Those have triton.autotune",
+        ),
     ],
 )
 def test_what_cannot_be_tuned_says_why(function: Any, words: str):
@@ -225,9 +253,15 @@ def test_help_shows_the_keywords_of_the_tuner():
         "autotune: 'bool' = True, autotune_verbose: 'bool' = False, autotune_pg: 'ProcessGroup | None' = None, "
         "autotune_allow_arg_overwrite: 'bool' = False"
     )
-    flat = re.sub(r"(?<=\() | (?=\))", "", " ".join(text.split()))  # Python 3.13 puts each parameter on a line of its own
+    flat = re.sub(
+        r"(?<=\() | (?=\))", "", " ".join(text.split())
+    )  # Python 3.13 puts each parameter on a line of its own
     assert f"{own}{keywords}, **more: 'Any') -> 'float'" in flat
-    assert list(inspect.signature(tuned.__get__(3)).parameters)[:3] == ["factor", "block", "autotune"]
+    assert list(inspect.signature(tuned.__get__(3)).parameters)[:3] == [
+        "factor",
+        "block",
+        "autotune",
+    ]
 
 
 def test_a_decorated_function_looks_like_itself():
@@ -239,9 +273,17 @@ def test_a_decorated_function_looks_like_itself():
     assert (tuned.configs, tuned.records) == (BLOCKS, [])
 
 
-def tunable(function: Callable[..., Any], space: Any = BLOCKS, key_fn: Any = None, prune_fn: Any = None, **options: Any) -> TunableFunction:
+def tunable(
+    function: Callable[..., Any],
+    space: Any = BLOCKS,
+    key_fn: Any = None,
+    prune_fn: Any = None,
+    **options: Any,
+) -> TunableFunction:
     given = {"check": None, "bucket": None, **options}
-    return TunableFunction(function, *distinct(as_configs(space, function)), key_fn, prune_fn, **given)
+    return TunableFunction(
+        function, *distinct(as_configs(space, function)), key_fn, prune_fn, **given
+    )
 
 
 def launch(of: TunableFunction, *args: Any, **kwargs: Any) -> FunctionLaunch:
@@ -259,7 +301,9 @@ def _spied(space: Any = None, **options: Any) -> tuple[Any, list[dict[str, Any]]
         return x
 
     space = space or [{"block": block, "stages": stages} for block in (1, 2) for stages in (3, 4)]
-    return autotune(space, lambda x: x, options.pop("prune_fn", None), **{**QUICK, **options})(function), ran
+    return autotune(space, lambda x: x, options.pop("prune_fn", None), **{**QUICK, **options})(
+        function
+    ), ran
 
 
 def test_calls_with_nothing_to_choose():
@@ -268,14 +312,20 @@ def test_calls_with_nothing_to_choose():
     assert tuned(1, autotune=False) == 1
     tuned(1, autotune=False, autotune_allow_arg_overwrite=True, stages=9)
     tuned(1, block=30, stages=40, autotune_allow_arg_overwrite=True)
-    assert ran == [{"block": 1, "stages": 3}, {"block": 1, "stages": 9}, {"block": 30, "stages": 40}]
+    assert ran == [
+        {"block": 1, "stages": 3},
+        {"block": 1, "stages": 9},
+        {"block": 30, "stages": 40},
+    ]
     assert tuned.records == []
 
 
 def test_config_arguments_of_the_caller_are_refused_unless_asked_for():
     """The message says which, and how to ask."""
     tuned, ran = _spied()
-    with pytest.raises(ValueError, match=r"called with \['block'\].*autotune_allow_arg_overwrite=True"):
+    with pytest.raises(
+        ValueError, match=r"called with \['block'\].*autotune_allow_arg_overwrite=True"
+    ):
         tuned(1, block=3)
     with pytest.raises(ValueError, match=r"\['block', 'stages'\]"):
         tuned(1, block=3, stages=1, autotune=False)
@@ -295,7 +345,10 @@ def test_a_partly_given_config_is_tuned_for_itself():
     assert {(each["block"], each["stages"]) for each in ran} == {(1, 9), (2, 9)}
     assert pruned == [(1, 9), (2, 9)]
     record = tuned.records[0]
-    assert (record.key, [each.config for each in record.candidates]) == ("[1,'stages=9']", ["block=1 stages=9", "block=2 stages=9"])
+    assert (record.key, [each.config for each in record.candidates]) == (
+        "[1,'stages=9']",
+        ["block=1 stages=9", "block=2 stages=9"],
+    )
     n_ran = len(ran)
     tuned(1, stages=9, autotune_allow_arg_overwrite=True)
     assert len(ran) == n_ran + 1
@@ -311,7 +364,11 @@ def test_a_partly_given_config_is_tuned_for_itself():
     [
         ((), {}, "missing a required argument: 'x'"),
         ((1,), {"z": 1}, "unexpected keyword argument 'z'"),
-        ((1, 2), {}, r"multiple values for argument 'block'; autotune passes \['block'\] as keywords"),
+        (
+            (1, 2),
+            {},
+            r"multiple values for argument 'block'; autotune passes \['block'\] as keywords",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit_are_the_callers_mistake(args: Any, kwargs: Any, words: str):
@@ -335,7 +392,10 @@ def test_a_key_that_cannot_be_found_again_is_refused():
         with pytest.raises(TypeError, match=r"returned a tensor.*to_hashable"):
             tensor(torch.ones(1))
     once: Any = autotune(BLOCKS, lambda x: map(int, x), **QUICK)(lambda x, block: x)
-    with pytest.raises(TypeError, match=r"returned an object of type map, which can be gone through once: return a tuple"):
+    with pytest.raises(
+        TypeError,
+        match=r"returned an object of type map, which can be gone through once: return a tuple",
+    ):
         once((1, 2))
     right = autotune(BLOCKS, lambda x: to_hashable([x, {"a": 1}]), **QUICK)(lambda x, block: x)
     right(torch.ones(1))
@@ -346,7 +406,9 @@ def test_a_key_that_cannot_be_found_again_is_refused():
 
 def test_sizes_in_classes_share_a_config():
     """With a bucket, sizes near each other have one key."""
-    tuned = autotune(BLOCKS, lambda x, y: (x, y, "fast"), bucket=power_of_two, **QUICK)(lambda x, y, block: x)
+    tuned = autotune(BLOCKS, lambda x, y: (x, y, "fast"), bucket=power_of_two, **QUICK)(
+        lambda x, y, block: x
+    )
     for x in (65, 100, 128):
         tuned(x, 1)
     tuned(129, 1)
@@ -365,41 +427,81 @@ def test_a_key_reads_the_same_wherever_it_is_one():
 
 def test_prune_fn_sees_the_arguments_and_keeps_what_is_true():
     """Of the config it sees mapping and fields; what it keeps stays in order; a rule that keeps nothing is an error."""
-    space = [{"gemm_config": triton.Config({"BLOCK_M": block}, num_warps=2)} for block in (16, 32, 64)]
+    space = [
+        {"gemm_config": triton.Config({"BLOCK_M": block}, num_warps=2)} for block in (16, 32, 64)
+    ]
 
     def rule(config: Any, x: int, least: int = 0) -> Any:
-        assert config["gemm_config"]["BLOCK_M"] == config["gemm_config"].kwargs["BLOCK_M"] == config["BLOCK_M"]
+        assert (
+            config["gemm_config"]["BLOCK_M"]
+            == config["gemm_config"].kwargs["BLOCK_M"]
+            == config["BLOCK_M"]
+        )
         return config["BLOCK_M"] >= least and x
 
     def gemm(x: int, gemm_config: triton.Config, least: int = 0) -> int:
         return x
 
     of = tunable(gemm, space, prune_fn=rule)
-    assert launch(of, 1, least=32).candidates() == (space[1:], [describe(each) for each in space[1:]], 1)
-    with pytest.raises(NoValidConfigError, match=r"gemm\[\]: prune_fn keeps none of 3 configs. It must return True"):
+    assert launch(of, 1, least=32).candidates() == (
+        space[1:],
+        [describe(each) for each in space[1:]],
+        1,
+    )
+    with pytest.raises(
+        NoValidConfigError, match=r"gemm\[\]: prune_fn keeps none of 3 configs. It must return True"
+    ):
         launch(of, 0).candidates()
 
 
 @pytest.mark.parametrize(
     ("given", "kind", "words"),
     [
-        ({"prune_fn": lambda config, x: config["BLOCK_M"] > 1}, ValueError, "prune_fn of .*<lambda> raised KeyError: 'BLOCK_M'; {asked}"),
-        ({"prune_fn": lambda config: True}, TypeError, r"prune_fn of .* raised TypeError: .* takes 1 positional argument.*; {asked}"),
-        ({"prune_fn": lambda config, x: config.num_ctas}, ValueError, r"AttributeError: this config has no num_ctas; .*; {asked}"),
-        ({"key_fn": lambda x: x.shape[1]}, ValueError, r"key_fn of .*<lambda> raised IndexError: .*; it was called with \(tensor \[3\]\)"),
-        ({"key_fn": lambda: 1}, TypeError, r"key_fn of .*<lambda> raised TypeError: .* takes 0 positional arguments"),
+        (
+            {"prune_fn": lambda config, x: config["BLOCK_M"] > 1},
+            ValueError,
+            "prune_fn of .*<lambda> raised KeyError: 'BLOCK_M'; {asked}",
+        ),
+        (
+            {"prune_fn": lambda config: True},
+            TypeError,
+            r"prune_fn of .* raised TypeError: .* takes 1 positional argument.*; {asked}",
+        ),
+        (
+            {"prune_fn": lambda config, x: config.num_ctas},
+            ValueError,
+            r"AttributeError: this config has no num_ctas; .*; {asked}",
+        ),
+        (
+            {"key_fn": lambda x: x.shape[1]},
+            ValueError,
+            r"key_fn of .*<lambda> raised IndexError: .*; it was called with \(tensor \[3\]\)",
+        ),
+        (
+            {"key_fn": lambda: 1},
+            TypeError,
+            r"key_fn of .*<lambda> raised TypeError: .* takes 0 positional arguments",
+        ),
         (
             {"key_fn": lambda x: 3, "bucket": lambda n: 1 // 0},
             ValueError,
             "bucket of .* ZeroDivisionError: .* asked of each size in the key 3",
         ),
-        ({"key_fn": lambda x: x.a, "bucket": power_of_two}, ValueError, "key_fn of .*<lambda> raised AttributeError"),
+        (
+            {"key_fn": lambda x: x.a, "bucket": power_of_two},
+            ValueError,
+            "key_fn of .*<lambda> raised AttributeError",
+        ),
     ],
 )
-def test_a_rule_that_raises_is_named_with_the_config(given: dict[str, Any], kind: type[Exception], words: str):
+def test_a_rule_that_raises_is_named_with_the_config(
+    given: dict[str, Any], kind: type[Exception], words: str
+):
     """Which rule, of which function, asked of which config in which call; the user's own error is the cause. The next call asks again."""
     tuned: Any = autotune(BLOCKS, **{"key_fn": None, **given, **QUICK})(lambda x, block: x)
-    words = words.format(asked=r"it was asked of config \"block=1\" in a call with \(tensor \[3\]\)")
+    words = words.format(
+        asked=r"it was asked of config \"block=1\" in a call with \(tensor \[3\]\)"
+    )
     for _ in range(2):
         with pytest.raises(kind, match=words) as raised:
             tuned(torch.ones(3))

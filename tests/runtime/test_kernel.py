@@ -61,7 +61,9 @@ def made(captured: Any = 1, helper: Any = None, heuristics: Any = None, **option
 
 
 def rule(limit: Any) -> Callable[..., Any]:
-    return lambda configs, named, **kwargs: [each for each in configs if each.kwargs["BLOCK"] <= limit]
+    return lambda configs, named, **kwargs: [
+        each for each in configs if each.kwargs["BLOCK"] <= limit
+    ]
 
 
 class Rule:
@@ -92,7 +94,11 @@ def with_hook(number: int) -> list[triton.Config]:
 
 def of_globals(value: int) -> Any:
     """A kernel that reads a global, of a module of its own."""
-    names: dict[str, Any] = {"__name__": "own", "size": value, "__annotations__": {"size": tl.constexpr}}
+    names: dict[str, Any] = {
+        "__name__": "own",
+        "size": value,
+        "__annotations__": {"size": tl.constexpr},
+    }
 
     def kernel(x_ptr, n, m, BLOCK: tl.constexpr):
         tl.store(x_ptr, size)  # type: ignore[name-defined]  # noqa: F821
@@ -105,12 +111,24 @@ PAIRS: dict[str, Any] = {
     "captured value": ({"captured": 1}, {"captured": 2}),
     "captured helper": ({"helper": adding()}, {"helper": doubling()}),
     "a prune rule": ({}, {"prune_configs_by": {"early_config_prune": rule(16)}}),
-    "what a prune rule captured": tuple({"prune_configs_by": {"early_config_prune": rule(each)}} for each in (16, 32)),
-    "a list that a prune rule captured": tuple({"prune_configs_by": {"early_config_prune": rule([each])}} for each in (16, 32)),
-    "what a rule object holds": tuple({"prune_configs_by": {"early_config_prune": Rule(each)}} for each in (16, 32)),
-    "what a rule's object holds": tuple({"prune_configs_by": {"early_config_prune": Rule(each).keep}} for each in (16, 32)),
-    "performance model": tuple({"prune_configs_by": {"perf_model": model(each), "top_k": 1}} for each in (1, -1)),
-    "top_k": tuple({"prune_configs_by": {"perf_model": model(1), "top_k": each}} for each in (1, 2)),
+    "what a prune rule captured": tuple(
+        {"prune_configs_by": {"early_config_prune": rule(each)}} for each in (16, 32)
+    ),
+    "a list that a prune rule captured": tuple(
+        {"prune_configs_by": {"early_config_prune": rule([each])}} for each in (16, 32)
+    ),
+    "what a rule object holds": tuple(
+        {"prune_configs_by": {"early_config_prune": Rule(each)}} for each in (16, 32)
+    ),
+    "what a rule's object holds": tuple(
+        {"prune_configs_by": {"early_config_prune": Rule(each).keep}} for each in (16, 32)
+    ),
+    "performance model": tuple(
+        {"prune_configs_by": {"perf_model": model(each), "top_k": 1}} for each in (1, -1)
+    ),
+    "top_k": tuple(
+        {"prune_configs_by": {"perf_model": model(1), "top_k": each}} for each in (1, 2)
+    ),
     "key names": ({"key": ["n"]}, {"key": ["m"]}),
     "heuristics": ({}, {"heuristics": block(16)}),
     "what heuristics captured": ({"heuristics": block(16)}, {"heuristics": block(32)}),
@@ -141,13 +159,22 @@ def test_configs_that_read_alike_are_numbered():
     """Hooks of one factory have one name. A config keeps its number where others are pruned: its text is how it is found again."""
     alike = [triton.Config({"BLOCK": 16}, pre_hook=hook(each)) for each in (1, 2)]
     text = describe(alike[0])
-    for n_pruned, texts in enumerate([[text, f"{text} (#2)", describe(configs(32)[0])], [f"{text} (#2)", describe(configs(32)[0])]]):
+    for n_pruned, texts in enumerate(
+        [
+            [text, f"{text} (#2)", describe(configs(32)[0])],
+            [f"{text} (#2)", describe(configs(32)[0])],
+        ]
+    ):
         pruning = {"early_config_prune": lambda configs, named, n=n_pruned, **kwargs: configs[n:]}
-        launch = Launch(made(configs=alike + configs(32), prune_configs_by=pruning), (torch.zeros(64), 64), {})
+        launch = Launch(
+            made(configs=alike + configs(32), prune_configs_by=pruning), (torch.zeros(64), 64), {}
+        )
         assert launch.candidates()[1:] == (texts, n_pruned)
 
 
-def _yields_one_and_raises(configs: list[Any], named: dict[str, Any], **kwargs: Any) -> Iterator[Any]:
+def _yields_one_and_raises(
+    configs: list[Any], named: dict[str, Any], **kwargs: Any
+) -> Iterator[Any]:
     yield configs[0]
     raise ValueError(f"nothing else fits {named['n']}")
 
@@ -166,11 +193,16 @@ FORMS: dict[str, Callable[[list[Any]], Any]] = {
 def test_a_prune_rule_may_return_what_can_be_gone_through_once(form: str):
     """As Triton 3.6 takes it; from 3.9 on Triton asks for its length, and the error says which kernel's rules it is."""
     pruning = {"early_config_prune": lambda configs, named, **kwargs: FORMS[form](configs)}
-    launch = Launch(made(configs=configs(16, 32, 64), prune_configs_by=pruning), (torch.zeros(64), 64), {})
+    launch = Launch(
+        made(configs=configs(16, 32, 64), prune_configs_by=pruning), (torch.zeros(64), 64), {}
+    )
     try:
         assert [each.kwargs["BLOCK"] for each in launch.candidates()[0]] == [32, 64]
     except TypeError as error:
-        assert re.fullmatch(r"prune_configs_by of \S*kernel raised TypeError: object of type '.*' has no len\(\); .*", str(error))  # noqa: PT017
+        assert re.fullmatch(
+            r"prune_configs_by of \S*kernel raised TypeError: object of type '.*' has no len\(\); .*",
+            str(error),
+        )  # noqa: PT017
         assert triton.__version__ >= "3.9"
 
 
@@ -179,7 +211,11 @@ def test_a_prune_rule_may_return_what_can_be_gone_through_once(form: str):
     ("pruning", "named", "at"),
     [
         (
-            {"early_config_prune": lambda configs, named, **kw: [next(each for each in configs if each.kwargs["BLOCK_M"] > 8)]},
+            {
+                "early_config_prune": lambda configs, named, **kw: [
+                    next(each for each in configs if each.kwargs["BLOCK_M"] > 8)
+                ]
+            },
             "early",
             "16",
         ),
@@ -188,9 +224,14 @@ def test_a_prune_rule_may_return_what_can_be_gone_through_once(form: str):
         ({"early_config_prune": _yields_one_and_raises}, "early_config_prune", "32"),
     ],
 )
-def test_a_prune_rule_that_raises_is_named(pruning: dict[str, Any], named: str, at: str, is_partial: bool):
+def test_a_prune_rule_that_raises_is_named(
+    pruning: dict[str, Any], named: str, at: str, is_partial: bool
+):
     """The rule, the kernel and a config; the user's own error is the cause. What Triton itself refuses is raised as it is."""
-    pruning = {name: partial(each) if is_partial and callable(each) else each for name, each in pruning.items()}
+    pruning = {
+        name: partial(each) if is_partial and callable(each) else each
+        for name, each in pruning.items()
+    }
     launch = Launch(made(prune_configs_by=pruning), (torch.zeros(64), 64), {})
     with pytest.raises((ValueError, TypeError)) as raised:
         launch.candidates()
@@ -200,7 +241,13 @@ def test_a_prune_rule_that_raises_is_named(pruning: dict[str, Any], named: str, 
     assert f'"BLOCK={at} num_warps=4' in text or 'it got 2 configs, the first "BLOCK=16' in text
     nothing: Any
     for nothing in ([], iter([])):
-        none = Launch(made(prune_configs_by={"early_config_prune": lambda configs, named, r=nothing, **kw: r}), (torch.zeros(64), 64), {})
+        none = Launch(
+            made(
+                prune_configs_by={"early_config_prune": lambda configs, named, r=nothing, **kw: r}
+            ),
+            (torch.zeros(64), 64),
+            {},
+        )
         with pytest.raises((AutotunerError, TypeError)):
             none.candidates()
 
@@ -224,7 +271,23 @@ def keyed_kernel(x_ptr, act, n):
 
 
 PLAIN = {"silu": "silu", None: "None", 1: "1", 1.5: "1.5", torch.float16: "torch.float16"}
-VALUES: list[Any] = [*PLAIN, "None", True, "True", "1", 1.0, "1.0", "a,b", "a", "", "'a'", "[", "inf", float("inf"), "nan"]
+VALUES: list[Any] = [
+    *PLAIN,
+    "None",
+    True,
+    "True",
+    "1",
+    1.0,
+    "1.0",
+    "a,b",
+    "a",
+    "",
+    "'a'",
+    "[",
+    "inf",
+    float("inf"),
+    "nan",
+]
 
 
 def test_keys_that_differ_read_differently():
@@ -246,7 +309,13 @@ class _Names(list[str]):
 
 
 def _known(rank: int) -> Any:
-    kernel, x, y, seen, is_broken = autotuned(blocks=(16, 32)), torch.zeros(64), torch.zeros(64), list[Any](), False
+    kernel, x, y, seen, is_broken = (
+        autotuned(blocks=(16, 32)),
+        torch.zeros(64),
+        torch.zeros(64),
+        list[Any](),
+        False,
+    )
 
     def grid(meta: dict[str, Any]) -> tuple[int]:
         seen.append(list(kernel.nargs))
@@ -254,7 +323,9 @@ def _known(rank: int) -> Any:
             raise ValueError("no grid")
         return (64 // meta["BLOCK"],)
 
-    step = contextual_autotune(n_repeat=1, n_warmup=0, reset=lambda: None)(lambda: kernel[grid](x, y, n=64))
+    step = contextual_autotune(n_repeat=1, n_warmup=0, reset=lambda: None)(
+        lambda: kernel[grid](x, y, n=64)
+    )
     step()
     kernel.arg_names = names = _Names(kernel.arg_names)
     step()

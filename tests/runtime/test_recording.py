@@ -46,7 +46,9 @@ def thrice(x):
 
 
 @triton.jit
-def act_kernel(x_ptr, ACT: tl.constexpr, kernel: tl.constexpr):  # an argument with the name of a parameter of our wrappers
+def act_kernel(
+    x_ptr, ACT: tl.constexpr, kernel: tl.constexpr
+):  # an argument with the name of a parameter of our wrappers
     at = tl.arange(0, kernel)
     tl.store(x_ptr + at, ACT(tl.load(x_ptr + at)))
 
@@ -77,7 +79,10 @@ def x_and_y() -> tuple[torch.Tensor, torch.Tensor]:
 @contextmanager
 def recording(recorder: LaunchRecorder) -> Any:
     """The launches in this block are recorded, and are not made."""
-    with replaced(JITFunction, "run", lambda run: lambda *args, **kwargs: None), around_launches(recorder.note):
+    with (
+        replaced(JITFunction, "run", lambda run: lambda *args, **kwargs: None),
+        around_launches(recorder.note),
+    ):
         yield
 
 
@@ -92,14 +97,19 @@ def record(function: Any, space: Any, candidate: int, *args: Any) -> list[Record
 def predicted(space: Any, launches: list[RecordedLaunch]) -> dict[int, list[RecordedLaunch]]:
     """Of all configs, from the launches with one of them."""
     return predict(
-        as_configs(space, lambda **config: None), describe_all(space), {each.candidate: launches for each in launches}, range(len(space))
+        as_configs(space, lambda **config: None),
+        describe_all(space),
+        {each.candidate: launches for each in launches},
+        range(len(space)),
     )
 
 
 def note_waits() -> list[str]:
     """The launches that wait for a compilation, from now on."""
     waited: list[str] = []
-    triton.knobs.runtime.jit_cache_hook = lambda **facts: None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    triton.knobs.runtime.jit_cache_hook = lambda **facts: (
+        None if facts["is_manual_warmup"] else waited.append(facts["repr"])
+    )
     return waited
 
 
@@ -115,7 +125,10 @@ def predicted_and_true(function: Any, space: Any, *args: Any) -> list[tuple[list
     assert [*found] == [*range(len(space))]
     runs = [[key(each) for each in launches] for launches in found.values()]
     true = [[key(each) for each in launches] for launches in zip(*made, strict=True)]
-    return [([*each], next((keys for keys in true if keys[0] == each[0]), [])) for each in zip(*runs, strict=True)]
+    return [
+        ([*each], next((keys for keys in true if keys[0] == each[0]), []))
+        for each in zip(*runs, strict=True)
+    ]
 
 
 FOLLOWED: dict[str, tuple[Any, Any]] = {
@@ -181,10 +194,14 @@ def test_descriptors_are_predicted(rank: int, hook: bool):
     mine: list[Any] = []
 
     def function(x: torch.Tensor, config: triton.Config) -> None:
-        mine.append([TensorDescriptor.from_tensor(x, [config.kwargs["BLOCK"], 64]) for _ in range(2)])
+        mine.append(
+            [TensorDescriptor.from_tensor(x, [config.kwargs["BLOCK"], 64]) for _ in range(2)]
+        )
         descriptor_kernel[(1,)](*mine[-1], **config.kwargs)
 
-    compared = predicted_and_true(function, tiles(16, 32, pre_hook=set_block if hook else None), torch.zeros(64, 64))
+    compared = predicted_and_true(
+        function, tiles(16, 32, pre_hook=set_block if hook else None), torch.zeros(64, 64)
+    )
     assert [(predicted == true, len(set(predicted))) for predicted, true in compared] == [(True, 2)]
     assert [each.block_shape for each in mine[0]] == [[16, 64], [16, 64]]
 
@@ -197,7 +214,9 @@ def test_what_does_not_follow_is_not_predicted(rank: int):
         copy_kernel[(1,)](x, y, 256, BLOCK=2 * block)
 
     space = [{"block": 16}, {"block": 32}]
-    assert [predicted(space, record(doubled, space, 0, *x_and_y())), predicted([{}], [])] == [{}] * 2
+    assert [predicted(space, record(doubled, space, 0, *x_and_y())), predicted([{}], [])] == [
+        {}
+    ] * 2
 
 
 @alone()
@@ -211,7 +230,10 @@ def test_a_block_of_two_possible_sources_is_not_predicted(rank: int):
     space, x = [{"BLOCK": block, "COLUMNS": 16} for block in (16, 32)], torch.zeros(64, 64)
 
     def blocks(launches: list[RecordedLaunch]) -> dict[int, list[Any]]:
-        return {i: [each.given["x"].block_shape for each in found] for i, found in predicted(space, launches).items()}
+        return {
+            i: [each.given["x"].block_shape for each in found]
+            for i, found in predicted(space, launches).items()
+        }
 
     assert blocks(record(square, space, 0, x)) == {0: [[16, 16]]}
     recorded = record(square, space, 1, x)
@@ -235,8 +257,16 @@ def test_a_kernel_that_is_launched_often_hides_no_other(rank: int):
     alive = weakref.ref(x)
     del x
     gc.collect()
-    assert [each.kernel.fn.__name__ for each in launches] == ["copy_kernel", "copy_kernel", "dot_kernel", "act_kernel"]
-    assert ([len(each) for each in predicted(tiles(16, 32), launches).values()], alive()) == ([3, 3], None)
+    assert [each.kernel.fn.__name__ for each in launches] == [
+        "copy_kernel",
+        "copy_kernel",
+        "dot_kernel",
+        "act_kernel",
+    ]
+    assert ([len(each) for each in predicted(tiles(16, 32), launches).values()], alive()) == (
+        [3, 3],
+        None,
+    )
 
 
 @alone()
@@ -270,8 +300,13 @@ def test_triton_is_restored(rank: int):
 def test_only_the_launch_that_was_predicted_ends_as_predicted(rank: int):
     """With other sizes, too. A launch with other constants, options, dtypes or alignments, or of another candidate, is made."""
     x, y = x_and_y()
-    launches = record(lambda x, y, config: copy_kernel[(1,)](x, y, 256, **config.kwargs), tiles(16, 32), 0, x, y)
-    (failing,), reason = predicted(tiles(16, 32), launches)[1], "rank 1: OutOfResources: out of resource: x"
+    launches = record(
+        lambda x, y, config: copy_kernel[(1,)](x, y, 256, **config.kwargs), tiles(16, 32), 0, x, y
+    )
+    (failing,), reason = (
+        predicted(tiles(16, 32), launches)[1],
+        "rank 1: OutOfResources: out of resource: x",
+    )
     attempts: list[tuple[bool, int, Any]] = [
         (True, 1, lambda: copy_kernel[(1,)](x, y, 256, BLOCK=32)),
         (True, 1, lambda: copy_kernel[(1,)](x, y, 512, BLOCK=32)),
@@ -287,7 +322,10 @@ def test_only_the_launch_that_was_predicted_ends_as_predicted(rank: int):
     for ends, candidate, launch in attempts:
         recorder = LaunchRecorder([("f[]", candidate)])
         recorder.failures = [(failing, reason)]
-        with recording(recorder), pytest.raises(triton.OutOfResources, match=reason) if ends else nullcontext():
+        with (
+            recording(recorder),
+            pytest.raises(triton.OutOfResources, match=reason) if ends else nullcontext(),
+        ):
             launch()
 
 
@@ -301,10 +339,18 @@ def test_a_tuning_compiles_ahead_and_believes_launches_rather_than_predictions(r
     x = torch.ones(128, 128, dtype=torch.float16)
 
     def tune(stages_of: Any, n_of: Any = lambda n: 128) -> Any:
-        @autotune([{"config": triton.Config({}, num_stages=n)} for n in (2, 3, 12)], None, n_warmup=0, n_repeat=1, cache=False)
+        @autotune(
+            [{"config": triton.Config({}, num_stages=n)} for n in (2, 3, 12)],
+            None,
+            n_warmup=0,
+            n_repeat=1,
+            cache=False,
+        )
         def tuned(x: torch.Tensor, config: triton.Config) -> None:
             n = n_of(config.num_stages)
-            dot_kernel[(1,)](x, x, n, BLOCK=16, num_warps=1, num_stages=stages_of(config.num_stages))
+            dot_kernel[(1,)](
+                x, x, n, BLOCK=16, num_warps=1, num_stages=stages_of(config.num_stages)
+            )
 
         tuned(x)
         assert all(each.shared_bytes for each in tuned.records[0].candidates) or stages_of(12) != 12
@@ -313,7 +359,12 @@ def test_a_tuning_compiles_ahead_and_believes_launches_rather_than_predictions(r
     *fit, too_large = tune(lambda n: n)
     assert (len(waited), fit) == (1, [None, None])
     assert "OutOfResources: out of resource: shared memory" in too_large
-    assert tune(lambda n: min(n, 3)) == tune(lambda n: 2) == tune(lambda n: n, lambda n: 127 if n == 12 else 128) == [None] * 3
+    assert (
+        tune(lambda n: min(n, 3))
+        == tune(lambda n: 2)
+        == tune(lambda n: n, lambda n: 127 if n == 12 else 128)
+        == [None] * 3
+    )
     triton.knobs.runtime.jit_cache_hook = None
 
 
@@ -330,12 +381,18 @@ def either_kernel(x, y, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, IS_DESCRIPTO
 def test_one_config_of_each_kind_waits_for_its_compilation(rank: int):
     """Those that differ in numbers alone are predicted from it, also the blocks of descriptors that the function makes."""
     waited = note_waits()
-    space = [{"BLOCK": n, "IS_DESCRIPTOR": is_one} for n in (16, 32, 64, 128) for is_one in (False, True)]
+    space = [
+        {"BLOCK": n, "IS_DESCRIPTOR": is_one} for n in (16, 32, 64, 128) for is_one in (False, True)
+    ]
 
     @autotune(space, None, n_warmup=0, n_repeat=1, cache=False)
     def tuned(x: torch.Tensor, BLOCK: int, IS_DESCRIPTOR: bool) -> None:
-        operands = [TensorDescriptor.from_tensor(x, [BLOCK, 8]) if IS_DESCRIPTOR else x for _ in range(2)]
-        either_kernel[(1,)](*operands, BLOCK=BLOCK, COLUMNS=8, IS_DESCRIPTOR=IS_DESCRIPTOR, num_warps=4)
+        operands = [
+            TensorDescriptor.from_tensor(x, [BLOCK, 8]) if IS_DESCRIPTOR else x for _ in range(2)
+        ]
+        either_kernel[(1,)](
+            *operands, BLOCK=BLOCK, COLUMNS=8, IS_DESCRIPTOR=IS_DESCRIPTOR, num_warps=4
+        )
 
     tuned(torch.ones(256, 256, dtype=torch.float16))
     triton.knobs.runtime.jit_cache_hook = None
@@ -365,7 +422,11 @@ def test_a_one_is_of_another_kind_than_larger_numbers(rank: int):
     waited = note_waits()
 
     @autotune(
-        [{"N_SPLITS": n, "BLOCK": block} for n in (1, 2, 4) for block in (16, 32, 64, 128)], None, n_warmup=0, n_repeat=1, cache=False
+        [{"N_SPLITS": n, "BLOCK": block} for n in (1, 2, 4) for block in (16, 32, 64, 128)],
+        None,
+        n_warmup=0,
+        n_repeat=1,
+        cache=False,
     )
     def tuned(x: torch.Tensor, y: torch.Tensor, N_SPLITS: int, BLOCK: int) -> None:
         part_kernel[(N_SPLITS,)](x, y if N_SPLITS == 1 else y.float(), BLOCK=BLOCK)
@@ -412,10 +473,14 @@ def first_kernel(tensors, SHAPE: tl.constexpr):
 def test_tuples_are_followed_and_compared(rank: int):
     """A tuple in a config goes into the launch, and one of other tensors is another launch."""
     space, x = [{"SHAPE": (block, 1)} for block in (16, 32)], torch.zeros(64)
-    found = predicted(space, record(lambda x, SHAPE: first_kernel[(1,)]((x,), SHAPE=SHAPE), space, 0, x))
+    found = predicted(
+        space, record(lambda x, SHAPE: first_kernel[(1,)]((x,), SHAPE=SHAPE), space, 0, x)
+    )
     assert [each.given["SHAPE"] for (each,) in found.values()] == [(16, 1), (32, 1)]
     assert [found[1][0].is_like(each[0]) for each in (found[0], found[1])] == [False, True]
-    other = predicted(space, record(lambda x, SHAPE: first_kernel[(1,)]((x.half(),), SHAPE=SHAPE), space, 0, x))
+    other = predicted(
+        space, record(lambda x, SHAPE: first_kernel[(1,)]((x.half(),), SHAPE=SHAPE), space, 0, x)
+    )
     assert not found[1][0].is_like(other[1][0])
 
 
@@ -441,9 +506,22 @@ def test_a_hook_that_wants_more_than_the_kernels_arguments_drops_nothing(rank: i
 def test_a_config_that_does_not_fit_tells_of_its_kind(rank: int):
     """Also of the launch that it is not given: the others of its kind wait for none, and their needs are known."""
     waited = note_waits()
-    space = [{"KIND": "a", "N": 5, "config": triton.Config({"BLOCK": 16}, num_warps=1, num_stages=stages)} for stages in (2, 3)]
+    space = [
+        {
+            "KIND": "a",
+            "N": 5,
+            "config": triton.Config({"BLOCK": 16}, num_warps=1, num_stages=stages),
+        }
+        for stages in (2, 3)
+    ]
     for n, stages in ((7, 12), (16, 2), (16, 3), (16, 4), (16, 5), (16, 6)):
-        space.append({"KIND": "b", "N": n, "config": triton.Config({"BLOCK": 16}, num_warps=1, num_stages=stages)})
+        space.append(
+            {
+                "KIND": "b",
+                "N": n,
+                "config": triton.Config({"BLOCK": 16}, num_warps=1, num_stages=stages),
+            }
+        )
 
     @autotune(space, None, n_warmup=0, n_repeat=1, cache=False)
     def tuned(x: torch.Tensor, config: triton.Config, **rest: object) -> None:
@@ -463,7 +541,11 @@ def test_a_config_that_does_not_fit_tells_of_its_kind(rank: int):
 def test_of_two_functions_of_a_step_the_first_launches_wait_alone(rank: int):
     """Where one has more kinds, further configs of the other one run meanwhile: they are compiled ahead, too. The first launches wait."""
     waited = note_waits()
-    few = [{"BLOCK": 2**k, "N": (1 + 2 * (kind == "a")) * 2**k, "KIND": kind} for kind in "ba" for k in range(2, 11)]
+    few = [
+        {"BLOCK": 2**k, "N": (1 + 2 * (kind == "a")) * 2**k, "KIND": kind}
+        for kind in "ba"
+        for k in range(2, 11)
+    ]
     many = [{"BLOCK": 2**k, "KIND": kind} for kind in "abcdefgh" for k in (4, 5)]
 
     @autotune(few, None, n_warmup=0, n_repeat=1, cache=False)
@@ -514,7 +596,14 @@ def test_a_launch_of_one_rank_alone_drops_its_config_on_all(rank: int) -> str:
     """The other rank launches that kernel with configs of another kind, and has no such launch to end."""
     FakeH200.shared_limit_bytes = 4_000 if rank == 1 else 232_448
     cases = [("b", 16, 2), ("a", 5, 2), ("a", 7, 3), ("b", 16, 12), ("b", 5, 3), ("b", 5, 4)]
-    space = [{"KIND": kind, "N": n, "config": triton.Config({"BLOCK": 16}, num_warps=1, num_stages=stages)} for kind, n, stages in cases]
+    space = [
+        {
+            "KIND": kind,
+            "N": n,
+            "config": triton.Config({"BLOCK": 16}, num_warps=1, num_stages=stages),
+        }
+        for kind, n, stages in cases
+    ]
 
     @autotune(space, None, n_warmup=0, n_repeat=1, cache=False)
     def step(x: torch.Tensor, KIND: str, config: triton.Config, **rest: object) -> None:
@@ -530,13 +619,18 @@ def test_a_launch_of_one_rank_alone_drops_its_config_on_all(rank: int) -> str:
 
 @pytest.mark.once
 @on_each_rank(modes=["fake"], cases=[False, True])
-def test_shared_memory_that_one_rank_lacks_drops_the_config_on_all(rank: int, launches_more: bool) -> str:
+def test_shared_memory_that_one_rank_lacks_drops_the_config_on_all(
+    rank: int, launches_more: bool
+) -> str:
     """It is predicted, so that no rank launches what another one cannot, though there are collectives before and behind.
 
     Also where one rank launches another kernel before.
     """
     FakeH200.shared_limit_bytes = 4_000 if rank == 1 else 232_448
-    space = [{"gemm_config": triton.Config({"BLOCK": 16}, num_warps=1, num_stages=stages)} for stages in (2, 3, 12)]
+    space = [
+        {"gemm_config": triton.Config({"BLOCK": 16}, num_warps=1, num_stages=stages)}
+        for stages in (2, 3, 12)
+    ]
 
     @autotune(space, None, n_warmup=0, n_repeat=1)
     def step(x: torch.Tensor, gemm_config: triton.Config) -> torch.Tensor:

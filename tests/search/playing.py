@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping
 from statistics import median
 
 from dist_tune.errors import CandidateFailure, FailureKind, reasons
-from dist_tune.search import Guide, Plan, PriorTimes, Race, Replay, Report, Times, Trial, reduce_reports
+from dist_tune.search import (
+    Guide,
+    Plan,
+    PriorTimes,
+    Race,
+    Replay,
+    Report,
+    Times,
+    Trial,
+    reduce_reports,
+)
 
 Take = Callable[[int, str, int, int], "float | str | None"]
 """(rank, site, candidate, replay) -> milliseconds, why it failed, or None where the site was not met."""
@@ -20,10 +30,21 @@ class World:
     """
 
     def __init__(
-        self, search: Race, n_ranks: int, take: Take, began_s: float | None = None, compile_s: float = 0.0, broken: Mapping[int, str] = {}
+        self,
+        search: Race,
+        n_ranks: int,
+        take: Take,
+        began_s: float | None = None,
+        compile_s: float = 0.0,
+        broken: Mapping[int, str] = {},
     ) -> None:
         self.search, self.n_ranks, self.take = search, n_ranks, take
-        self.elapsed_s, self._has_clock, self._compile_s, self._broken = began_s or 0.0, began_s is not None, compile_s, broken
+        self.elapsed_s, self._has_clock, self._compile_s, self._broken = (
+            began_s or 0.0,
+            began_s is not None,
+            compile_s,
+            broken,
+        )
         self.replays: list[Replay] = []
         self.waves: list[list[int]] = []
         self.samples: dict[str, dict[int, dict[int, list[float]]]] = {}
@@ -60,7 +81,9 @@ class World:
 
     def timed(self, site: str = "s") -> Counter[int]:
         """Candidate -> replays that time it."""
-        return Counter(trial.candidate for trial in self.trials(site) if trial is not None and trial.is_timed)
+        return Counter(
+            trial.candidate for trial in self.trials(site) if trial is not None and trial.is_timed
+        )
 
     def reduced(self, batch_s: float = 0.0) -> Report:
         seconds = (self.elapsed_s, batch_s) if self._has_clock else (0.0, 0.0)
@@ -68,11 +91,16 @@ class World:
 
     def _report(self, rank: int, elapsed_s: float, batch_s: float) -> Report:
         measured = {
-            site: {i: Times(median(each), median(each) + 1.0, n_replays=len(each)) for i, each in ranks[rank].items()}
+            site: {
+                i: Times(median(each), median(each) + 1.0, n_replays=len(each))
+                for i, each in ranks[rank].items()
+            }
             for site, ranks in self.samples.items()
             if rank in ranks
         }
-        failures = {site: dict(ranks[rank]) for site, ranks in self.failures.items() if rank in ranks}
+        failures = {
+            site: dict(ranks[rank]) for site, ranks in self.failures.items() if rank in ranks
+        }
         return Report(measured, failures, elapsed_s=elapsed_s, batch_s=batch_s)
 
     def _run(self, rank: int, replay: Replay) -> float:
@@ -80,15 +108,21 @@ class World:
         for site, trial in replay.items():
             ms = self.take(rank, site, trial.candidate, len(self.replays) - 1)
             if isinstance(ms, str):
-                self.failures.setdefault(site, {}).setdefault(rank, {})[trial.candidate] = CandidateFailure(FailureKind.LAUNCH, ms)
+                self.failures.setdefault(site, {}).setdefault(rank, {})[trial.candidate] = (
+                    CandidateFailure(FailureKind.LAUNCH, ms)
+                )
             elif ms is not None:
                 total_ms += ms
                 if trial.is_timed:
-                    self.samples.setdefault(site, {}).setdefault(rank, {}).setdefault(trial.candidate, []).append(ms)
+                    self.samples.setdefault(site, {}).setdefault(rank, {}).setdefault(
+                        trial.candidate, []
+                    ).append(ms)
         return total_ms
 
 
-def searching(plan: Plan, sites: Mapping[str, int], failures: Mapping[str, Mapping[int, str]] | None = None) -> Race:
+def searching(
+    plan: Plan, sites: Mapping[str, int], failures: Mapping[str, Mapping[int, str]] | None = None
+) -> Race:
     search = Race(plan)
     for site, n_candidates in sites.items():
         search.add(site, n_candidates, (failures or {}).get(site, {}))
@@ -107,5 +141,7 @@ def entered(
     """A race of one site of ``n`` candidates, after its first vote."""
     search = Race(plan or Plan())
     untried = guide.untried if guide is not None else ()
-    search.add("s", n, {i: why for i, why in failures.items() if i not in untried}, prior, equal, guide)
+    search.add(
+        "s", n, {i: why for i, why in failures.items() if i not in untried}, prior, equal, guide
+    )
     return search

@@ -17,10 +17,18 @@ from tests.worlds import further
 PLAN = Plan(n_warmup=0)
 
 
-def told(race: Race, pace: Pace, runs: list[dict[str, Trial]], n_taken: int, ms: dict[int, float]) -> None:
+def told(
+    race: Race, pace: Pace, runs: list[dict[str, Trial]], n_taken: int, ms: dict[int, float]
+) -> None:
     """The times of some calls, each site's the same."""
     labels = {label for each in runs for label in each}
-    times = {label: {i: Times(ms[i], 10.0 + ms[i], n_replays=3) for i in {each[label].candidate for each in runs}} for label in labels}
+    times = {
+        label: {
+            i: Times(ms[i], 10.0 + ms[i], n_replays=3)
+            for i in {each[label].candidate for each in runs}
+        }
+        for label in labels
+    }
     race.tell(n_taken, Report(times))
     pace.end(race, runs)
 
@@ -74,7 +82,15 @@ def test_what_a_trial_takes_is_looked_up_and_not_compared_anew(monkeypatch: pyte
 # -- the clock of the calls --------------------------------------------------------------------------------------------
 
 
-def job(pace: Pace, n_calls: int, ms: float = 10.0, ours_ms: float = 0.0, *, noise: float = 0.0, checkpoint: int = 0) -> float:
+def job(
+    pace: Pace,
+    n_calls: int,
+    ms: float = 10.0,
+    ours_ms: float = 0.0,
+    *,
+    noise: float = 0.0,
+    checkpoint: int = 0,
+) -> float:
     """Calls of ``ms``, ours of ``ours_ms`` more where the budget allows; the true share of them that was ours."""
     dice, ours_s, job_s = random.Random(0), 0.0, 0.0
     pace.has_begun = True
@@ -198,7 +214,9 @@ def test_short_calls_have_long_cycles():
 def test_the_budget_is_kept_by_true_times(seed: int, share: float, other_ms: float):
     """Noise, hiccups and candidates up to six times slower; all ranks say the same, as one function of what they agreed on."""
     played = play(many(2, 12, seed=seed, other_ms=other_ms), PLAN, seed=seed, max_slowdown=share)
-    assert played.slowdown <= share * 1.15 + 2.5 / played.n_calls  # the last batch may take some calls more than was foreseen
+    assert (
+        played.slowdown <= share * 1.15 + 2.5 / played.n_calls
+    )  # the last batch may take some calls more than was foreseen
     assert played.regret <= 0.02
 
 
@@ -214,7 +232,10 @@ def test_a_hopeless_candidate_has_one_call():
 @pytest.mark.parametrize("n_runs", [5, further(20)])
 def test_64_candidates_at_3_sites_take_600_calls(n_runs: int):
     """Of a step that is half kernels, a quarter of whose calls is plain: regret below 1 % in 95 % of runs."""
-    runs = [play(many(3, 64, seed=seed, other_ms=1.0), PLAN, seed=seed, max_slowdown=0.05) for seed in range(n_runs)]
+    runs = [
+        play(many(3, 64, seed=seed, other_ms=1.0), PLAN, seed=seed, max_slowdown=0.05)
+        for seed in range(n_runs)
+    ]
     assert max(each.n_calls for each in runs) <= 600
     assert sum(each.regret <= 0.01 for each in runs) >= 0.95 * n_runs
     assert max(each.slowdown for each in runs) <= 0.055

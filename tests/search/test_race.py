@@ -25,14 +25,19 @@ def of(times_ms: Sequence[float | str]) -> Take:
     return lambda rank, site, i, replay: times_ms[i]
 
 
-def raced(times_ms: Sequence[float | str], plan: Plan | None = None, n_ranks: int = 2, **given: Any) -> World:
+def raced(
+    times_ms: Sequence[float | str], plan: Plan | None = None, n_ranks: int = 2, **given: Any
+) -> World:
     """To its end."""
     return World(entered(len(times_ms), plan, **given), n_ranks, of(times_ms)).finish()
 
 
 def test_a_plan_reads_as_the_options_that_a_user_wrote():
     """Messages of ranks that came with different options quote it."""
-    assert str(Plan(0, 2, budget_s=3.0)) == "n_warmup=0, n_repeat=2, search='racing', objective='closure', budget_s=3.0"
+    assert (
+        str(Plan(0, 2, budget_s=3.0))
+        == "n_warmup=0, n_repeat=2, search='racing', objective='closure', budget_s=3.0"
+    )
 
 
 # -- an exhaustive search ----------------------------------------------------------------------------------------------
@@ -46,8 +51,12 @@ def table(n_warmup: int, n_repeat: int) -> Plan:
 def test_every_candidate_gets_its_row_of_the_table():
     """Each candidate in order, n_warmup untimed and then n_repeat timed replays, and nothing after; where it is met now and then, more."""
     world = raced([1.0, 2.0, 3.0], table(1, 2))
-    assert world.trials() == [Trial(i, is_timed) for i in range(3) for is_timed in (False, True, True)]
-    missing = World(entered(2, table(1, 3)), 2, lambda rank, site, i, k: None if rank and k % 2 else 1.0 + i).finish()
+    assert world.trials() == [
+        Trial(i, is_timed) for i in range(3) for is_timed in (False, True, True)
+    ]
+    missing = World(
+        entered(2, table(1, 3)), 2, lambda rank, site, i, k: None if rank and k % 2 else 1.0 + i
+    ).finish()
     assert all(len(times) >= 3 for times in missing.samples["s"][1].values())
     assert 8 < len(missing.replays) <= 6 * 6
 
@@ -58,17 +67,27 @@ def test_a_site_met_late_gets_its_whole_table():
     world.batch()
     world.search.add("late", 3, {2: "rank 1: x"})
     world.finish()
-    assert world.trials("late")[4:] == [Trial(i, is_timed) for i in range(2) for is_timed in (False, True)]
-    assert (world.search["late"].best, world.trials("early")[4:]) == (0, [Trial(0, is_timed=False)] * 4)
+    assert world.trials("late")[4:] == [
+        Trial(i, is_timed) for i in range(2) for is_timed in (False, True)
+    ]
+    assert (world.search["late"].best, world.trials("early")[4:]) == (
+        0,
+        [Trial(0, is_timed=False)] * 4,
+    )
     assert world.trials("single") == [Trial(0, is_timed=False)] * 8
 
 
 def test_times_without_a_late_rank_do_not_count():
     """It may be the slowest: what others measured before it met the site is measured again."""
     search = entered(3, table(0, 1))
-    search.tell(len(search.batch()), Report({"s": {i: Times(1.0 + i, 2.0, n_owners=1) for i in range(3)}}))
+    search.tell(
+        len(search.batch()), Report({"s": {i: Times(1.0 + i, 2.0, n_owners=1) for i in range(3)}})
+    )
     search.tell(0, Report({"s": {1: Times(3.0, 3.0, n_owners=2)}}))
-    assert [replay["s"] for replay in search.batch()] == [Trial(0, is_timed=True), Trial(2, is_timed=True)]
+    assert [replay["s"] for replay in search.batch()] == [
+        Trial(0, is_timed=True),
+        Trial(2, is_timed=True),
+    ]
 
 
 def test_the_last_candidate_of_a_cut_rung_is_tried_before_it_wins():
@@ -82,11 +101,16 @@ def test_the_last_candidate_of_a_cut_rung_is_tried_before_it_wins():
 
 def test_the_last_candidate_is_tried_also_after_the_budget():
     """Untimed runs have spent it, and the other has failed in them; or those that are left lost to an earlier winner, which fails now."""
-    search, failure = entered(2, Plan(budget_s=1.0)), CandidateFailure(FailureKind.LAUNCH, "rank 0: no")
+    search, failure = (
+        entered(2, Plan(budget_s=1.0)),
+        CandidateFailure(FailureKind.LAUNCH, "rank 0: no"),
+    )
     search.tell_warm_up(1, Report(failures={"s": {0: failure}}, elapsed_s=2.0))
     assert search.batch() == [{"s": Trial(1, is_timed=True)}]
     prior = PriorTimes({i: Times(1.0 + i, 2.0, n_replays=5) for i in range(3)}, winner=0)
-    world = World(entered(4, Plan(0, budget_s=1.0), prior=prior), 2, of(["no"] * 4), began_s=2.0).finish()
+    world = World(
+        entered(4, Plan(0, budget_s=1.0), prior=prior), 2, of(["no"] * 4), began_s=2.0
+    ).finish()
     assert (set(world.timed()), world.search["s"].best) == ({0, 1, 2, 3}, None)
 
 
@@ -96,7 +120,9 @@ def test_the_last_candidate_is_tried_also_after_the_budget():
 @pytest.mark.parametrize("n_warmup", [0, 3])
 def test_all_are_timed_once_before_any_leaves(n_warmup: int):
     """After an untimed warm-up of one candidate; in an order of the site's own, the same for all ranks."""
-    first, again, other = (searching(Plan(n_warmup), {site: 40}).batch() for site in ("s", "s", "t"))
+    first, again, other = (
+        searching(Plan(n_warmup), {site: 40}).batch() for site in ("s", "s", "t")
+    )
     order = [replay["s"].candidate for replay in first[n_warmup:]]
     assert sorted(order) == list(range(40))
     assert first == again
@@ -106,19 +132,34 @@ def test_all_are_timed_once_before_any_leaves(n_warmup: int):
 
 def test_a_rung_keeps_fewer_each_time():
     """Of 80 that are all near the best, each rung keeps half of the one before or fewer, until the finalists are left."""
-    world, rungs = World(entered(80, Plan(0, 5)), 2, of([2.0 - i / 50 for i in range(80)])), list[int]()
+    world, rungs = (
+        World(entered(80, Plan(0, 5)), 2, of([2.0 - i / 50 for i in range(80)])),
+        list[int](),
+    )
     while world.search.batch() and not world.search.is_final:
         rungs.append(world.batch())
     assert rungs[0] == 80
-    assert all(FINALISTS <= later <= max(earlier / 2, FINALISTS) for earlier, later in pairwise(rungs))
+    assert all(
+        FINALISTS <= later <= max(earlier / 2, FINALISTS) for earlier, later in pairwise(rungs)
+    )
     assert len(rungs) <= 5
-    assert [world.batch(), world.batch()] == [FINALISTS * 5, 0]  # a round of finals that is clear is the last
+    assert [world.batch(), world.batch()] == [
+        FINALISTS * 5,
+        0,
+    ]  # a round of finals that is clear is the last
     assert world.search["s"].best == 79
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 5])
 @pytest.mark.parametrize(
-    "times_ms", [[2.0, 2.0, 1000.0], [2.0] + [1000.0] * 7, [1000.0, 400.0], [30.0, 61.0], [1.0, 1.02, 1.04, 1.06, *[9.0] * 40]]
+    "times_ms",
+    [
+        [2.0, 2.0, 1000.0],
+        [2.0] + [1000.0] * 7,
+        [1000.0, 400.0],
+        [30.0, 61.0],
+        [1.0, 1.02, 1.04, 1.06, *[9.0] * 40],
+    ],
 )
 def test_a_slow_candidate_runs_once_however_few_there_are(times_ms: list[float], n_ranks: int):
     """Twice the best one's time and longer than a hiccup, or beside many others: one timed replay, and the record says that it left."""
@@ -148,7 +189,9 @@ def test_long_samples_need_few_repeats():
     assert world.timed() == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
     assert world.search["s"].best == 0
     short = raced([200.0, 210.0, 220.0, 230.0], Plan(n_warmup=0, n_repeat=10))
-    assert max(short.timed().values()) <= 2 * 5 + 4  # a second of them in the race, and in each round of finals
+    assert (
+        max(short.timed().values()) <= 2 * 5 + 4
+    )  # a second of them in the race, and in each round of finals
 
 
 def test_a_site_without_a_choice_is_no_company():
@@ -156,7 +199,10 @@ def test_a_site_without_a_choice_is_no_company():
     for n_other, winner in ((1, 1), (2, 0)):
         search = searching(Plan(0, 1), {"s": 2, "other": n_other})
         times = {0: Times(1.0, 3.0), 1: Times(1.1, 2.0)}
-        search.tell(len(search.batch()), Report({"s": times, "other": {i: Times(1.0, 3.0) for i in range(n_other)}}))
+        search.tell(
+            len(search.batch()),
+            Report({"s": times, "other": {i: Times(1.0, 3.0) for i in range(n_other)}}),
+        )
         assert search.batch() == []
         assert search["s"].best == winner
 
@@ -173,9 +219,14 @@ def test_what_there_was_to_choose_is_the_reason():
         assert (search.batch(), search["s"].selection, search["s"].reason) == ([], None, reason)
     search = searching(Plan(0, 2), {"s": 3, "t": 3})
     World(search, 1, lambda rank, site, i, replay: None if site == "s" else 1.0 + i).finish()
-    assert search["s"].reason in ("was not met in time to be measured", "nothing was measured: no replay met this site")
+    assert search["s"].reason in (
+        "was not met in time to be measured",
+        "nothing was measured: no replay met this site",
+    )
     search["t"].drop({0: "rank 0: late"})
-    assert search["t"].reason == "fastest of the rest: candidate 0 was chosen, and failed afterwards"
+    assert (
+        search["t"].reason == "fastest of the rest: candidate 0 was chosen, and failed afterwards"
+    )
 
 
 # -- warm-ups ----------------------------------------------------------------------------------------------------------
@@ -183,10 +234,19 @@ def test_what_there_was_to_choose_is_the_reason():
 
 def test_a_rehearsal_runs_each_candidate_and_checks_it():
     """Untimed, those that run, as often as is asked; sites that are through, or are not rehearsed, do what they would do anyway."""
-    search = searching(table(0, 1), {"f": 4, "g": 2, "other": 2}, {"f": {1: "rank 0: no"}, "other": {0: "rank 1: no"}})
+    search = searching(
+        table(0, 1),
+        {"f": 4, "g": 2, "other": 2},
+        {"f": {1: "rank 0: no"}, "other": {0: "rank 1: no"}},
+    )
     replays = search.warm_up({"f": 2, "g": 1}, {"f": range(4), "g": range(2)}, {"f": [], "g": []})
-    assert [replay["f"] for replay in replays] == [Trial(i, is_timed=False, is_checked=True) for i in (0, 0, 2, 2, 3, 3)]
-    assert [replay["g"] for replay in replays] == [*(Trial(i, False, True) for i in (0, 1)), *[Trial(0, is_timed=False)] * 4]
+    assert [replay["f"] for replay in replays] == [
+        Trial(i, is_timed=False, is_checked=True) for i in (0, 0, 2, 2, 3, 3)
+    ]
+    assert [replay["g"] for replay in replays] == [
+        *(Trial(i, False, True) for i in (0, 1)),
+        *[Trial(0, is_timed=False)] * 4,
+    ]
     assert [replay["other"] for replay in replays] == [Trial(1, is_timed=False)] * 6
     assert (search.n_replays, search.warm_up({}, {}, {})) == (0, [])
 
@@ -194,7 +254,9 @@ def test_a_rehearsal_runs_each_candidate_and_checks_it():
 def warmed(ms: Sequence[float], n_warmup: int = 0) -> Race:
     search = entered(len(ms), Plan(n_warmup))
     times = {i: Times(each, each) for i, each in enumerate(ms)}
-    search.tell_warm_up(len(search.warm_up({"s": 1}, {"s": range(len(ms))}, {"s": []})), Report({"s": times}))
+    search.tell_warm_up(
+        len(search.warm_up({"s": 1}, {"s": range(len(ms))}, {"s": []})), Report({"s": times})
+    )
     search.end_warm_up(["s"])
     return search
 
@@ -207,7 +269,9 @@ def test_a_warm_up_may_have_compiled():
     assert world.timed()[0] == 1
     assert world.timed()[1] > 3
     doubted = warmed([200.0, 100.0, 210.0])
-    World(doubted, 1, lambda rank, site, i, k: 600.0 if i == 1 and k < 3 else (200.0, 100.0, 210.0)[i]).finish()
+    World(
+        doubted, 1, lambda rank, site, i, k: 600.0 if i == 1 and k < 3 else (200.0, 100.0, 210.0)[i]
+    ).finish()
     assert doubted["s"].best == 1
 
 
@@ -230,11 +294,25 @@ def test_new_ones_have_the_old_winner_to_beat():
     """Six known ones and a new one that is twice as slow: only the two run, and the others keep their times."""
     times = [2.5, 1.0, 1.01, 1.02, 1.03, 1.04, 1.05]
     world = raced(times, Plan(n_warmup=1), prior=found(dict(enumerate(times[1:], 1)), winner=2))
-    assert world.replays[:3] == [{"s": Trial(2, is_timed=False)}, {"s": Trial(2, is_timed=True)}, {"s": Trial(0, is_timed=True)}]
-    assert (world.search["s"].best, {trial.candidate for trial in world.trials() if trial}) == (2, {0, 2})
+    assert world.replays[:3] == [
+        {"s": Trial(2, is_timed=False)},
+        {"s": Trial(2, is_timed=True)},
+        {"s": Trial(0, is_timed=True)},
+    ]
+    assert (world.search["s"].best, {trial.candidate for trial in world.trials() if trial}) == (
+        2,
+        {0, 2},
+    )
     results, skipped = world.search["s"].results(), ["not raced: slower in an earlier tuning"] * 5
-    assert [each.left for each in results] == ["left the race after round 2", *skipped[:1], None, *skipped[1:]]
-    assert [each.times.n_replays for i, each in enumerate(results) if each.times and i not in (0, 2)] == [10] * 5
+    assert [each.left for each in results] == [
+        "left the race after round 2",
+        *skipped[:1],
+        None,
+        *skipped[1:],
+    ]
+    assert [
+        each.times.n_replays for i, each in enumerate(results) if each.times and i not in (0, 2)
+    ] == [10] * 5
 
 
 def test_an_old_winner_that_does_not_run_leaves_a_winner():
@@ -260,7 +338,11 @@ def test_before_anything_is_measured_the_known_winner_comes_first():
 
 def test_a_budget_spent_before_the_race_still_tries_what_wins():
     """Compilation took it all: one timed replay of one candidate, which has run on all ranks then; of another one if that fails."""
-    cases: list[tuple[list[float | str], int | None]] = [([1.0] * 3, 0), (["no", 1.0, 1.0], 1), (["no"] * 3, None)]
+    cases: list[tuple[list[float | str], int | None]] = [
+        ([1.0] * 3, 0),
+        (["no", 1.0, 1.0], 1),
+        (["no"] * 3, None),
+    ]
     for times, winner in cases:
         search = entered(3, Plan(budget_s=1.0))
         search.tell(0, Report(elapsed_s=10.0))
@@ -277,10 +359,14 @@ def test_a_budget_spent_in_the_warm_up_ends_it():
         n_next = search.n_next(replays)
         n_run, replays = n_run + n_next, replays[n_next:]
         times = {i: Times(2e3 - i, 2e3 - i) for i in range(n_run)}
-        search.tell_warm_up(n_next, Report({"s": times}, elapsed_s=2.0 * n_run, batch_s=2.0 * n_next))
+        search.tell_warm_up(
+            n_next, Report({"s": times}, elapsed_s=2.0 * n_run, batch_s=2.0 * n_next)
+        )
     search.end_warm_up({"s": 1})
     assert (n_run, search.batch(), search["s"].best) == (3, [], 2)
-    assert [each.left for each in search["s"].results()][3:] == ["not raced: the budget of 5 s was spent"] * 7
+    assert [each.left for each in search["s"].results()][3:] == [
+        "not raced: the budget of 5 s was spent"
+    ] * 7
 
 
 def in_pieces(n_per_piece: int, dice: random.Random) -> tuple[int, int, int]:
@@ -298,7 +384,10 @@ def in_pieces(n_per_piece: int, dice: random.Random) -> tuple[int, int, int]:
             taken = batch[:n_left]
             for replay in taken:
                 n_timed[replay["s"].candidate] += 1
-            found = {i: Times(ms[i] * dice.uniform(0.99, 1.01), 10.0 + ms[i], 0.005, 0.1, n_replays=n) for i, n in n_timed.items()}
+            found = {
+                i: Times(ms[i] * dice.uniform(0.99, 1.01), 10.0 + ms[i], 0.005, 0.1, n_replays=n)
+                for i, n in n_timed.items()
+            }
             race.tell(len(taken), Report({"s": found}))
             kept.update(race["s"].times)
             n_replays += len(taken)

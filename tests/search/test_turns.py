@@ -34,7 +34,12 @@ class NestedWorld:
         beside: Collection[str] = (),
         fails_at: Mapping[tuple[str, int], int] | None = None,
     ) -> None:
-        self.search, self.step, self.samples, self.beside = search, step, Samples(), {"way", *beside}
+        self.search, self.step, self.samples, self.beside = (
+            search,
+            step,
+            Samples(),
+            {"way", *beside},
+        )
         self.fails_at, self.failures = fails_at or {}, dict[str, dict[int, CandidateFailure]]()
         self.replays: list[Replay] = []
         self.elapsed_s = 0.0
@@ -45,7 +50,9 @@ class NestedWorld:
         self.replays.append(schedule)
         for site, planned in schedule.items():
             if number >= self.fails_at.get((site, planned.candidate), number + 1):
-                self.failures.setdefault(site, {})[planned.candidate] = CandidateFailure(FailureKind.LAUNCH, "no")
+                self.failures.setdefault(site, {})[planned.candidate] = CandidateFailure(
+                    FailureKind.LAUNCH, "no"
+                )
                 return
         ms = self.step({site: trial.candidate for site, trial in schedule.items()})
         self.elapsed_s += ms["way"] / 1e3
@@ -57,17 +64,25 @@ class NestedWorld:
             if trial.is_timed:
                 self.samples.add_run(site, trial.candidate, number)
                 if is_race:
-                    self.samples.add_launch(site, trial.candidate, number, each * self._noise.gauss(1.0, 0.01))
+                    self.samples.add_launch(
+                        site, trial.candidate, number, each * self._noise.gauss(1.0, 0.01)
+                    )
             elif trial.is_checked:
                 self.samples.add_warm_up(site, trial.candidate, each)
-        self.samples.add_replay(number, (ms["way"] + REST_MS) * self._noise.gauss(1.0, 0.01), schedule)
+        self.samples.add_replay(
+            number, (ms["way"] + REST_MS) * self._noise.gauss(1.0, 0.01), schedule
+        )
 
     def finish(self, at_most: int = 1500) -> NestedWorld:
         """Warm up the function, then replay until the search asks for nothing more."""
         in_finals = False
-        for schedule in self.search.warm_up({"way": 1}, {"way": self.search["way"].alive()}, {"way": []}):
+        for schedule in self.search.warm_up(
+            {"way": 1}, {"way": self.search["way"].alive()}, {"way": []}
+        ):
             self.replay(schedule, is_race=False)
-        self.search.tell_warm_up(len(self.replays), reduce_reports({0: self.samples.report_warm_ups({})}))
+        self.search.tell_warm_up(
+            len(self.replays), reduce_reports({0: self.samples.report_warm_ups({})})
+        )
         self.search.end_warm_up(["way"])
         while batch := self._next():
             assert len(self.replays) <= at_most, f"no end after {at_most} replays"
@@ -79,7 +94,9 @@ class NestedWorld:
             for schedule in batch:
                 self.replay(schedule, is_race=not in_finals)
             report = self.samples.report(self.failures, batch, self.search.kernel_times_ms())
-            self.search.tell(len(batch), reduce_reports({0: replace(report, elapsed_s=self.elapsed_s)}))
+            self.search.tell(
+                len(batch), reduce_reports({0: replace(report, elapsed_s=self.elapsed_s)})
+            )
         return self
 
     def _next(self) -> list[Replay]:
@@ -89,7 +106,10 @@ class NestedWorld:
 
     @property
     def chosen(self) -> dict[str, int]:
-        return {site: self.search[site].best or 0 for site in sorted({site for replay in self.replays for site in replay})}
+        return {
+            site: self.search[site].best or 0
+            for site in sorted({site for replay in self.replays for site in replay})
+        }
 
     def timed(self, site: str) -> list[Replay]:
         """Replays that time it."""
@@ -124,8 +144,12 @@ def test_a_kernel_is_timed_beside_one_config_of_the_function_around_it(seed: int
     assert product[-1]["way"].candidate == world.chosen["way"]
     ms = {way: step({"way": way, "product": world.chosen["product"]})["way"] for way in range(9)}
     chosen_ms = step(world.chosen)["way"]
-    assert chosen_ms <= 1.02 * min(step({"way": world.chosen["way"], "product": i})["way"] for i in range(36))
-    assert chosen_ms <= 1.25 * min(ms.values())  # alternating descent: the last turn is the product's
+    assert chosen_ms <= 1.02 * min(
+        step({"way": world.chosen["way"], "product": i})["way"] for i in range(36)
+    )
+    assert chosen_ms <= 1.25 * min(
+        ms.values()
+    )  # alternating descent: the last turn is the product's
 
 
 def own_kernels(chosen: Mapping[str, int]) -> dict[str, float]:
@@ -151,7 +175,9 @@ def test_ways_are_compared_with_their_kernels_tuned(is_guided: bool):
 
     A guided kernel of which nothing runs yet asks for more before its turn: that would begin with nothing to run, and end the search.
     """
-    race = searching(Plan(1, 5), {"way": 4} | {f"kernel {way}": 10 for way in range(3 if is_guided else 4)})
+    race = searching(
+        Plan(1, 5), {"way": 4} | {f"kernel {way}": 10 for way in range(3 if is_guided else 4)}
+    )
     if is_guided:
         guide = All([f"size={i}" for i in range(10)])
         guide.untried = set(range(1, 10))
@@ -168,9 +194,14 @@ def test_the_product_is_raced_again_beside_the_way_that_won(search: Any):
     def step(chosen: Mapping[str, int]) -> dict[str, float]:
         way, config = chosen["way"], chosen["product"]
         product_ms = 0.2 + 0.015 * (config != (3 if way == 2 else 1)) + 0.3 * (config > 3)
-        return {"product": product_ms, "way": product_ms + (0.2 if way == 2 and config == 0 else 0.01 if way == 2 else 0.1)}
+        return {
+            "product": product_ms,
+            "way": product_ms + (0.2 if way == 2 and config == 0 else 0.01 if way == 2 else 0.1),
+        }
 
-    world = NestedWorld(searching(Plan(1, 5, search=search), {"way": 3, "product": 6}), step).finish()
+    world = NestedWorld(
+        searching(Plan(1, 5, search=search), {"way": 3, "product": 6}), step
+    ).finish()
     assert world.timed("product")[0]["way"].candidate != 2
     assert world.chosen == {"way": 2, "product": 3}
 
@@ -182,12 +213,18 @@ def test_a_race_begins_anew_where_the_config_around_it_fails():
         product_ms = (0.1 if chosen["way"] == 0 else 0.3) + 0.005 * (19 - chosen["product"])
         return {"product": product_ms, "way": product_ms + 0.01}
 
-    world = NestedWorld(searching(Plan(0, 5), {"way": 3, "product": 20}), step, fails_at={("way", 0): 15}).finish()
+    world = NestedWorld(
+        searching(Plan(0, 5), {"way": 3, "product": 20}), step, fails_at={("way", 0): 15}
+    ).finish()
     timed = {(each["way"].candidate, each["product"].candidate) for each in world.timed("product")}
     assert {way for way, _ in timed} >= {0, 1}
     assert {product for way, product in timed if way == 1} == set(range(20))
     assert world.chosen["product"] == 19
-    assert all(each.times.kernel_ms > 0.29 for each in world.search["product"].results() if each.times is not None)
+    assert all(
+        each.times.kernel_ms > 0.29
+        for each in world.search["product"].results()
+        if each.times is not None
+    )
 
 
 def test_a_kernel_that_is_launched_outside_the_function_as_well_is_tuned():
@@ -217,7 +254,11 @@ def test_functions_within_functions_take_turns_from_the_inside_out():
     def step(chosen: Mapping[str, int]) -> dict[str, float]:
         product_ms = 0.1 + 0.02 * chosen["product"]
         inner_ms = product_ms + 0.03 * chosen["inner"]
-        return {"product": product_ms, "inner": inner_ms, "way": inner_ms + 0.05 * (2 - chosen["way"])}
+        return {
+            "product": product_ms,
+            "inner": inner_ms,
+            "way": inner_ms + 0.05 * (2 - chosen["way"]),
+        }
 
     world = NestedWorld(searching(Plan(1, 3), {"way": 3, "inner": 4, "product": 5}), step)
     for way in range(3):
@@ -239,6 +280,9 @@ def test_a_budget_leaves_half_of_it_to_the_function():
     race = searching(Plan(1, 5, budget_s=4.0), {"way": 3, "product": 40, "beside": 40})
     world = NestedWorld(race, step, beside={"beside"}).finish()
     assert {each["way"].candidate for each in world.timed("way")} == {0, 1, 2}
-    assert any("the rest of the budget is for the function around it" in str(each.left) for each in race["product"].results())
+    assert any(
+        "the rest of the budget is for the function around it" in str(each.left)
+        for each in race["product"].results()
+    )
     assert world.chosen["way"] == 2
     assert world.elapsed_s < 4.5

@@ -24,7 +24,13 @@ class Watched(list[int]):
         return super().__iter__()
 
 
-def site_of(failed: dict[int, FailureKind], equal: set[int], suspects: set[int], stand_in: int | None, quickest: list[int]) -> Site:
+def site_of(
+    failed: dict[int, FailureKind],
+    equal: set[int],
+    suspects: set[int],
+    stand_in: int | None,
+    quickest: list[int],
+) -> Site:
     """A site of five candidates."""
     site = Site("k[1]", "k", "[1]", list(range(N)), [f"c{i}" for i in range(N)])
     site.failures.update({i: CandidateFailure(kind, "") for i, kind in failed.items()})
@@ -38,14 +44,21 @@ def site_of(failed: dict[int, FailureKind], equal: set[int], suspects: set[int],
     st.none() | INDEX, st.permutations(range(N)), st.none() | INDEX,
 )  # fmt: skip
 def test_the_one_asked_for_comes_first_and_suspects_last(
-    failed: dict[int, FailureKind], equal: set[int], suspects: set[int], stand_in: int | None, quickest: list[int], first: int | None
+    failed: dict[int, FailureKind],
+    equal: set[int],
+    suspects: set[int],
+    stand_in: int | None,
+    quickest: list[int],
+    first: int | None,
 ):
     """None comes twice, none that has failed comes, but where nothing runs those with a wrong result do."""
     site = site_of(failed, equal, suspects, stand_in, quickest)
     order = list(site.order(first))
     running = {i for i in range(N) if i not in failed and (i == first or i not in equal)}
     assert len(order) == len(set(order))
-    assert set(order) == (running or {i for i, kind in failed.items() if kind is FailureKind.WRONG_RESULT})
+    assert set(order) == (
+        running or {i for i, kind in failed.items() if kind is FailureKind.WRONG_RESULT}
+    )
     assert first not in running or order[0] == first
     rest = [i in suspects for i in order if i != first]
     assert rest == sorted(rest)

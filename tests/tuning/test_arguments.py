@@ -32,7 +32,9 @@ def is_one_more(result: torch.Tensor, x: torch.Tensor) -> bool:
     return bool((result == x + 1).all())
 
 
-def harming(blocks: set[int], raising: set[int], *, is_counted: bool = False, seen: list[Any] | None = None) -> Any:
+def harming(
+    blocks: set[int], raising: set[int], *, is_counted: bool = False, seen: list[Any] | None = None
+) -> Any:
     """A function of which some configs write to its argument, and some raise after that."""
 
     def step(x: torch.Tensor, block: int) -> torch.Tensor:
@@ -52,7 +54,9 @@ def harming(blocks: set[int], raising: set[int], *, is_counted: bool = False, se
 @pytest.mark.parametrize("check", [lambda x: x + 1, is_one_more])
 @pytest.mark.parametrize("bad", [1, 2])
 @pytest.mark.parametrize("raises", [False, True])
-def test_a_config_that_harms_its_input_is_dropped_and_undone(check: Any, is_counted: bool, bad: int, raises: bool):
+def test_a_config_that_harms_its_input_is_dropped_and_undone(
+    check: Any, is_counted: bool, bad: int, raises: bool
+):
     """Whichever config it is, with each kind of check, whether torch counts the write, also halfway; others find the caller's values."""
     seen: list[Any] = []
     work = harming({bad}, {bad} if raises else set(), is_counted=is_counted, seen=seen)
@@ -60,9 +64,13 @@ def test_a_config_that_harms_its_input_is_dropped_and_undone(check: Any, is_coun
     x = torch.ones(4)
     assert (step(x).tolist(), x.tolist()) == ([2.0] * 4, [1.0] * 4)
     assert all(each == [1.0] * 4 for each in seen)
-    assert [failure is not None for failure in failures(step)] == [block["block"] == bad for block in BLOCKS]
+    assert [failure is not None for failure in failures(step)] == [
+        block["block"] == bad for block in BLOCKS
+    ]
     reason = failures(step)[bad - 1] or ""
-    assert ("no more" if raises else "it changes its argument x") in reason or "is_one_more returned False" in reason
+    assert (
+        "no more" if raises else "it changes its argument x"
+    ) in reason or "is_one_more returned False" in reason
 
 
 def test_an_error_leaves_the_callers_values():
@@ -140,7 +148,9 @@ def changing(x: torch.Tensor, block: int) -> torch.Tensor:
     ("step", "words"),
     [(Counter().step, ["each replay does so again", "self.c", "self.total"]), (changing, ["some config has changed x, which"])],
 )  # fmt: skip
-def test_what_runs_of_the_tuning_change_is_told(step: Any, words: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: Any):
+def test_what_runs_of_the_tuning_change_is_told(
+    step: Any, words: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: Any
+):
     """Of a method's object, which each call of the tuning counts, and of an argument that the first config leaves as it is."""
     monkeypatch.setenv("DIST_TUNE_VERBOSITY", "normal")
     autotune(BLOCKS, None, **QUICK)(step)(torch.ones(4))
@@ -163,7 +173,10 @@ def test_reset_is_the_users_own_way():
 
 def test_inside_a_closure_a_config_that_harms_its_input_is_undone():
     """Tensors that the closure keeps from call to call stay as they are."""
-    weight, inner = torch.ones(4), autotune(BLOCKS, None, check=lambda x: x + 1, **QUICK)(harming({1, 2}, {2}))
+    weight, inner = (
+        torch.ones(4),
+        autotune(BLOCKS, None, check=lambda x: x + 1, **QUICK)(harming({1, 2}, {2})),
+    )
     closure = contextual_autotune(n_warmup=0, n_repeat=1, cache=False)(lambda: inner(weight) * 2)
     assert (closure().tolist(), weight.tolist()) == ([4.0] * 4, [1.0] * 4)
 

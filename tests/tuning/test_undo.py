@@ -15,7 +15,9 @@ def test_copies_die_with_their_tensors():
     undo.copy([kept])
     for _ in range(100):
         undo.copy([torch.ones(1007)])
-    assert sum(type(each) is torch.Tensor and each.shape == (1007,) for each in gc.get_objects()) <= 1
+    assert (
+        sum(type(each) is torch.Tensor and each.shape == (1007,) for each in gc.get_objects()) <= 1
+    )
     view = kept[2:4]
     kept.fill_(3)
     del kept

@@ -41,7 +41,11 @@ def problem(name: str, best: int, folder: str, rank: int = -1, dies_at: int = -1
         def run() -> torch.Tensor:
             with open(f"{folder}/{name}.runs", "a") as file:
                 file.write(f"{os.environ['RANK']} {i}\n")
-            if rank == int(os.environ["RANK"]) and i == dies_at and not os.path.exists(f"{folder}/again"):
+            if (
+                rank == int(os.environ["RANK"])
+                and i == dies_at
+                and not os.path.exists(f"{folder}/again")
+            ):
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.01 * (1 + abs(i - best)))
             return torch.ones(4)
@@ -66,8 +70,13 @@ def ran(folder: Path, name: str) -> set[tuple[int, int]]:
 
 def _own_share(rank: int, folder: str, killed: int = -1) -> Any:
     torch.manual_seed(rank)
-    ended = tune_problems([problem(f"p{i}", i % 4, folder, rank=killed, dies_at=2) for i in range(6)], num_iters=3)
-    return [(each.name, each.winner, len(each.latencies_us)) if isinstance(each, Outcome) else each for each in ended]
+    ended = tune_problems(
+        [problem(f"p{i}", i % 4, folder, rank=killed, dies_at=2) for i in range(6)], num_iters=3
+    )
+    return [
+        (each.name, each.winner, len(each.latencies_us)) if isinstance(each, Outcome) else each
+        for each in ended
+    ]
 
 
 def test_each_problem_is_tuned_by_one_rank(tmp_path: Path):
@@ -85,20 +94,29 @@ def test_one_rank_is_killed_and_the_others_go_on_with_the_rest(tmp_path: Path, k
     outcomes = on_ranks(3, _own_share, str(tmp_path), killed, env=env)
     assert outcomes.pop(killed).error == "Died"
     for each in outcomes:
-        assert (each.error, f"rank {killed}" in each.message) == ("AbsentRanksError", True), each.message
+        assert (each.error, f"rank {killed}" in each.message) == ("AbsentRanksError", True), (
+            each.message
+        )
     (lost,) = [i for i in range(6) if {rank for rank, _ in ran(tmp_path, f"p{i}")} == {killed}]
     for path in tmp_path.glob("*.runs"):
         path.unlink()
     (tmp_path / "again").touch()
-    assert values(on_ranks(3, _own_share, str(tmp_path), killed, env=env)) == [[(f"p{i}", i % 4, 4) for i in range(6)]] * 3
-    assert [len(ran(tmp_path, f"p{i}")) for i in range(6)] == [4 if i == lost else 1 for i in range(6)]
+    assert (
+        values(on_ranks(3, _own_share, str(tmp_path), killed, env=env))
+        == [[(f"p{i}", i % 4, 4) for i in range(6)]] * 3
+    )
+    assert [len(ran(tmp_path, f"p{i}")) for i in range(6)] == [
+        4 if i == lost else 1 for i in range(6)
+    ]
 
 
 def _dies(rank: int, turns: str) -> Any:
     def make(config: dict[str, Any]) -> Any:
         return (lambda: os._exit(7) if config["i"] == 2 and os.environ["DIES"] == "True" else 1), 1
 
-    os.environ["DIES"] = str(turns[:1] == str(rank))  # a captured value would make it another problem
+    os.environ["DIES"] = str(
+        turns[:1] == str(rank)
+    )  # a captured value would make it another problem
     (ended,) = tune_problems([Problem("p", SPACE, make)], num_iters=1, mode="merge")
     assert isinstance(ended, Outcome)
     return list(ended.failures)
@@ -129,16 +147,35 @@ def _all_reduce(rank: int, mode: Any, from_config: int) -> Any:
 
     space = [{"ms": ms, "slow": slow} for ms, slow in ((3, 0), (4, -1), (3, 1))]
     problems = [Problem(f"p{i}", space, make) for i in range(2)]
-    return [each.winner for each in tune_problems(problems, mode=mode, num_iters=3) if isinstance(each, Outcome)]
+    return [
+        each.winner
+        for each in tune_problems(problems, mode=mode, num_iters=3)
+        if isinstance(each, Outcome)
+    ]
 
 
 @pytest.mark.parametrize(("kind", "from_config"), [("fake", 0), ("interpret", 0), ("interpret", 4)])
 def test_sharing_out_what_communicates_is_refused(kind: Any, from_config: int):
     """On all ranks, in time, before the collective is made, with the reason; also where one config alone does."""
-    outcomes = on_ranks(2, _all_reduce, "split", from_config, mode=kind, env={"TRITON_INTERPRET": str(int(kind != "fake"))})
-    assert {"CommunicatesError"} <= {each.error for each in outcomes} <= {"CommunicatesError", "PeerFailedError"}
+    outcomes = on_ranks(
+        2,
+        _all_reduce,
+        "split",
+        from_config,
+        mode=kind,
+        env={"TRITON_INTERPRET": str(int(kind != "fake"))},
+    )
+    assert (
+        {"CommunicatesError"}
+        <= {each.error for each in outcomes}
+        <= {"CommunicatesError", "PeerFailedError"}
+    )
     for each in outcomes:
-        assert ('mode="merge"' in each.message, "allreduce" in each.message, each.seconds < 3 * DEADLINE_S) == (True, True, True)
+        assert (
+            'mode="merge"' in each.message,
+            "allreduce" in each.message,
+            each.seconds < 3 * DEADLINE_S,
+        ) == (True, True, True)
 
 
 @on_each_rank()
@@ -193,9 +230,14 @@ def _files(rank: int, folder: str, mode: Any, is_full: bool) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         if is_full:
             patch.setattr("dist_tune.offline.files.write_whole", refused)
-        files = [ConfigFile(f"k{n}.json", (16, 4096), lambda size, n=n: _count(size + n, folder), SPACE) for n in range(2)]  # type: ignore[misc]
+        files = [
+            ConfigFile(f"k{n}.json", (16, 4096), lambda size, n=n: _count(size + n, folder), SPACE)
+            for n in range(2)
+        ]  # type: ignore[misc]
         settled = tune_files(files, folder, mode=mode, num_iters=1)
-    return [(each.json_file_name, each.size_class, each.config) for each in settled], load_config(f"{folder}/k1.json", 600)
+    return [(each.json_file_name, each.size_class, each.config) for each in settled], load_config(
+        f"{folder}/k1.json", 600
+    )
 
 
 @pytest.mark.parametrize("mode", ["split", "merge"])
@@ -211,7 +253,9 @@ def test_what_was_not_saved_is_not_measured_again(tmp_path: Path, mode: str):
     got = values(on_ranks(2, _files, str(tmp_path), mode, False, env=env))
     assert got[0] == got[1]
     assert json.loads((tmp_path / "k0.json").read_text())["small"]["waves_per_eu"] == 2
-    assert len(list(tmp_path.glob("made-*"))) == 4, "the winners alone are made again, to be checked"
+    assert len(list(tmp_path.glob("made-*"))) == 4, (
+        "the winners alone are made again, to be checked"
+    )
     assert not list((tmp_path / "cache").rglob("*.json*"))
 
 
@@ -222,11 +266,17 @@ def test_a_problem_that_fails_leaves_the_others_alone(rank: int):
     def fails(config: dict[str, Any]) -> Any:
         return (lambda: torch.zeros(2)), torch.ones(2)
 
-    problems = [Problem("bad", SPACE, fails), Problem("empty", [], fails), problem("good", 1, shared_folder())]
+    problems = [
+        Problem("bad", SPACE, fails),
+        Problem("empty", [], fails),
+        problem("good", 1, shared_folder()),
+    ]
     bad, empty, good = tune_problems(problems, num_iters=3)
     assert isinstance(bad, Failed)
     assert ("NoValidConfigError" in bad.error, "wrong by 1" in bad.error) == (True, True)
-    assert empty == Failed("empty", "ValueError: the search space is empty: there is nothing to choose from")
+    assert empty == Failed(
+        "empty", "ValueError: the search space is empty: there is nothing to choose from"
+    )
     assert isinstance(good, Outcome)
     assert good.winner == 1
     return bad.error
@@ -236,11 +286,15 @@ def test_a_problem_that_fails_leaves_the_others_alone(rank: int):
 def test_ranks_that_disagree_are_told(rank: int):
     """Each problem gets its own winner."""
     problems = [problem("a", 1, shared_folder()), problem("b", 3, shared_folder())]
-    with pytest.raises(RankMismatchError, match="ranks 0 and 1 have other problems, first at index 0"):
+    with pytest.raises(
+        RankMismatchError, match="ranks 0 and 1 have other problems, first at index 0"
+    ):
         tune_problems(problems[:: 1 - 2 * rank], num_iters=1)
     with pytest.raises(ValueError, match="'a'"):
         tune_problems(problems[:1] * 2, num_iters=1)
-    with pytest.raises(RankMismatchError, match=r"ranks 0 and 1 have other problems, first at index 0: .k "):
+    with pytest.raises(
+        RankMismatchError, match=r"ranks 0 and 1 have other problems, first at index 0: .k "
+    ):
         tune_kernel(SPACE[: 2 + rank], lambda config: (lambda: None, None), name="k", num_iters=1)
 
 
@@ -251,5 +305,13 @@ def test_a_file_that_cannot_be_written_is_told_to_all(rank: int):
     Path(folder, "file").touch()
     began = time.monotonic()
     with pytest.raises(FileExistsError if rank == 0 else PeerFailedError):
-        tune_and_save_configs([8], lambda size: _count(size, folder), SPACE[:1], "k.json", f"{folder}/file", mode="merge", num_iters=1)
+        tune_and_save_configs(
+            [8],
+            lambda size: _count(size, folder),
+            SPACE[:1],
+            "k.json",
+            f"{folder}/file",
+            mode="merge",
+            num_iters=1,
+        )
     assert time.monotonic() - began < 4 * DEADLINE_S
