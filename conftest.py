@@ -1,4 +1,6 @@
-"""What every test starts from: no settings left over from the shell, and no silent skip of a distributed test."""
+"""What every test starts from: no settings left over from the shell, and no silent skip of a
+distributed test.
+"""
 
 import multiprocessing.process
 import os
@@ -17,12 +19,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# No deadline, because a busy machine takes longer than 200 ms for an example that takes one. `make test-faults` runs the thorough profile.
+# No deadline, because a busy machine takes longer than 200 ms for an example that takes one. `make
+# test-faults` runs the thorough profile.
 settings.register_profile("quick", deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None, max_examples=300)
 settings.load_profile("quick")
 
-# Tests start ranks as processes and choose the environment of each; @triton.jit reads TRITON_INTERPRET when a kernel is defined.
+# Tests start ranks as processes and choose the environment of each; @triton.jit reads
+# TRITON_INTERPRET when a kernel is defined.
 LEAKS = (
     "TRITON_INTERPRET",
     "DIST_TUNE_",
@@ -42,11 +46,15 @@ _under_way: dict[pytest.Item, Future[object]] = {}
 """Test of ranks -> its run in a thread of that pool."""
 _running: list[pytest.Item] = []
 _unmarked: dict[str, str] = {}
-"""Test -> the error that it was given for a process; code under test may have taken the error for one of its own."""
+"""Test -> the error that it was given for a process; code under test may have taken the error for
+one of its own.
+"""
 
 
 def _demand_mark(event: str, args: tuple[Any, ...]) -> None:
-    """A rank or program that a test starts without the mark `processes` or `gpu` fails it: `make test-fast` is for all others."""
+    """A rank or program that a test starts without the mark `processes` or `gpu` fails it: `make
+    test-fast` is for all others.
+    """
     is_start = event == "dist_tune.test_process" or (
         event == "subprocess.Popen" and sys.executable in (args[0], *args[1][:1])
     )
@@ -81,13 +89,16 @@ def pytest_configure() -> None:
     os.environ["DIST_TUNE_LOG_LEVEL"] = (
         "DEBUG"  # tests read steps of a tuning out of logs that users are not shown
     )
-    # A store asks for the name of each of its clients. Every tenth of them or so waits 5 s where the name server answers no such question.
+    # A store asks for the name of each of its clients. Every tenth of them or so waits 5 s where
+    # the name server answers no such question.
     os.environ["RES_OPTIONS"] = "attempts:0"
-    # numpy reads it in the server that ranks are forked from. With more threads than cores, those of several ranks spin for each other.
+    # numpy reads it in the server that ranks are forked from. With more threads than cores, those
+    # of several ranks spin for each other.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     from dist_tune.testing import ranks  # it imports triton, which reads the environment
 
-    # Before dist_tune.testing.preload, the last one, which leaves what is imported out of garbage collections.
+    # Before dist_tune.testing.preload, the last one, which leaves what is imported out of garbage
+    # collections.
     ranks.PRELOADED = ("tests.interpreter", "tests.pauses", *ranks.PRELOADED)
     # What a test finds must not depend on what was tuned on this machine, nor be found by its user.
     os.environ["DIST_TUNE_CACHE_DIR"] = tempfile.mkdtemp(prefix="dist_tune-tests-")
@@ -114,7 +125,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(autouse=True)
 def _environment_stays() -> Generator[None]:
     yield
-    # Triton's knobs write what is set, and put back, into the environment, where the processes of later tests would find it.
+    # Triton's knobs write what is set, and put back, into the environment, where the processes of
+    # later tests would find it.
     os.environ.pop("TRITON_INTERPRET", None)
     if (
         files := sys.modules.get("dist_tune.files")
@@ -123,7 +135,9 @@ def _environment_stays() -> Generator[None]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """True for files whose every test has a mark that ``-m`` leaves out: importing them and rewriting their asserts takes seconds."""
+    """True for files whose every test has a mark that ``-m`` leaves out: importing them and
+    rewriting their asserts takes seconds.
+    """
     if collection_path.suffix != ".py":
         return None
     left_out = re.findall(r"\bnot (\w+)", config.option.markexpr)
@@ -155,7 +169,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Ranks wait for one another more than they compute: tests of ranks that take no fixture, and shared worlds, run in threads."""
+    """Ranks wait for one another more than they compute: tests of ranks that take no fixture, and
+    shared worlds, run in threads.
+    """
     for each in [] if session.config.option.collectonly else session.items:
         test: Any = getattr(each, "function", None)
         if hasattr(test, "start"):

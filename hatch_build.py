@@ -1,6 +1,8 @@
-"""The project page of a package index: README.md without links and pictures of files, which lead nowhere outside the repository.
+"""The project page of a package index: README.md without links and pictures of files, which lead
+nowhere outside the repository.
 
-hatchling calls it when the wheel or the sdist is built; see [tool.hatch.metadata.hooks.custom] in pyproject.toml.
+hatchling calls it when the wheel or the sdist is built; see [tool.hatch.metadata.hooks.custom] in
+pyproject.toml.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""Benchmarks of dist_tune, and simulators that play recorded times; README.md has a command for each."""
+"""Benchmarks of dist_tune, and simulators that play recorded times; README.md has a command for
+each.
+"""

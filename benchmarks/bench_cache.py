@@ -1,14 +1,19 @@
-"""What a config out of the cache costs: the first call, which finds it, the calls after it, and the step that runs with it.
+"""What a config out of the cache costs: the first call, which finds it, the calls after it, and the
+step that runs with it.
 
-Each phase is a run of its own over the ranks that torchrun starts; without --phase they follow one another:
+Each phase is a run of its own over the ranks that torchrun starts; without --phase they follow one
+another:
 
-- tune: tunes AllGather-GEMM into DIST_TUNE_CACHE_DIR (a new temporary folder if that is not set) and times the tuned step
-- hit: finds it there. The process's first call through the tuner is compared with untuned calls, made before it with the same
-  config, so that compiling and loading are nobody's cost. Then the same again for functions decorated anew and, their winners
-  forgotten, for further keys; then what later calls cost the host, and whether the step is as fast as when it was tuned
+- tune: tunes AllGather-GEMM into DIST_TUNE_CACHE_DIR (a new temporary folder if that is not set)
+  and times the tuned step
+- hit: finds it there. The process's first call through the tuner is compared with untuned calls,
+  made before it with the same config, so that compiling and loading are nobody's cost. Then the
+  same again for functions decorated anew and, their winners forgotten, for further keys; then what
+  later calls cost the host, and whether the step is as fast as when it was tuned
 - one-missing: a folder for each rank, and rank 1's is empty
 
-`--phase host` needs neither ranks nor a GPU: later calls of a function on the fake H200 driver of the tests.
+`--phase host` needs neither ranks nor a GPU: later calls of a function on the fake H200 driver of
+the tests.
 
     .venv/bin/python benchmarks/bench_cache.py --shape 4096,11008,4096
     .venv/bin/python benchmarks/bench_cache.py --phase host
@@ -87,7 +92,8 @@ def hit(step: ComparedStep, told: dict[str, Any], console: Console) -> dict[str,
                 prepare()
                 samples[kind].append((bare_ms, step.ms(step.tuned)))
                 check_hits(step.record, winner)
-    # Few enough calls that the queue takes them all. Through gloo a call takes the host a hundred times what is looked for: see host().
+    # Few enough calls that the queue takes them all. Through gloo a call takes the host a hundred
+    # times what is looked for: see host().
     is_on_gpu = step.device.type == "cuda"
     later_us = (
         more_us(step.untuned(config), step.tuned, 40, 20, step.wait_for_all)[2]
@@ -104,7 +110,8 @@ def hit(step: ComparedStep, told: dict[str, Any], console: Console) -> dict[str,
     }
     ms = step.step_ms({"tuned": step.tuned, "untuned": fixed})
     console.print(
-        f"all ranks hit: {without_hook(winner)}; first call {more_ms['first']:.2f} ms more than an untuned one"
+        f"all ranks hit: {without_hook(winner)}; first call {more_ms['first']:.2f} ms more than an"
+        " untuned one"
     )
     slowest = {
         "untuned_ms": max(of_all_ranks(untuned_ms)),
@@ -131,11 +138,13 @@ def one_missing(step: ComparedStep, told: dict[str, Any], console: Console) -> d
     have = of_all_ranks(len(Cache(own).entries()))
     lacking = [rank for rank, n_records in enumerate(had) if not n_records]
     console.print(
-        f"ranks {lacking} of {len(had)} had no record; all hit the same config in {ms:.1f} ms; records now, by rank: {have}"
+        f"ranks {lacking} of {len(had)} had no record; all hit the same config in {ms:.1f} ms;"
+        f" records now, by rank: {have}"
     )
     if not all(have):
         raise RuntimeError(
-            f"a rank took the config from another one and did not keep the record: records by rank {have}"
+            "a rank took the config from another one and did not keep the record: records by rank"
+            f" {have}"
         )
     return {"lacking": lacking, "records_before": had, "records_after": have, "ms": ms}
 
@@ -149,11 +158,15 @@ def config_of(text: str) -> triton.Config:
 
 
 def check_hits(record: TuningRecord, winner: str) -> None:
-    """Raise on all ranks if any of them has tuned, or has another config than was tuned. Collective."""
+    """Raise on all ranks if any of them has tuned, or has another config than was tuned.
+
+    Collective.
+    """
     found = of_all_ranks((record.is_recalled, record.best.config))
     if any(each != (True, winner) for each in found):
         raise RuntimeError(
-            f"not all ranks took {winner} from the cache; by rank (whether it is a hit, config): {found}"
+            f"not all ranks took {winner} from the cache; by rank (whether it is a hit, config):"
+            f" {found}"
         )
 
 
@@ -245,8 +258,10 @@ def host(console: Console) -> None:
             us = more_us(
                 lambda function=function: function(*call_args, space[0]["gemm_config"]),  # type: ignore[misc]
                 lambda tuned=tuned: tuned(*call_args),  # type: ignore[misc]
-                n_rounds=400, n_calls=200, rest=FakeH200.launches.clear,
-            )  # fmt: skip
+                n_rounds=400,
+                n_calls=200,
+                rest=FakeH200.launches.clear,
+            )
             table.add_row(function.__name__.replace("_", " "), *(f"{each:.2f}" for each in us))
     console.print(table)
 
@@ -338,11 +353,14 @@ def main() -> None:
     needs_ranks, has_ranks = options.phase not in ("all", "host"), "LOCAL_RANK" in os.environ
     if needs_ranks != has_ranks:
         parser.error(
-            f"start --phase {options.phase} with {'launch/launch.sh' if needs_ranks else '.venv/bin/python'} benchmarks/bench_cache.py"
+            f"start --phase {options.phase} with"
+            f" {'launch/launch.sh' if needs_ranks else '.venv/bin/python'}"
+            " benchmarks/bench_cache.py"
         )
     if options.phase in ("hit", "one-missing") and "DIST_TUNE_CACHE_DIR" not in os.environ:
         parser.error(
-            f"--phase {options.phase} needs DIST_TUNE_CACHE_DIR, the folder that --phase tune has printed"
+            f"--phase {options.phase} needs DIST_TUNE_CACHE_DIR, the folder that --phase tune has"
+            " printed"
         )
     if needs_ranks:
         on_ranks(options)

@@ -1,12 +1,15 @@
-"""What the first call of a process costs that finds everything in the cache: one kernel, one on two ranks, eleven kernels.
+"""What the first call of a process costs that finds everything in the cache: one kernel, one on two
+ranks, eleven kernels.
 
-No GPU needed: the fake H200 driver of ``dist_tune.testing`` compiles for real and launches nothing. Each figure is of fresh processes. In
-each the step runs untuned first, with the configs that were tuned: its cold call is Triton's own cost (imports, hashes, loading from
-Triton's cache on disk), its warm call is subtracted from the first call through the tuner. What remains is the tuner's.
+No GPU needed: the fake H200 driver of ``dist_tune.testing`` compiles for real and launches nothing.
+Each figure is of fresh processes. In each the step runs untuned first, with the configs that were
+tuned: its cold call is Triton's own cost (imports, hashes, loading from Triton's cache on disk),
+its warm call is subtracted from the first call through the tuner. What remains is the tuner's.
 
     .venv/bin/python benchmarks/bench_first_hit.py
-    .venv/bin/python benchmarks/bench_first_hit.py --steps gla      # needs fla-core; tuning it takes minutes
-    .venv/bin/python benchmarks/bench_first_hit.py --whole          # the whole first call, half a second after the decoration
+    .venv/bin/python benchmarks/bench_first_hit.py --steps gla      # needs fla-core; tuning it
+    takes minutes .venv/bin/python benchmarks/bench_first_hit.py --whole          # the whole first
+    call, half a second after the decoration
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ from dist_tune.testing import install_fake_driver
 from kernels.harness import versions
 
 AFTER_S = 0.5
-"""From the decoration to a call that is measured as a whole, as a program takes to make its inputs and a device's context."""
+"""From the decoration to a call that is measured as a whole, as a program takes to make its inputs
+and a device's context.
+"""
 WHOLE = ("untuned", "tuned")
 STEPS = {
     "one": "1 kernel",
@@ -71,7 +76,10 @@ def ms_of(call: Any) -> tuple[float, float]:
 
 @contextmanager
 def collections_ms() -> Iterator[list[float]]:
-    """Milliseconds of each garbage collection meanwhile. Whether one falls into a call depends on what the process has made before it."""
+    """Milliseconds of each garbage collection meanwhile.
+
+    Whether one falls into a call depends on what the process has made before it.
+    """
     found: list[float] = []
 
     def note(phase: str, _: Any) -> None:
@@ -85,7 +93,10 @@ def collections_ms() -> Iterator[list[float]]:
 
 
 def one_process(name: str, folder: Path, first: str) -> None:
-    """Tune, or find what was tuned, and print what it took. ``first``: the one call of the process, if it makes one alone."""
+    """Tune, or find what was tuned, and print what it took.
+
+    ``first``: the one call of the process, if it makes one alone.
+    """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     install_fake_driver()
     step, args = step_of(name, folder)
@@ -152,9 +163,14 @@ def one_process(name: str, folder: Path, first: str) -> None:
 def in_processes(step: str, folder: Path, n_ranks: int, first: str = "") -> list[dict[str, Any]]:
     """Run one process for each rank; what each printed."""
     environment = {
-        "DIST_TUNE_CACHE_DIR": f"{folder}/cache-{n_ranks}", "DIST_TUNE_LOG_DIR": f"{folder}/logs", "TRITON_CACHE_DIR": f"{folder}/triton",
-        "DIST_TUNE_VERBOSITY": "quiet", "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(n_ranks), "BENCH_STORE": tempfile.mktemp(dir=folder),
-    }  # fmt: skip
+        "DIST_TUNE_CACHE_DIR": f"{folder}/cache-{n_ranks}",
+        "DIST_TUNE_LOG_DIR": f"{folder}/logs",
+        "TRITON_CACHE_DIR": f"{folder}/triton",
+        "DIST_TUNE_VERBOSITY": "quiet",
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": str(n_ranks),
+        "BENCH_STORE": tempfile.mktemp(dir=folder),
+    }
     command = [
         sys.executable,
         __file__,
@@ -189,10 +205,14 @@ def row(step: str, rounds: list[list[dict[str, Any]]]) -> list[str]:
 
     first = rounds[0][0]
     return [
-        STEPS[step], str(first["sites"]),
-        shown(lambda each: each["cold"][0]), shown(lambda each: each["hit"][0] - each["warm"][0]),
-        shown(lambda each: each["hit"][1] - each["warm"][1]), shown(lambda each: each["collections"]), str(len(first["imported"])),
-    ]  # fmt: skip
+        STEPS[step],
+        str(first["sites"]),
+        shown(lambda each: each["cold"][0]),
+        shown(lambda each: each["hit"][0] - each["warm"][0]),
+        shown(lambda each: each["hit"][1] - each["warm"][1]),
+        shown(lambda each: each["collections"]),
+        str(len(first["imported"])),
+    ]
 
 
 def whole_row(step: str, turns: list[list[list[dict[str, Any]]]]) -> list[str]:
@@ -231,7 +251,10 @@ def main() -> None:
     if options.process:
         one_process(options.process, options.folder, options.first)
         return
-    title = f"first call that hits; ms, median (least) of {options.processes} processes; {versions('CPU, fake driver')}"
+    title = (
+        f"first call that hits; ms, median (least) of {options.processes} processes;"
+        f" {versions('CPU, fake driver')}"
+    )
     columns = [
         "Triton's own, cold",
         "the tuner's, wall",

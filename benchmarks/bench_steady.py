@@ -1,8 +1,10 @@
-"""What a steady call of a tuned closure costs more than a bare ``triton.autotune`` launch, on the host.
+"""What a steady call of a tuned closure costs more than a bare ``triton.autotune`` launch, on the
+host.
 
-No GPU needed: the fake H200 driver of ``dist_tune.testing`` compiles for real and launches nothing, so that only Python is timed.
-Target: a tuned call costs at most 1 us more than a bare one, for each kind of arguments in the table
-that this prints. Each round is short, so that other processes interrupt few of them.
+No GPU needed: the fake H200 driver of ``dist_tune.testing`` compiles for real and launches nothing,
+so that only Python is timed. Target: a tuned call costs at most 1 us more than a bare one, for each
+kind of arguments in the table that this prints. Each round is short, so that other processes
+interrupt few of them.
 
     .venv/bin/python benchmarks/bench_steady.py
 """
@@ -107,7 +109,9 @@ def arguments_of_each_kind() -> dict[str, tuple[Callable[[], Any], Callable[[], 
 
 
 def us_per_call(bare: Callable[[], Any], tuned: Callable[[], Any]) -> tuple[float, float, float]:
-    """Microseconds of each call and of the difference: medians over rounds in which both run, so that a busy machine hurts both."""
+    """Microseconds of each call and of the difference: medians over rounds in which both run, so
+    that a busy machine hurts both.
+    """
     rounds = []
     for _ in range(N_ROUNDS):
         us = []

@@ -1,10 +1,13 @@
-"""What a launch costs the host in a call that tries configs online, beside one in a steady call; and the thread beside the step.
+"""What a launch costs the host in a call that tries configs online, beside one in a steady call;
+and the thread beside the step.
 
-No GPU needed: the fake H200 driver of ``dist_tune.testing`` compiles for real and launches nothing, so that only Python is timed. One
-rank, 24 kernels with four launches each in a call. Target: at most 10 us more in a call with trials.
+No GPU needed: the fake H200 driver of ``dist_tune.testing`` compiles for real and launches nothing,
+so that only Python is timed. One rank, 24 kernels with four launches each in a call. Target: at
+most 10 us more in a call with trials.
 
     .venv/bin/python benchmarks/bench_trials.py
-    .venv/bin/python benchmarks/bench_trials.py --checkout FOLDER      # another one's dist_tune, to compare in turn
+    .venv/bin/python benchmarks/bench_trials.py --checkout FOLDER      # another one's dist_tune, to
+    compare in turn
 """
 
 from __future__ import annotations
@@ -101,9 +104,10 @@ def main() -> None:
         n_after += bool(step.records)
     after_us = median(steady_us[-100:])
     print(
-        f"us a launch: {median(trials_us[20:]):.1f} in {len(trials_us)} calls that try configs, {after_us:.1f} afterwards, "
-        f"{median(trials_us[20:]) - after_us:.1f} more; the other threads of this process took {100 * beside_s / ended_s:.1f} % of a core "
-        f"until the end of the tuning, with compilation"
+        f"us a launch: {median(trials_us[20:]):.1f} in {len(trials_us)} calls that try configs,"
+        f" {after_us:.1f} afterwards, {median(trials_us[20:]) - after_us:.1f} more; the other"
+        f" threads of this process took {100 * beside_s / ended_s:.1f} % of a core until the end of"
+        " the tuning, with compilation"
     )
 
 

@@ -1,12 +1,16 @@
-"""How long tuning the AllGather-GEMM takes and how good its choice is, beside other ways to tune the same step.
+"""How long tuning the AllGather-GEMM takes and how good its choice is, beside other ways to tune
+the same step.
 
-Side by side in one run, on the same ranks and the same space: vanilla `triton.autotune` (each rank for itself, the kernel
-alone), dist_tune's exhaustive search without shared compilation, and dist_tune as it comes. The choice is judged by the time of the
-whole step: the winners and the best of the exhaustive search are timed again, interleaved, and regret is the distance to
-the best of them. Seconds are MAX over ranks; those of each meeting the MIN, since the last rank to come waits for nobody.
+Side by side in one run, on the same ranks and the same space: vanilla `triton.autotune` (each rank
+for itself, the kernel alone), dist_tune's exhaustive search without shared compilation, and
+dist_tune as it comes. The choice is judged by the time of the whole step: the winners and the best
+of the exhaustive search are timed again, interleaved, and regret is the distance to the best of
+them. Seconds are MAX over ranks; those of each meeting the MIN, since the last rank to come waits
+for nobody.
 
-    launch/launch.sh benchmarks/bench_tuning.py --shape 4096,11008,4096 --shape 8192,28672,8192 --json bench.json
-    launch/launch.sh benchmarks/bench_tuning.py                # without a GPU: a few configs under the interpreter
+    launch/launch.sh benchmarks/bench_tuning.py --shape 4096,11008,4096 --shape 8192,28672,8192
+    --json bench.json launch/launch.sh benchmarks/bench_tuning.py                # without a GPU: a
+    few configs under the interpreter
 """
 
 from __future__ import annotations
@@ -55,7 +59,8 @@ class Run:
 
     tuner: str
     cache: str
-    """"cold": nothing compiled; "disk": all compiled before, nothing loaded; "memory": all loaded."""
+    """"cold": nothing compiled; "disk": all compiled before, nothing loaded; "memory": all loaded.
+    """
     seconds: float
     winners: list[int]
     """Index of the config that each rank ended with."""
@@ -67,7 +72,9 @@ class Run:
 
 
 def notes_space() -> list[triton.Config]:
-    """The 216 configs that all tuners search: 68 of them need more shared memory than an H200 has."""
+    """The 216 configs that all tuners search: 68 of them need more shared memory than an H200
+    has.
+    """
     blocks = product((64, 128, 256), (64, 128, 256), (32, 64, 128), (2, 3, 4, 5), (4, 8))
     return [
         shard_gemm.make_config(bm, bn, bk, warps=warps, stages=stages)
@@ -143,7 +150,9 @@ class Bench:
         return run
 
     def judge(self, record: TuningRecord | None, n_rounds: int) -> dict[int, float]:
-        """Milliseconds of the step with each winner and with the best of an exhaustive search; fills in all regrets. Collective."""
+        """Milliseconds of the step with each winner and with the best of an exhaustive search;
+        fills in all regrets. Collective.
+        """
         by_closure = (
             sorted(
                 (c for c in record.candidates if c.closure_ms is not None),
@@ -177,7 +186,9 @@ class Bench:
         return {winners[0]: ms[str(list(winners))] for winners in pool if len(set(winners)) == 1}
 
     def _fresh_kernel(self, cache: str, is_shared: bool) -> Any:
-        """The step's kernel without any config chosen, and with as much compiled as `cache` says."""
+        """The step's kernel without any config chosen, and with as much compiled as `cache`
+        says.
+        """
         jit = self.jit
         if cache != "memory" and self.device.type == "cuda":
             jit.device_caches.clear()
@@ -242,7 +253,8 @@ def bench(
     best = min(closure_ms, key=closure_ms.__getitem__)
     for index, ms in sorted(closure_ms.items(), key=lambda item: item[1]):
         console.print(
-            f"step {ms:.4f} ms, +{ms / closure_ms[best] - 1:.2%}: config {index}: {harness.config_text(configs[index])}"
+            f"step {ms:.4f} ms, +{ms / closure_ms[best] - 1:.2%}: config {index}:"
+            f" {harness.config_text(configs[index])}"
         )
     runs = [asdict(run) for run in bench.runs]
     oracle_table = oracle.model_dump(mode="json") if oracle is not None else None
@@ -256,9 +268,14 @@ def bench(
 
 
 def table(shape: harness.Shape, runs: list[Run]) -> Table:
-    """One line per tuner and state of the compile cache; medians over repeats, and the worst regret of them."""
+    """One line per tuner and state of the compile cache; medians over repeats, and the worst regret
+    of them.
+    """
     result = Table(
-        title=f"M,N,K = {shape}: seconds, median over runs (slowest run); regret by the time of the whole step"
+        title=(
+            f"M,N,K = {shape}: seconds, median over runs (slowest run); regret by the time of the"
+            " whole step"
+        )
     )
     for heading in (
         "tuner",
@@ -285,12 +302,16 @@ def table(shape: harness.Shape, runs: list[Run]) -> Table:
         )
         replays = [run.n_replays for run in alike if run.n_replays is not None]
         result.add_row(
-            tuner, cache, str(len(alike)), f"{statistics.median(seconds):.2f} ({max(seconds):.2f})", *phases,
+            tuner,
+            cache,
+            str(len(alike)),
+            f"{statistics.median(seconds):.2f} ({max(seconds):.2f})",
+            *phases,
             f"{statistics.median(meetings):.2%}" if meetings else "-",
             f"{statistics.median(replays):.0f}" if replays else "-",
             ", ".join(f"{winner}: {n}" for winner, n in counts.most_common()),
             f"{max(run.regret or 0.0 for run in alike):.2%}",
-        )  # fmt: skip
+        )
     return result
 
 

@@ -1,7 +1,9 @@
-"""``chunk_gla`` of flash-linear-attention (fla-core), a public library, forward, backward and the all-reduce of three gradients: 11 sites.
+"""``chunk_gla`` of flash-linear-attention (fla-core), a public library, forward, backward and the
+all-reduce of three gradients: 11 sites.
 
-Prints the seconds of the first call, the milliseconds of a later one, and those of the step on the device, the host ahead. With an empty
-cache the first call tunes; a second process hits. With --step scan all this of the state-space scan in examples/, 15 sites.
+Prints the seconds of the first call, the milliseconds of a later one, and those of the step on the
+device, the host ahead. With an empty cache the first call tunes; a second process hits. With --step
+scan all this of the state-space scan in examples/, 15 sites.
 
     launch/launch.sh benchmarks/chunk_gla.py cold
     launch/launch.sh benchmarks/chunk_gla.py hit
@@ -75,7 +77,9 @@ def device_ms(step: Callable[[], Any]) -> float:
 
 
 def main(name: str, make: Callable[[], Callable[[], Any]]) -> None:
-    """Time the first call and later ones of what ``make`` returns; ``name`` stands in the line that is printed."""
+    """Time the first call and later ones of what ``make`` returns; ``name`` stands in the line that
+    is printed.
+    """
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))

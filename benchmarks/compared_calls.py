@@ -1,7 +1,7 @@
 """AllGather-GEMM as a tuner calls it and as it is called untuned, and how long calls of both take.
 
-Knows how the step is decorated and what clocks there are; knows nothing of what is to be found out. Figures of several ranks are
-those of the slowest.
+Knows how the step is decorated and what clocks there are; knows nothing of what is to be found out.
+Figures of several ranks are those of the slowest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ Call = Callable[[], object]
 
 
 class ComparedStep:
-    """AllGather-GEMM at one shape, tuned by `autotune` as a function or by `contextual_autotune`, and the same untuned. Collective."""
+    """AllGather-GEMM at one shape, tuned by `autotune` as a function or by `contextual_autotune`,
+    and the same untuned. Collective.
+    """
 
     def __init__(self, tuner: str, shape: Shape, device: torch.device) -> None:
         self.device = device
@@ -76,7 +78,9 @@ class ComparedStep:
         return lambda: self.ctx(self.a, self.b, None, config)
 
     def untuned(self, config: triton.Config) -> Call:
-        """A call as it would be without the tuner: for a closure, of a `triton.autotune` kernel that has its config by now."""
+        """A call as it would be without the tuner: for a closure, of a `triton.autotune` kernel
+        that has its config by now.
+        """
         return self.fixed(config) if self.is_function else lambda: self.ctx(self.a, self.b)
 
     @property
@@ -86,7 +90,9 @@ class ComparedStep:
         return record
 
     def ms(self, call: Call) -> float:
-        """Milliseconds of one call on this rank, from when all ranks are ready until the device is through. Collective."""
+        """Milliseconds of one call on this rank, from when all ranks are ready until the device is
+        through. Collective.
+        """
         self.wait_for_all()
         began = time.perf_counter()
         call()
@@ -94,7 +100,9 @@ class ComparedStep:
         return (time.perf_counter() - began) * 1e3
 
     def step_ms(self, calls: dict[str, Call]) -> dict[str, float]:
-        """The median of each call on its slowest rank, in turn: aligned, the host ahead; on CPUs by the clock. Collective."""
+        """The median of each call on its slowest rank, in turn: aligned, the host ahead; on CPUs by
+        the clock. Collective.
+        """
         if self.device.type == "cuda":
             return harness.aligned_ms(calls, 60)
         samples = [{name: self.ms(call) for name, call in calls.items()} for _ in range(5)]
@@ -115,7 +123,9 @@ class ComparedStep:
 
 @contextmanager
 def without_arithmetic(device: torch.device) -> Iterator[None]:
-    """On CPUs kernels are launched and do nothing: the interpreter takes milliseconds, which differ by more than what is looked for."""
+    """On CPUs kernels are launched and do nothing: the interpreter takes milliseconds, which differ
+    by more than what is looked for.
+    """
     if device.type == "cuda":
         yield
         return
@@ -137,7 +147,9 @@ def of_all_ranks(value: Any) -> list[Any]:
 def more_us(
     bare: Call, ours: Call, n_rounds: int, n_calls: int, rest: Call
 ) -> tuple[float, float, float]:
-    """Microseconds of the host for a call of each, and how many more ours takes: medians over rounds; `rest` comes before both."""
+    """Microseconds of the host for a call of each, and how many more ours takes: medians over
+    rounds; `rest` comes before both.
+    """
     rounds = []
     for _ in range(n_rounds):
         us = []

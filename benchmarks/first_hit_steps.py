@@ -1,6 +1,8 @@
-"""Steps for ``bench_first_hit.py``: one kernel, eleven kernels with callees in other modules, and a public library's.
+"""Steps for ``bench_first_hit.py``: one kernel, eleven kernels with callees in other modules, and a
+public library's.
 
-Kernels are written to files, because Triton reads their source there. The fake H200 driver compiles them and launches nothing.
+Kernels are written to files, because Triton reads their source there. The fake H200 driver compiles
+them and launches nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from hit_helpers_0 import scaled_0, summed_0
 from hit_helpers_1 import scaled_1, summed_1
 from hit_helpers_2 import scaled_2, summed_2
 
-CONFIGS = [triton.Config({"BLOCK": block}, num_warps=warps) for block in (16, 32, 64, 128) for warps in (1, 2, 4, 8)]
+SIZES = [(block, warps) for block in (16, 32, 64, 128) for warps in (1, 2, 4, 8)]
+CONFIGS = [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in SIZES]
 
 def small_enough(configs, named, **kwargs):
     return [each for each in configs if each.kwargs["BLOCK"] <= 64]
@@ -57,7 +60,7 @@ def kernel_{k}(a, b, c, n, m, BLOCK: tl.constexpr, IS_EVEN: tl.constexpr):
     for _ in range({k}, m):
         x += summed_{second}(x, scaled_{third}(y))
     tl.store(c + at, x, mask=at < n)
-"""
+"""  # noqa: E501
 
 
 def step_of(name: str, folder: Path) -> tuple[Step, tuple[Any, ...]]:

@@ -1,8 +1,10 @@
-"""Guided search beside racing, played through the real search on all recorded tables: regret, and candidates compiled. No GPU.
+"""Guided search beside racing, played through the real search on all recorded tables: regret, and
+candidates compiled. No GPU.
 
 python -m benchmarks.guided_tables          # logs/guided-decorators-cpu has what it prints
 
-Each run has the candidates in another order, because the first one and the order of equals decide where the search begins.
+Each run has the candidates in another order, because the first one and the order of equals decide
+where the search begins.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ LIMIT = 0.01
 
 
 def kernels() -> dict[str, Kernel]:
-    """All recorded tables, by name: those of the AllGather-GEMM on four ranks, and those of a full space on one device."""
+    """All recorded tables, by name: those of the AllGather-GEMM on four ranks, and those of a full
+    space on one device.
+    """
     found = {name: kernel_of(table) for name, table in load_tables().items()}
     for each in load_full_tables():
         failures = {i: "did not run" for i, us in enumerate(each.us) if us is None}
@@ -76,10 +80,12 @@ def line(name: str, search: SearchName, runs: Sequence[Played]) -> str:
     at_95 = regrets[math.ceil(0.95 * len(regrets)) - 1]
     within = sum(regret <= LIMIT for regret in regrets) / len(regrets)
     return (
-        f"{name:34} {search:7} runs={len(runs):<4} regret median={statistics.median(regrets):6.2%} at_95%={at_95:6.2%} "
-        f"worst={regrets[-1]:6.2%} within_1%={within:6.1%} compiled={statistics.mean(map(n_compiled, runs)):6.1f} "
-        f"timed={statistics.mean(map(n_timed, runs)):6.1f} of {len(runs[0].search['site'].results())} "
-        f"replays={statistics.mean(run.n_replays for run in runs):6.1f}"
+        f"{name:34} {search:7} runs={len(runs):<4} regret median={statistics.median(regrets):6.2%}"
+        f" at_95%={at_95:6.2%} worst={regrets[-1]:6.2%} within_1%={within:6.1%}"
+        f" compiled={statistics.mean(map(n_compiled, runs)):6.1f}"
+        f" timed={statistics.mean(map(n_timed, runs)):6.1f} of"
+        f" {len(runs[0].search['site'].results())}"
+        f" replays={statistics.mean(run.n_replays for run in runs):6.1f}"
     )
 
 

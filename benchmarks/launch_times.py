@@ -1,7 +1,9 @@
-"""The times of launches that a tuning online tells, beside the times of the same configs in replays of a CUDA graph.
+"""The times of launches that a tuning online tells, beside the times of the same configs in replays
+of a CUDA graph.
 
-A step is bound by its host (it works 300 us before each launch), by its device (a long kernel is queued first), or
-waits for its device before each launch; other processes keep the host's cores busy, or not.
+A step is bound by its host (it works 300 us before each launch), by its device (a long kernel is
+queued first), or waits for its device before each launch; other processes keep the host's cores
+busy, or not.
 
     .venv/bin/python benchmarks/launch_times.py [--busy N]
 """
@@ -169,9 +171,13 @@ def main() -> None:
                 key=lambda pair: min(abs(pair[1] - pair[0]) / 3, abs(pair[1] / pair[0] - 1) / 0.05),
             )
             table.add_row(
-                kind, f"{true:.1f}", f"{mine:.1f}", f"{mine - true:+.1f}", f"{100 * (mine / true - 1):+.1f}",
+                kind,
+                f"{true:.1f}",
+                f"{mine:.1f}",
+                f"{mine - true:+.1f}",
+                f"{100 * (mine / true - 1):+.1f}",
                 f"{n_calls} calls, {len(told)} of {len(CONFIGS)} timed",
-            )  # fmt: skip
+            )
         if not tuned.records:
             table.add_row(kind, "", "", "", "", f"not tuned after {n_calls} calls")
     Console(width=140).print(table)
@@ -181,7 +187,10 @@ def main() -> None:
 
 def device_name(n_busy: int) -> str:
     """The title."""
-    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, {n_busy} busy processes"
+    return (
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__},"
+        f" {n_busy} busy processes"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 # a script that prints
-"""Steps of public libraries, forward, backward and all-reduce of gradients, tuned on two CPU ranks under Triton's interpreter.
+"""Steps of public libraries, forward, backward and all-reduce of gradients, tuned on two CPU ranks
+under Triton's interpreter.
 
-Each step is called three times: tuned, once more, and without dist_tune, by which the first is compared; lengths differ between ranks.
+Each step is called three times: tuned, once more, and without dist_tune, by which the first is
+compared; lengths differ between ranks.
 
     PYTHONPATH=FOLDER_OF_THE_LIBRARY launch/launch.sh benchmarks/library_steps.py NAME
 
@@ -31,7 +33,9 @@ CAPABILITY, DEVICE_NAME = (9, 0), "NVIDIA H200"
 
 
 def pretend_a_gpu() -> None:
-    """Answer what libraries ask of torch and Triton when they are imported; kernels run under the interpreter."""
+    """Answer what libraries ask of torch and Triton when they are imported; kernels run under the
+    interpreter.
+    """
 
     def bench(run: Callable[[], object], *args: object, **kwargs: object) -> list[float]:
         run()
@@ -185,7 +189,9 @@ def sinkhorn_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
 
 
 def liger_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
-    """A mixture of experts: products and sums of seven kernels, one of which adds to what `reset_to_zero` names."""
+    """A mixture of experts: products and sums of seven kernels, one of which adds to what
+    `reset_to_zero` names.
+    """
     layer = importlib.import_module("liger_kernel.ops.fused_moe").LigerFusedMoEFunction
     up, down = (
         (torch.randn(2, 64, 32) * 0.2).requires_grad_(),
@@ -248,9 +254,10 @@ def main(name: str) -> None:
         )
         n_candidates = sum(len(each.candidates) for each in records)
         print(
-            f"{name}, rank {rank}: {len(records)} sites, {n_candidates} candidates, first call {middle - began:.1f} s, second "
-            f"{ended - middle:.2f} s with {results} results; {len(shared)} sites on both ranks, {agreement}; largest difference from the "
-            f"step without dist_tune {apart:.1e}",
+            f"{name}, rank {rank}: {len(records)} sites, {n_candidates} candidates, first call"
+            f" {middle - began:.1f} s, second {ended - middle:.2f} s with {results} results;"
+            f" {len(shared)} sites on both ranks, {agreement}; largest difference from the step"
+            f" without dist_tune {apart:.1e}",
             flush=True,
         )
     dist.destroy_process_group()

@@ -1,6 +1,8 @@
-"""What agreement costs: bytes of the real messages, time of the real reduction, and a model of the store between.
+"""What agreement costs: bytes of the real messages, time of the real reduction, and a model of the
+store between.
 
-Knows nothing of how times come about. The store's constants are measured ones, each with its source.
+Knows nothing of how times come about. The store's constants are measured ones, each with its
+source.
 """
 
 from __future__ import annotations
@@ -20,10 +22,14 @@ from dist_tune.tuning.context import REPORTS
 from dist_tune.tuning.discover import MANIFESTS
 
 LATENCIES_MS = {4: 0.3, 8: 0.7, 64: 4.2, 256: 18.9}
-"""Ranks -> one meeting with small parts, all ranks at once: measured on a c10d TCPStore, 2 cores, so an upper bound."""
+"""Ranks -> one meeting with small parts, all ranks at once: measured on a c10d TCPStore, 2 cores,
+so an upper bound.
+"""
 BYTES_PER_MS = 400e3
-"""Of a store's one thread, in and out together: a c10d TCPStore on 2 cores moved 366-821 MB/s in get() of 20 kB to 1 MB, 410-540 MB/s
-in multi_get() of 64 to 1024 parts of 20 kB, and more in set()."""
+"""Of a store's one thread, in and out together: a c10d TCPStore on 2 cores moved 366-821 MB/s in
+get() of 20 kB to 1 MB, 410-540 MB/s
+in multi_get() of 64 to 1024 parts of 20 kB, and more in set().
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,9 @@ def latency_ms(n_ranks: int) -> float:
 
 
 def meeting(parts: Sequence[Any], n_ranks: int, kind: str) -> Cost:
-    """One meeting of ``n_ranks``, which bring ``parts`` in turn; ``kind``: "report" or "manifest"."""
+    """One meeting of ``n_ranks``, which bring ``parts`` in turn; ``kind``: "report" or
+    "manifest".
+    """
     fns: dict[str, Reduction[Any, Any]] = {"report": REPORTS, "manifest": MANIFESTS}
     fn = fns[kind]
     distinct = [fn.dump(part) for part in parts]
@@ -104,7 +112,9 @@ def roll_calls(texts: dict[str, list[str]], n_ranks: int) -> Sequence[RankManife
 def tuning(
     rungs: Sequence[tuple[dict[int, Report], Report]], texts: dict[str, list[str]], n_ranks: int
 ) -> dict[str, Cost]:
-    """All meetings of one tuning, by kind: roll call, the vote, one report a rung or round, and the end."""
+    """All meetings of one tuning, by kind: roll call, the vote, one report a rung or round, and the
+    end.
+    """
     vote = meeting([Report()], n_ranks, "report")
     costs = {"manifest": meeting(roll_calls(texts, n_ranks), n_ranks, "manifest"), "votes": vote}
     costs["reports"] = sum(

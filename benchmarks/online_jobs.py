@@ -1,8 +1,10 @@
-"""Jobs on the fake H200 that are tuned online: 64 candidates at each of three sites, a collective, noise, hiccups and late ranks.
+"""Jobs on the fake H200 that are tuned online: 64 candidates at each of three sites, a collective,
+noise, hiccups and late ranks.
 
     python -m benchmarks.online_jobs --ranks 2 --runs 5
 
-Prints, for each run, the calls from the first batch to the winners' first call, the regret of the step and what the trials cost the job.
+Prints, for each run, the calls from the first batch to the winners' first call, the regret of the
+step and what the trials cost the job.
 """
 
 from __future__ import annotations
@@ -29,11 +31,15 @@ KERNELS = add_kernel, accumulate_kernel, atomic_kernel
 CONFIGS = [*product((16, 32, 64, 128), (1, 2, 4, 8), (0, 32, 64, 128))]
 """Block, warps, and most registers of a thread (0: no bound), which make 64 different kernels."""
 OTHER_MS, NOISE, HICCUPS, LATE = 2.0, 0.02, 0.01, 0.02
-"""What else is in a step; deviation of a launch's time; share of launches that take 1.5 times as long, and of steps 10 ms later."""
+"""What else is in a step; deviation of a launch's time; share of launches that take 1.5 times as
+long, and of steps 10 ms later.
+"""
 
 
 def job(rank: int, seed: int, n_most: int) -> tuple[float, bool]:
-    """The step's regret, and whether each call gave the untuned value; calls the step until it is tuned."""
+    """The step's regret, and whether each call gave the untuned value; calls the step until it is
+    tuned.
+    """
     dice, mine = random.Random(seed), random.Random(f"{seed} {rank}")
     ms = {
         (kernel.__name__, config): 0.3 * (1 + abs(dice.gauss(0, 0.4)))

@@ -1,7 +1,9 @@
-"""A job of 2,000 calls on GPUs, untuned, tuned by replays and online: ``chunk_gla`` of fla-core, or the AllGather-GEMM with 216 configs.
+"""A job of 2,000 calls on GPUs, untuned, tuned by replays and online: ``chunk_gla`` of fla-core, or
+the AllGather-GEMM with 216 configs.
 
-Prints the seconds of the whole job, the call and the second at which its winners were in use, and the milliseconds of the step on the
-device at the end, the host ahead. One process tree for each way, so that none finds what another has compiled or chosen:
+Prints the seconds of the whole job, the call and the second at which its winners were in use, and
+the milliseconds of the step on the device at the end, the host ahead. One process tree for each
+way, so that none finds what another has compiled or chosen:
 
     launch/launch.sh benchmarks/online_steps.py gla online        # or: ag-gemm; first, replayed
 """
@@ -97,7 +99,8 @@ def main() -> None:
             else ""
         )
         print(
-            f"{options.step} {options.way}: {options.calls} calls in {total_s:.2f} s; {told}; step {ms:.4f} ms on the device",
+            f"{options.step} {options.way}: {options.calls} calls in {total_s:.2f} s; {told}; step"
+            f" {ms:.4f} ms on the device",
             flush=True,
         )
         for record in getattr(step, "records", []):

@@ -1,5 +1,6 @@
 # a script that prints
-"""Relative errors of GEMM-ReduceScatter's ways to send partial results, computed in torch with the roundings of each way.
+"""Relative errors of GEMM-ReduceScatter's ways to send partial results, computed in torch with the
+roundings of each way.
 
 python benchmarks/row_parallel_errors.py
 """
@@ -16,7 +17,8 @@ M, N, K = 256, 256, 8192
 def main() -> None:
     """Print ||C - exact|| / ||exact|| for both types and two numbers of ranks."""
     print(
-        f"torch {torch.__version__}, M, N, K = {M}, {N}, {K}; float32 partial results, the operands' type, own part unrounded"
+        f"torch {torch.__version__}, M, N, K = {M}, {N}, {K}; float32 partial results, the"
+        " operands' type, own part unrounded"
     )
     for dtype in (torch.bfloat16, torch.float16):
         for n_ranks in (2, 8):
@@ -30,8 +32,9 @@ def main() -> None:
             rounded = [part.to(dtype).float() for part in parts]
             sums = (sum(parts), sum(rounded), sum([parts[0], *rounded[1:]]))
             errors = [
-                float((total.to(dtype).double() - exact).norm() / exact.norm()) for total in sums
-            ]  # type: ignore[union-attr]
+                float((total.to(dtype).double() - exact).norm() / exact.norm())  # type: ignore[union-attr]
+                for total in sums
+            ]
             print(str(dtype), n_ranks, *(f"{error:.1e}" for error in errors))
 
 

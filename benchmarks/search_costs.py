@@ -1,4 +1,5 @@
-"""How near to the best config a search comes with how many tries, played on recorded tables of a full space: no GPU.
+"""How near to the best config a search comes with how many tries, played on recorded tables of a
+full space: no GPU.
 
 python -m benchmarks.search_costs          # logs/guided-search has what it prints
 """
@@ -28,7 +29,9 @@ SHARES = (0.01, 0.02, 0.03, 0.05, 0.1)
 
 @dataclass(frozen=True)
 class FullTable:
-    """A kernel's times at one size, for each config of its space, in microseconds; None where it does not run."""
+    """A kernel's times at one size, for each config of its space, in microseconds; None where it
+    does not run.
+    """
 
     problem: str
     configs: Sequence[Mapping[str, Any]]
@@ -48,9 +51,11 @@ def load_full_tables() -> list[FullTable]:
 
 
 def regrets(table: FullTable, search: Search, n_tries: int, seed: int) -> list[float]:
-    """After each wave, by how much the config that looks best so far is slower than the best of the table; the search sees noisy times.
+    """After each wave, by how much the config that looks best so far is slower than the best of the
+    table; the search sees noisy times.
 
-    Each run has the configs in another order, because the first one and the order of equals decide where a search begins.
+    Each run has the configs in another order, because the first one and the order of equals decide
+    where a search begins.
     """
     dice = random.Random(f"{table.problem} {seed}")
     order = dice.sample(range(len(table.us)), len(table.us))
@@ -68,7 +73,8 @@ def regrets(table: FullTable, search: Search, n_tries: int, seed: int) -> list[f
                 failed.add(k)
             else:
                 seen_ms[k] = us / 1e3 * math.exp(dice.gauss(0.0, NOISE))
-        # The few that look best are measured again in finals, so noise costs no more than the best of them.
+        # The few that look best are measured again in finals, so noise costs no more than the best
+        # of them.
         near = [k for k, ms in seen_ms.items() if ms <= min(seen_ms.values()) * (1 + 3 * NOISE)]
         found.append(
             min((table.us[order[k]] or math.inf for k in near), default=math.inf) / table.best_us
@@ -79,7 +85,9 @@ def regrets(table: FullTable, search: Search, n_tries: int, seed: int) -> list[f
 
 
 def summary(tables: Sequence[FullTable], search: Search, n_seeds: int) -> str:
-    """Share of runs within 2 % and 5 % of the best, after so many tries; each number of tries is a search of its own."""
+    """Share of runs within 2 % and 5 % of the best, after so many tries; each number of tries is a
+    search of its own.
+    """
     lines = []
     for own_share in SHARES:
         n_tries = math.floor(own_share * len(tables[0].configs))
@@ -88,8 +96,9 @@ def summary(tables: Sequence[FullTable], search: Search, n_seeds: int) -> str:
         ]
         within = [sum(end <= limit for end in ends) / len(ends) for limit in (0.02, 0.05)]
         lines.append(
-            f"{search:10} tries={n_tries:<5} ({own_share:.0%} of the space) within_2%={within[0]:6.1%} within_5%={within[1]:6.1%} "
-            f"worst={max(ends):.1%} runs={len(ends)}"
+            f"{search:10} tries={n_tries:<5} ({own_share:.0%} of the space)"
+            f" within_2%={within[0]:6.1%} within_5%={within[1]:6.1%} worst={max(ends):.1%}"
+            f" runs={len(ends)}"
         )
         print(lines[-1], flush=True)
     return "\n".join(lines)
@@ -99,7 +108,8 @@ def main(n_seeds: int = 4) -> None:
     """Print the table of all searches."""
     tables = load_full_tables()
     print(
-        f"{len(tables)} problems of {len(tables[0].configs)} configs, noise {NOISE:.0%}, {n_seeds} runs each"
+        f"{len(tables)} problems of {len(tables[0].configs)} configs, noise {NOISE:.0%}, {n_seeds}"
+        " runs each"
     )
     for search in get_args(Search):
         summary(tables, search, n_seeds)

@@ -1,7 +1,7 @@
 """Plays tables of times through the real search, ledgers and reduction: no GPU, no processes.
 
-Knows true times and makes noise around them: hiccups, errors of clocks, and costs of the closure that a kernel's clock
-does not see. Figures for policies and for the cost of agreement:
+Knows true times and makes noise around them: hiccups, errors of clocks, and costs of the closure
+that a kernel's clock does not see. Figures for policies and for the cost of agreement:
 
     python -m benchmarks.simulator
     python -m benchmarks.simulator --online
@@ -69,7 +69,9 @@ class World:
     noise: float = 0.01
     """Standard deviation of the logarithm of each time."""
     clock_ms: float = 0.0
-    """Standard deviation of the error of a time that the device's clock reads; of a whole replay's, twice that."""
+    """Standard deviation of the error of a time that the device's clock reads; of a whole replay's,
+    twice that.
+    """
     events_ms: float = 0.0
     """What the two events around a timed launch add to its time."""
     host_ms: float = 0.0
@@ -92,7 +94,9 @@ class Played:
 
     winners: dict[str, int]
     regret: float
-    """By how much the closure is slower than with the best candidate of each site; 0.01 is a percent."""
+    """By how much the closure is slower than with the best candidate of each site; 0.01 is a
+    percent.
+    """
     n_replays: int
     replay_ms: float
     """Time of all replays, each on its slowest rank."""
@@ -152,7 +156,9 @@ def play(
     *,
     max_slowdown: float | None = None,
 ) -> Played:
-    """Tune the closure as a session does, between the vote on what was compiled and the winners; online with ``max_slowdown``."""
+    """Tune the closure as a session does, between the vote on what was compiled and the winners;
+    online with ``max_slowdown``.
+    """
     plan = plan or Plan()
     search = Race(plan, options or (ONLINE if max_slowdown is not None else None))
     for site, kernel in world.sites.items():
@@ -212,9 +218,16 @@ def play(
     winners = {site: best for site in world.sites if (best := search[site].best) is not None}
     best_ms = world.closure_ms({site: kernel.best() for site, kernel in world.sites.items()})
     return Played(
-        winners, world.closure_ms(winners) / best_ms - 1, len(schedule), replay_ms, search, schedule, meetings,
-        n_calls, beyond_ms / (job_ms + beyond_ms) if job_ms else 0.0,
-    )  # fmt: skip
+        winners,
+        world.closure_ms(winners) / best_ms - 1,
+        len(schedule),
+        replay_ms,
+        search,
+        schedule,
+        meetings,
+        n_calls,
+        beyond_ms / (job_ms + beyond_ms) if job_ms else 0.0,
+    )
 
 
 def _next_batch(world: World, search: Race) -> list[Replay]:
@@ -227,13 +240,15 @@ def _next_batch(world: World, search: Race) -> list[Replay]:
     return search.batch()
 
 
-# -- policies --------------------------------------------------------------------------------------------------------
+# -- policies --------------------------------------------------------------------------------------
 
 
 def summary(
     world: World, plan: Plan | None = None, options: RacingOptions | None = None, n_runs: int = 200
 ) -> str:
-    """Share of runs with one winner, worst and mean regret, replays against an exhaustive search's."""
+    """Share of runs with one winner, worst and mean regret, replays against an exhaustive
+    search's.
+    """
     runs = [play(world, plan, options, seed) for seed in range(n_runs)]
     same = statistics.multimode(tuple(run.winners.values()) for run in runs)[0]
     own_share = sum(tuple(run.winners.values()) == same for run in runs) / n_runs
@@ -243,15 +258,18 @@ def summary(
         exhaustive.add(site, len(kernel.ms), kernel.failures)
     n_replays = statistics.mean(run.n_replays for run in runs)
     return (
-        f"same={own_share:6.1%} regret worst={max(regrets):7.3%} mean={statistics.mean(regrets):7.3%} "
-        f"replays={n_replays:6.1f} of {exhaustive.n_left} rounds={statistics.mean(len(run.meetings) for run in runs):.1f} "
-        f"replay_s={statistics.mean(run.replay_ms for run in runs) / 1e3:.3f}"
+        f"same={own_share:6.1%} regret worst={max(regrets):7.3%}"
+        f" mean={statistics.mean(regrets):7.3%} replays={n_replays:6.1f} of {exhaustive.n_left}"
+        f" rounds={statistics.mean(len(run.meetings) for run in runs):.1f}"
+        f" replay_s={statistics.mean(run.replay_ms for run in runs) / 1e3:.3f}"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Quota(RacingOptions):
-    """Options that keep another share of the candidates after the first rung; half of that after each later one."""
+    """Options that keep another share of the candidates after the first rung; half of that after
+    each later one.
+    """
 
     first: int = 4
     """One of so many stays."""
@@ -264,7 +282,9 @@ class Quota(RacingOptions):
 def online_summary(
     world: World, search: SearchName, n_runs: int, max_slowdown: float = 0.05
 ) -> str:
-    """Calls until the winners, regret and slowdown of a job that is tuned online, whose calls have no untimed run (``n_warmup=0``)."""
+    """Calls until the winners, regret and slowdown of a job that is tuned online, whose calls have
+    no untimed run (``n_warmup=0``).
+    """
     runs = [
         play(world, Plan(search=search, n_warmup=0), seed=seed, max_slowdown=max_slowdown)
         for seed in range(n_runs)
@@ -276,9 +296,10 @@ def online_summary(
     )
     within = sum(regret <= 0.01 for regret in regrets) / n_runs
     return (
-        f"calls median={statistics.median(n_calls):5.0f} most={max(n_calls):5} "
-        f"regret median={statistics.median(regrets):6.2%} worst={max(regrets):6.2%} within_1%={within:4.0%} "
-        f"slowdown median={statistics.median(slowdowns):5.1%} worst={max(slowdowns):5.1%}"
+        f"calls median={statistics.median(n_calls):5.0f} most={max(n_calls):5} regret"
+        f" median={statistics.median(regrets):6.2%} worst={max(regrets):6.2%}"
+        f" within_1%={within:4.0%} slowdown median={statistics.median(slowdowns):5.1%}"
+        f" worst={max(slowdowns):5.1%}"
     )
 
 
@@ -307,23 +328,23 @@ def main(n_runs: int = 200) -> None:
     for name, world in worlds.items():
         print(f"\n{name}, {n_runs} runs, noise {world.noise:.1%}, hiccups {world.hiccups:.1%}")
         for label, options in OPTIONS.items():
-            print(
-                f"  {label:26} {summary(world, options=options, n_runs=n_runs if len(world.sites) == 1 else n_runs // 10)}"
-            )
+            n = n_runs if len(world.sites) == 1 else n_runs // 10
+            print(f"  {label:26} {summary(world, options=options, n_runs=n)}")
     world, texts = step_of_148()
     played = play(world)
     step_ms = world.closure_ms(played.winners)
     print(
-        f"\nagreement: 148 candidates, a step of {step_ms:.3f} ms, {played.n_replays} replays of {played.replay_ms:.1f} ms in all"
+        f"\nagreement: 148 candidates, a step of {step_ms:.3f} ms, {played.n_replays} replays of"
+        f" {played.replay_ms:.1f} ms in all"
     )
     for n_ranks in (4, 64, 256, 1024):
         costs = tuning(played.meetings, texts, n_ranks)
         for label, cost in {**costs, "all": sum(costs.values(), Cost())}.items():
             print(
-                f"  ranks={n_ranks:<5} {label:10} messages={cost.n_messages:<6} "
-                f"up_MB={cost.up_bytes / 1e6:<8.3f} down_MB={cost.down_bytes / 1e6:<8.3f} "
-                f"latency_ms={cost.latency_ms:<7.1f} transfer_ms={cost.transfer_ms:<7.1f} reduce_ms={cost.reduce_ms:<7.1f} "
-                f"of replays={cost.ms / played.replay_ms:.1%}"
+                f"  ranks={n_ranks:<5} {label:10} messages={cost.n_messages:<6}"
+                f" up_MB={cost.up_bytes / 1e6:<8.3f} down_MB={cost.down_bytes / 1e6:<8.3f}"
+                f" latency_ms={cost.latency_ms:<7.1f} transfer_ms={cost.transfer_ms:<7.1f}"
+                f" reduce_ms={cost.reduce_ms:<7.1f} of replays={cost.ms / played.replay_ms:.1%}"
             )
 
 
@@ -347,7 +368,8 @@ def main_online(n_runs: int = 20) -> None:
             SEARCHES if name in recorded else SEARCHES[:1]
         ):  # a guided search needs configs that are described
             print(
-                f"{name:36} best step_ms={step_ms:.3f} {search:7} {online_summary(world, search, n_runs)}"
+                f"{name:36} best step_ms={step_ms:.3f} {search:7}"
+                f" {online_summary(world, search, n_runs)}"
             )
 
 

@@ -1,4 +1,5 @@
-"""Recorded tables of times: what an exhaustive search measured on real devices, read from its events and kept under benchmarks/tables.
+"""Recorded tables of times: what an exhaustive search measured on real devices, read from its
+events and kept under benchmarks/tables.
 
 python -m benchmarks.timing_tables .autotune_logs/rank-0.jsonl
 """
@@ -37,7 +38,9 @@ class Table(BaseModel):
 
 
 def read_events(path: Path) -> list[Table]:
-    """The table of each site of an exhaustive search, from the events of any of its ranks; of sites tuned again the last."""
+    """The table of each site of an exhaustive search, from the events of any of its ranks; of sites
+    tuned again the last.
+    """
     found: dict[str, list[Row]] = {}
     for line in path.read_text().splitlines():
         event = EVENT.validate_json(line)
@@ -65,7 +68,8 @@ def store_tables(events: Path, folder: Path) -> list[Path]:
         paths.append(folder / f"{table.run}-{shape}.json")
         rows = ",\n".join(json.dumps(row.model_dump()) for row in table.rows)
         paths[-1].write_text(
-            f'{{"run": {json.dumps(table.run)}, "site": {json.dumps(table.site)}, "rows": [\n{rows}\n]}}\n'
+            f'{{"run": {json.dumps(table.run)}, "site": {json.dumps(table.site)}, "rows":'
+            f" [\n{rows}\n]}}\n"
         )
     return paths
 

@@ -1,11 +1,12 @@
 # ruff: noqa: D103  # a script that prints
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Seconds of a tuning of 216 configs by racing and by guided search: real compilation, launches of the recorded times. No GPU.
+"""Seconds of a tuning of 216 configs by racing and by guided search: real compilation, launches of
+the recorded times. No GPU.
 
 python benchmarks/tune_recorded.py
 
-The kernel is a plain GEMM with the configs of the recorded AllGather-GEMM; each launch takes the time recorded for its config, and
-fails where that one did not fit.
+The kernel is a plain GEMM with the configs of the recorded AllGather-GEMM; each launch takes the
+time recorded for its config, and fails where that one did not fit.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ def main() -> None:
             f"{name}={spent[name]:.1f}" for name in ("discover", "compile", "race", "finals")
         )
         print(
-            f"{search}: {seconds:.1f} s ({phases}), {n_compiled} of 216 compiled, {n_replays} replays, winner {latency_ms:.3f} ms "
-            f"(best recorded {best_ms:.3f}): {config}",
+            f"{search}: {seconds:.1f} s ({phases}), {n_compiled} of 216 compiled, {n_replays}"
+            f" replays, winner {latency_ms:.3f} ms (best recorded {best_ms:.3f}): {config}",
             flush=True,
         )
 

@@ -1,11 +1,14 @@
-"""A step of fla-core whose sequences have another length in each call, with sizes in buckets and without: tunings, seconds, steady calls.
+"""A step of fla-core whose sequences have another length in each call, with sizes in buckets and
+without: tunings, seconds, steady calls.
 
-``chunk_gla`` and the norm of its output, forward, backward and the all-reduce of the norm's gradient; each rank draws lengths of its own.
-The key of ``chunk_gla`` holds no length from 64 on. That of the norm holds ``NB``, the length times heads / 2048. One process tree for each
-way, so that neither finds what the other has compiled or chosen:
+``chunk_gla`` and the norm of its output, forward, backward and the all-reduce of the norm's
+gradient; each rank draws lengths of its own. The key of ``chunk_gla`` holds no length from 64 on.
+That of the norm holds ``NB``, the length times heads / 2048. One process tree for each way, so that
+neither finds what the other has compiled or chosen:
 
     launch/launch.sh benchmarks/uneven_lengths.py bucket        # or: exact
-    launch/launch.sh benchmarks/uneven_lengths.py bucket --kernels norm --calls 20 --longest 2048    # no GPU: compiled for an H200, not run
+    launch/launch.sh benchmarks/uneven_lengths.py bucket --kernels norm --calls 20 --longest 2048
+    # no GPU: compiled for an H200, not run
 """
 
 from __future__ import annotations
@@ -107,14 +110,19 @@ def main() -> None:
     total_s = time.perf_counter() - began
     seconds(options.shortest)
     dist.barrier()
-    # The shortest, whose kernels the device ends before the host has launched the next ones; a few, so that no queue is full.
+    # The shortest, whose kernels the device ends before the host has launched the next ones; a few,
+    # so that no queue is full.
     steady_us = min(seconds(options.shortest, 20) for _ in range(20)) / 20 * 1e6
     if rank == 0:
         kernels = Counter(each.kernel for each in step.records if not each.is_recalled)
         call_ms = each_s[len(each_s) // 2] * 1e3
-        told = f"{kernels.total()} sites tuned, {total_s:.1f} s, median call {call_ms:.2f} ms, steady {steady_us:.1f} us"
+        told = (
+            f"{kernels.total()} sites tuned, {total_s:.1f} s, median call {call_ms:.2f} ms, steady"
+            f" {steady_us:.1f} us"
+        )
         print(
-            f"{options.way}: {options.calls} calls, lengths {options.shortest} to {options.longest}: {told}",
+            f"{options.way}: {options.calls} calls, lengths {options.shortest} to"
+            f" {options.longest}: {told}",
             flush=True,
         )
         for name, n_keys in sorted(kernels.items()):

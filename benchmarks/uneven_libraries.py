@@ -1,13 +1,16 @@
 # a script that prints
-"""Steps of public libraries whose prune rules see the exact size, while the key holds a bucket of it, on two CPU ranks of uneven sizes.
+"""Steps of public libraries whose prune rules see the exact size, while the key holds a bucket of
+it, on two CPU ranks of uneven sizes.
 
-Each step runs without dist_tune, replayed, and online with an optimizer's step, and the results and configs of the three are printed
-beside each other. What one way raises is printed, and the next way follows. Kernels run under Triton's interpreter.
+Each step runs without dist_tune, replayed, and online with an optimizer's step, and the results and
+configs of the three are printed beside each other. What one way raises is printed, and the next way
+follows. Kernels run under Triton's interpreter.
 
     pip install --no-deps --target FOLDER gemlite==0.4.7 cut-cross-entropy==25.1.1 mslk-cuda==1.1.0
     PYTHONPATH=FOLDER launch/launch.sh benchmarks/uneven_libraries.py NAME
 
-NAME: gemlite, cut-cross-entropy, mslk, and mslk-apart --calls 0, where ranks have no candidate in common.
+NAME: gemlite, cut-cross-entropy, mslk, and mslk-apart --calls 0, where ranks have no candidate in
+common.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ class Job(NamedTuple):
     """A step, with its inputs on this rank, one for each size."""
 
     step: Callable[..., Tensors]
-    """Returns the loss of all ranks, a result of this rank, and the gradient of ``weight`` of all ranks."""
+    """Returns the loss of all ranks, a result of this rank, and the gradient of ``weight`` of all
+    ranks.
+    """
     weight: torch.nn.Parameter
     inputs: Sequence[tuple[Any, ...]]
     rate: float
@@ -56,7 +61,9 @@ class Job(NamedTuple):
 
 
 def patch_triton() -> None:
-    """Answer what the libraries ask of a device, give the interpreter a function that it lacks, and time each config once."""
+    """Answer what the libraries ask of a device, give the interpreter a function that it lacks, and
+    time each config once.
+    """
 
     def bench(run: Callable[[], object], *args: object, **kwargs: object) -> list[float]:
         began = time.perf_counter()
@@ -203,7 +210,8 @@ def difference(results: Sequence[Tensors], expected: Sequence[Tensors]) -> str:
     ]
     if all(torch.equal(a, b) for a, b in pairs):
         return "the same bits"
-    return f"{torch.stack([(a - b).abs().max() / b.abs().max() for a, b in pairs]).max():.1e} apart"  # NaN if there is one
+    # NaN if there is one
+    return f"{torch.stack([(a - b).abs().max() / b.abs().max() for a, b in pairs]).max():.1e} apart"
 
 
 def forget_choices() -> dict[str, str]:
@@ -257,7 +265,8 @@ def main() -> None:
     ways = {"replayed": (job.step, twice)}
     if options.calls:
         ways["online"] = training_step(job), [k % len(job.inputs[:2]) for k in range(options.calls)]
-    # Of a replayed step the second call of a size counts: in the first one some kernels add up what the trials of Triton's tuner wrote.
+    # Of a replayed step the second call of a size counts: in the first one some kernels add up what
+    # the trials of Triton's tuner wrote.
     expected = {way: called(step, job, order) for way, (step, order) in ways.items()}
     seconds = ", ".join(f"{way} {sum(seconds):.1f} s" for way, (_, seconds) in expected.items())
     tell("without dist_tune", f"sizes {[len(given[0]) for given in job.inputs]}; {seconds}")
@@ -273,7 +282,10 @@ def main() -> None:
             continue
         known, text = expected[way][0], ""
         if way == "replayed":
-            text = f", first and second calls {difference(results[::2], results[1::2])} (without: {difference(known[::2], known[1::2])})"
+            text = (
+                f", first and second calls {difference(results[::2], results[1::2])} (without:"
+                f" {difference(known[::2], known[1::2])})"
+            )
             results, known = results[1::2], known[1::2]
         else:
             text = f", loss {results[0][0]:.4f} in the first call, {results[-1][0]:.4f} in the last"

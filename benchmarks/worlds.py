@@ -1,4 +1,6 @@
-"""Worlds that the simulator plays: recorded tables, random sites, and short kernels under a clock that errs."""
+"""Worlds that the simulator plays: recorded tables, random sites, and short kernels under a clock
+that errs.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,8 @@ def many(n_sites: int, n_candidates: int, seed: int = 0, other_ms: float = 0.0) 
 def small(n_ranks: int = 2) -> World:
     """A closure of 15 small kernels, with the times, the clock and the noise of one on two H200.
 
-    Microseconds by config; blocks of 256, 512, 1024, 2048, 4096, each with 2, 4 and 8 warps. The events around a launch see only a part
-    of what a config adds to the replay.
+    Microseconds by config; blocks of 256, 512, 1024, 2048, 4096, each with 2, 4 and 8 warps. The
+    events around a launch see only a part of what a config adds to the replay.
     """
     best_us = 2.9
     over_us = (
@@ -93,7 +95,9 @@ def small(n_ranks: int = 2) -> World:
 
 
 def step_of_148(n_ranks: int = 4) -> tuple[World, dict[str, list[str]]]:
-    """A closure of 1.25 ms with 148 candidates: a recorded table of its length, gone through twice, and its config texts."""
+    """A closure of 1.25 ms with 148 candidates: a recorded table of its length, gone through twice,
+    and its config texts.
+    """
     table = next(table for name, table in load_tables().items() if name.endswith("8192x7168x8192"))
     rows = (table.rows * 2)[:148]
     site = Table(run=table.run, site=table.site, rows=rows)

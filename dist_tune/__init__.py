@@ -6,10 +6,11 @@ Here are the two decorators and what their users need. Beside them:
     dist_tune.testing      a fake H200 and ranks on one machine, for tests of your own steps
     dist_tune.cli          the command dist-tune
 
-The rest is internal, from the leaves up: output, distributed, measure, search, compiler, cache, runtime, sites, watch, replays, tuning,
-report.
+The rest is internal, from the leaves up: output, distributed, measure, search, compiler, cache,
+runtime, sites, watch, replays, tuning, report.
 
-A name is imported when it is first used, because torch and Triton take seconds: ``import dist_tune`` takes milliseconds.
+A name is imported when it is first used, because torch and Triton take seconds: ``import
+dist_tune`` takes milliseconds.
 """
 
 import sys
@@ -48,13 +49,37 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [  # noqa: RUF022  # by what it is for
-    "contextual_autotune", "autotune", "install", "TunedClosure", "TunedFunction", "tune_all", "as_operator",
-    "to_hashable", "power_of_two", "size_classes", "prune_by_shared_memory", "prune_by_group_size_m", "matches",
-    "TuningRecord", "CandidateRecord", "Environment",
-    "DistTuneError", "AbsentRanksError", "CacheMissError", "CaptureError", "CommunicatesError",
-    "MachineError", "NestedTuningError", "NoValidConfigError", "PeerFailedError", "RankMismatchError", "StoreGoneError",
-    "StuckConfigError", "StuckDeviceError", "WrongResultError",
-]  # fmt: skip
+    "contextual_autotune",
+    "autotune",
+    "install",
+    "TunedClosure",
+    "TunedFunction",
+    "tune_all",
+    "as_operator",
+    "to_hashable",
+    "power_of_two",
+    "size_classes",
+    "prune_by_shared_memory",
+    "prune_by_group_size_m",
+    "matches",
+    "TuningRecord",
+    "CandidateRecord",
+    "Environment",
+    "DistTuneError",
+    "AbsentRanksError",
+    "CacheMissError",
+    "CaptureError",
+    "CommunicatesError",
+    "MachineError",
+    "NestedTuningError",
+    "NoValidConfigError",
+    "PeerFailedError",
+    "RankMismatchError",
+    "StoreGoneError",
+    "StuckConfigError",
+    "StuckDeviceError",
+    "WrongResultError",
+]
 
 _HOMES = {
     "contextual": ("contextual_autotune",),
@@ -75,10 +100,13 @@ _HOMES = {
 def found_on_use(
     package: str, homes: Mapping[str, tuple[str, ...]]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The ``__getattr__`` and the ``__dir__`` of a package. ``homes``: module of the package -> names that come from it.
+    """The ``__getattr__`` and the ``__dir__`` of a package.
 
-    For modules that import torch, Triton or numpy: commands that read records and events take 0.3 s without these three, and 2 s with
-    them. A module of the package is found as well. A name is an ordinary attribute once it was found.
+    ``homes``: module of the package -> names that come from it.
+
+    For modules that import torch, Triton or numpy: commands that read records and events take 0.3 s
+    without these three, and 2 s with them. A module of the package is found as well. A name is an
+    ordinary attribute once it was found.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 

@@ -1,6 +1,8 @@
-"""The kind of GPU that torch was built for, and what differs between kinds: NVIDIA's by CUDA, AMD's by HIP, Intel's by XPU.
+"""The kind of GPU that torch was built for, and what differs between kinds: NVIDIA's by CUDA, AMD's
+by HIP, Intel's by XPU.
 
-Knows torch alone. AMD's GPUs are torch.cuda and "cuda", too. Nothing is measured on the last two kinds: they take the plainest way.
+Knows torch alone. AMD's GPUs are torch.cuda and "cuda", too. Nothing is measured on the last two
+kinds: they take the plainest way.
 """
 
 from __future__ import annotations
@@ -13,9 +15,14 @@ import torch
 
 _found = torch.accelerator.current_accelerator()  # asks no driver
 api: Any = torch.xpu if _found is not None and _found.type == "xpu" else torch.cuda
-"""torch's functions for these GPUs. Not ``torch.accelerator``, which has no timed events, random states or properties."""
+"""torch's functions for these GPUs.
+
+Not ``torch.accelerator``, which has no timed events, random states or properties.
+"""
 _FLUSH_BYTES = 256 << 20
-"""As in Triton's own benchmark, on all of its devices: an MI300X has as much cache behind the L2 that its properties name."""
+"""As in Triton's own benchmark, on all of its devices: an MI300X has as much cache behind the L2
+that its properties name.
+"""
 
 
 def device_type() -> Literal["cuda", "xpu"]:
@@ -29,19 +36,27 @@ def kind() -> Literal["cuda", "hip", "xpu"]:
 
 
 def runtime() -> str | None:
-    """Version that torch was built with: "13.0" of CUDA, else with its name, as "hip 6.4.2" or "xpu 20250101"; None of none."""
+    """Version that torch was built with: "13.0" of CUDA, else with its name, as "hip 6.4.2" or "xpu
+    20250101"; None of none.
+    """
     return torch.version.cuda if kind() == "cuda" else f"{kind()} {getattr(torch.version, kind())}"
 
 
 def name() -> str:
-    """Of the current GPU. On HIP and XPU with its compute units, because a part of a GPU has the name of the whole one."""
+    """Of the current GPU.
+
+    On HIP and XPU with its compute units, because a part of a GPU has the name of the whole one.
+    """
     own: str = api.get_device_name()
     if kind() == "cuda":
         return own
     properties = api.get_device_properties(api.current_device())
     if kind() == "xpu":
         return f"{own}, {properties.max_compute_units} compute units"
-    return f"{own}, {properties.gcnArchName.partition(':')[0]}, {properties.multi_processor_count} compute units"
+    return (
+        f"{own}, {properties.gcnArchName.partition(':')[0]}, {properties.multi_processor_count}"
+        " compute units"
+    )
 
 
 def free_bytes(device: torch.device) -> float:
@@ -65,13 +80,16 @@ def flush_cache() -> None:
         if kind() != "cuda"
         else 2 * api.get_device_properties(api.current_device()).L2_cache_size
     )
-    # Writing twice the L2 evicts the data that the last replay left there. Freed at once: the replay may need the memory.
+    # Writing twice the L2 evicts the data that the last replay left there. Freed at once: the
+    # replay may need the memory.
     with suppress(torch.OutOfMemoryError):
         torch.empty(n_bytes, dtype=torch.uint8, device=device_type()).zero_()
 
 
 def allow_captures() -> None:
-    """Let other threads capture CUDA graphs while this one asks for events: in CUDA's first mode that would end a capture."""
+    """Let other threads capture CUDA graphs while this one asks for events: in CUDA's first mode
+    that would end a capture.
+    """
     if kind() == "cuda" and api.is_available():
         with suppress(OSError, AttributeError):
             relaxed = ctypes.c_int(2)
@@ -79,6 +97,8 @@ def allow_captures() -> None:
 
 
 def spin(ms: float) -> None:
-    """Queue a kernel that keeps an NVIDIA GPU busy for some milliseconds; nothing on HIP, whose clocks differ, and XPU, which has none."""
+    """Queue a kernel that keeps an NVIDIA GPU busy for some milliseconds; nothing on HIP, whose
+    clocks differ, and XPU, which has none.
+    """
     if kind() == "cuda":
         api._sleep(int(ms * 2e6))  # at least as long as asked on any clock up to 2 GHz

@@ -17,18 +17,23 @@ if TYPE_CHECKING:
 
 
 def tune_all(step: Callable[..., object], calls: Iterable[object]) -> list[TuningRecord]:
-    """Make these calls of a step, so that their sizes are tuned before graphs are captured and memory is given away.
+    """Make these calls of a step, so that their sizes are tuned before graphs are captured and
+    memory is given away.
 
-    For a step that decides with other ranks all of them make as many calls, in the same order. Each is an ordinary call: one that other
-    ranks do not make is not tuned, and a step that may not be replayed is tuned in the calls of the job. One line says so.
+    For a step that decides with other ranks all of them make as many calls, in the same order. Each
+    is an ordinary call: one that other ranks do not make is not tuned, and a step that may not be
+    replayed is tuned in the calls of the job. One line says so.
 
     Args:
-        step: of ``contextual_autotune`` or ``autotune``; ``functools.partial(step, autotune_pg=group)`` for ranks of a group.
-        calls: the arguments of each call: a tuple of positional ones, a dict of keyword arguments, anything else as the only one, or a
-            function without arguments that makes these when their turn comes, and whose result is free after the call.
+        step: of ``contextual_autotune`` or ``autotune``; ``functools.partial(step,
+            autotune_pg=group)`` for ranks of a group.
+        calls: the arguments of each call: a tuple of positional ones, a dict of keyword arguments,
+            anything else as the only one, or a function without arguments that makes these when
+            their turn comes, and whose result is free after the call.
 
     Returns:
-        The records that these calls have added to ``step.records``; equal on all ranks but for facts that only this rank measured.
+        The records that these calls have added to ``step.records``; equal on all ranks but for
+        facts that only this rank measured.
 
     Raises:
         TypeError: this is no such step, or no list of calls.
@@ -37,7 +42,8 @@ def tune_all(step: Callable[..., object], calls: Iterable[object]) -> list[Tunin
     tuned: Any = getattr(step, "func", step)
     if not hasattr(tuned, "records"):
         raise TypeError(
-            f"tune_all takes a step of contextual_autotune or a function of autotune, got {spelled(step)}"
+            "tune_all takes a step of contextual_autotune or a function of autotune, got"
+            f" {spelled(step)}"
         )
     if isinstance(calls, Mapping | str) or not isinstance(calls, Iterable):
         raise TypeError(

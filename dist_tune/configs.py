@@ -1,8 +1,9 @@
 """Candidates: the configs of a site, without repeats, in an order that is an identity.
 
-Knows ``triton.Config`` as a value and nothing of how Triton tunes. A config is one of these, or a mapping of any values by
-the names of a function's keyword arguments. The index of a candidate is what ranks compare and reduce over, so two ranks
-must hold equal lists; ``describe`` is the form in which lists are compared, logged and kept.
+Knows ``triton.Config`` as a value and nothing of how Triton tunes. A config is one of these, or a
+mapping of any values by the names of a function's keyword arguments. The index of a candidate is
+what ranks compare and reduce over, so two ranks must hold equal lists; ``describe`` is the form in
+which lists are compared, logged and kept.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ FunctionConfig = dict[str, Any]
 AnyConfig = TypeVar("AnyConfig", triton.Config, FunctionConfig)
 # Addresses differ between processes; two ranks must render one value the same way.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-# Alike in two configs of a kind: a number by itself that is not 1, which turns something off, as the splits of K. Warps and stages change
-# no argument.
+# Alike in two configs of a kind: a number by itself that is not 1, which turns something off, as
+# the splits of K. Warps and stages change no argument.
 _ALIKE = re.compile(
     r"num_(?:warps|stages)=\d+|(?<![\w.])(?!1(?![\w.]))-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)"
 )
 
 
 def stable_repr(value: object) -> str:
-    """``repr`` without memory addresses: equal values read the same on every rank. A kernel that is interpreted reads as others do."""
+    """``repr`` without memory addresses: equal values read the same on every rank.
+
+    A kernel that is interpreted reads as others do.
+    """
     function = getattr(value, "fn", None)
     if isinstance(function, FunctionType) and type(value).__repr__ is object.__repr__:
         return f"{type(value).__name__}({function.__module__}:{function.__qualname__})"
@@ -38,7 +42,8 @@ def stable_repr(value: object) -> str:
 
 
 def config_fields(config: triton.Config | Mapping[str, Any]) -> dict[str, Any]:
-    """All that tells one config from another, as plain values; a mapping's as "name.field" where it holds a ``triton.Config``.
+    """All that tells one config from another, as plain values; a mapping's as "name.field" where it
+    holds a ``triton.Config``.
 
     ``str(Config)`` leaves out ``pre_hook``, and ``ir_override`` before Triton 3.9.
     """
@@ -60,14 +65,15 @@ def config_fields(config: triton.Config | Mapping[str, Any]) -> dict[str, Any]:
             fields[name] = _plain(value)
     if config.pre_hook is not None:
         hook = config.pre_hook
-        fields["pre_hook"] = (
-            f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', type(hook).__qualname__)}"
-        )
+        name = getattr(hook, "__qualname__", type(hook).__qualname__)
+        fields["pre_hook"] = f"{getattr(hook, '__module__', '')}.{name}"
     return fields
 
 
 def describe(config: triton.Config | Mapping[str, Any]) -> str:
-    """A config on one line, "BLOCK_M=128 BLOCK_N=64 num_warps=4 num_stages=3", the same on every rank."""
+    """A config on one line, "BLOCK_M=128 BLOCK_N=64 num_warps=4 num_stages=3", the same on every
+    rank.
+    """
     if not isinstance(config, triton.Config):
         return " ".join(f"{name}={_describe_value(value)}" for name, value in config.items())
     fields = config_fields(config)
@@ -79,7 +85,9 @@ def describe(config: triton.Config | Mapping[str, Any]) -> str:
 
 
 def describe_all(configs: Iterable[triton.Config | Mapping[str, Any]]) -> list[str]:
-    """Each described; of those that read alike and are not equal, the second and later ones have a number, in the order of the list."""
+    """Each described; of those that read alike and are not equal, the second and later ones have a
+    number, in the order of the list.
+    """
     alike: dict[str, list[Any]] = {}
     texts = []
     for config in configs:
@@ -95,7 +103,9 @@ def describe_all(configs: Iterable[triton.Config | Mapping[str, Any]]) -> list[s
 def distinct(
     configs: Sequence[AnyConfig], texts: Sequence[str] = ()
 ) -> tuple[list[AnyConfig], list[str]]:
-    """The configs without repeats in their order, and their descriptions (``texts``, if they are known)."""
+    """The configs without repeats in their order, and their descriptions (``texts``, if they are
+    known).
+    """
     seen: dict[str, AnyConfig] = {}
     for text, config in zip(texts or describe_all(configs), configs, strict=True):
         seen.setdefault(text, config)
@@ -103,12 +113,16 @@ def distinct(
 
 
 def kind_of(text: str) -> str:
-    """A described config without its numbers, but for those that are 1: configs of one kind most likely launch alike."""
+    """A described config without its numbers, but for those that are 1: configs of one kind most
+    likely launch alike.
+    """
     return _ALIKE.sub("#", text)
 
 
 def by_kind(texts: Mapping[int, str]) -> list[list[int]]:
-    """Candidates of each kind, the largest kind first; of each kind the one with the most different numbers first."""
+    """Candidates of each kind, the largest kind first; of each kind the one with the most different
+    numbers first.
+    """
     kinds: dict[str, list[int]] = {}
     for i in sorted(texts, key=lambda i: -len({*_ALIKE.findall(texts[i])})):
         kinds.setdefault(kind_of(texts[i]), []).append(i)
@@ -121,7 +135,8 @@ def triton_version() -> str:
 
 
 def as_configs(config_space: Any, function: Callable[..., Any]) -> list[FunctionConfig]:
-    """A config space as mappings: a value that is none goes to the parameter ``config``, or to the one annotated ``triton.Config``.
+    """A config space as mappings: a value that is none goes to the parameter ``config``, or to the
+    one annotated ``triton.Config``.
 
     Raises:
         TypeError: a value has no parameter to go to, or a name is no parameter of the function.
@@ -145,13 +160,16 @@ def as_configs(config_space: Any, function: Callable[..., Any]) -> list[Function
         for config in configs:
             if unknown := [name for name in config if name not in keywords]:
                 raise TypeError(
-                    f"{spelled(function)} takes no keyword {unknown[0]!r}; a config in config_space has it: {describe(config)}"
+                    f"{spelled(function)} takes no keyword {unknown[0]!r}; a config in config_space"
+                    f" has it: {describe(config)}"
                 )
     return configs
 
 
 def functions_in(configs: Iterable[FunctionConfig]) -> list[Any]:
-    """The functions among the values of configs, and the hooks of each ``triton.Config``: without repeats, in their order."""
+    """The functions among the values of configs, and the hooks of each ``triton.Config``: without
+    repeats, in their order.
+    """
     values = [value for config in configs for value in config.values()]
     hooks = [value.pre_hook for value in values if isinstance(value, triton.Config)]
     return list({id(each): each for each in [*values, *hooks] if callable(each)}.values())
@@ -183,8 +201,8 @@ def _config_parameter(function: Callable[..., Any], value: object) -> str:
     if isinstance(value, triton.Config) and len(annotated) == 1:
         return annotated[0]
     raise TypeError(
-        f"config_space holds {_describe_value(value)}, and {spelled(function)} has no parameter named config: write configs as mappings, "
-        f"{{'parameter': value}}"
+        f"config_space holds {_describe_value(value)}, and {spelled(function)} has no parameter"
+        " named config: write configs as mappings, {'parameter': value}"
     )
 
 
@@ -196,10 +214,12 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 
 class ConfigView(Mapping[str, Any]):
-    """A function's config as its ``prune_fn`` sees it: by keyword, and by the fields of the ``triton.Config`` in it.
+    """A function's config as its ``prune_fn`` sees it: by keyword, and by the fields of the
+    ``triton.Config`` in it.
 
-    ``view["gemm_config"]`` is a ``triton.Config`` that can be indexed, too; ``view["BLOCK_SIZE_M"]`` and what else a config has, as
-    ``view.num_stages`` and ``view.kwargs``, are those of the first one.
+    ``view["gemm_config"]`` is a ``triton.Config`` that can be indexed, too;
+    ``view["BLOCK_SIZE_M"]`` and what else a config has, as ``view.num_stages`` and ``view.kwargs``,
+    are those of the first one.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:

@@ -1,4 +1,5 @@
-"""``contextual_autotune``: tune the ``triton.autotune`` kernels of a function inside the step they belong to.
+"""``contextual_autotune``: tune the ``triton.autotune`` kernels of a function inside the step they
+belong to.
 
 Decides when to tune, and does little where there is nothing to tune.
 """
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 _ALWAYS = 8
-"""Calls in which such a site asks for a meeting; after these in every call whose number is a power of two. Asking costs about 0.1 s."""
+"""Calls in which such a site asks for a meeting; after these in every call whose number is a power
+of two. Asking costs about 0.1 s.
+"""
 
 
 def contextual_autotune(
@@ -57,61 +60,80 @@ def contextual_autotune(
     cache: bool = True,
     bucket: Mapping[str, Mapping[str, Callable[[int], Hashable]]] | None = None,
 ) -> Callable[[Callable[P, R]], TunedClosure[P, R]]:
-    """Tune all ``triton.autotune`` kernels that a function launches by replaying the whole function.
+    """Tune all ``triton.autotune`` kernels that a function launches by replaying the whole
+    function.
 
-    A call that meets a kernel without a config for its key replays the function until every such kernel has one, then
-    runs it once more and returns that value. Any other call is an ordinary call. With ``is_dist`` all ranks of ``group``
-    must call the function; a config that fails on any rank is dropped on all, and the slowest rank's time decides.
+    A call that meets a kernel without a config for its key replays the function until every such
+    kernel has one, then runs it once more and returns that value. Any other call is an ordinary
+    call. With ``is_dist`` all ranks of ``group`` must call the function; a config that fails on any
+    rank is dropped on all, and the slowest rank's time decides.
 
-    A function is replayed only if that gives the same value and leaves the same state, or with ``reset``. Any other one is tuned online:
-    its next calls run with other configs each, are timed, and count; nothing is repeated. One line says why (docs/side-effects.md).
+    A function is replayed only if that gives the same value and leaves the same state, or with
+    ``reset``. Any other one is tuned online: its next calls run with other configs each, are timed,
+    and count; nothing is repeated. One line says why (docs/side-effects.md).
 
     Args:
-        is_dist: whether the ranks of ``group`` decide together. Needs an initialised process group at the first call.
-        n_repeat: timed replays, at least 1: of each candidate in an exhaustive search, of a finalist in a round of finals; rounds of
-            the race at most.
+        is_dist: whether the ranks of ``group`` decide together. Needs an initialised process group
+            at the first call.
+        n_repeat: timed replays, at least 1: of each candidate in an exhaustive search, of a
+            finalist in a round of finals; rounds of the race at most.
         n_warmup: untimed replays: of each candidate in an exhaustive search, once before a race.
         group: the ranks that decide, all that the function's collectives touch; None is the world.
         reset: called before each replay but the first, which finds the state that the caller left.
         restore: without effect, and accepted for one more release.
-        release: tensors and functions that let a config go on which never returns: flags that a kernel spins on, filled with ones from
-            another stream, and functions, called by another thread. That config is dropped on all ranks. Without it the process ends.
-        search: "racing" times every candidate once and goes on with the promising ones; "exhaustive" gives all the same number of
-            replays; "guided" compiles and times a spread of the candidates, then those that resemble the good ones. None: guided at a
-            site with more than 64 candidates and more than ten for each compile thread, racing at others. "online": in the calls to
-            come, without a replay.
-        objective: "closure" compares the last few candidates by the time of the whole function, "kernel" by the kernel's alone, "graph"
-            by replays of the function as a CUDA graph, where all ranks can capture it; else one line says why, and it is "closure".
-        budget_s: seconds after which the search ends with what it knows, on all ranks at once, when what is under way is finished.
-            Candidates that were not measured by then are named in the log and the record.
-        max_slowdown: share of the job's time that tuning online may cost, from 0 to 1; with 0 nothing is tuned online.
-        cache: whether winners are kept on disk, and taken from there when all ranks can use the same.
-        bucket: sizes that count as one in the key of a kernel that cannot be edited: name or pattern of kernels -> argument ->
-            ``power_of_two``, ``size_classes(...)``, a function of one size. Tuned at the sizes of a bucket's first call, for all of it.
+        release: tensors and functions that let a config go on which never returns: flags that a
+            kernel spins on, filled with ones from another stream, and functions, called by another
+            thread. That config is dropped on all ranks. Without it the process ends.
+        search: "racing" times every candidate once and goes on with the promising ones;
+            "exhaustive" gives all the same number of replays; "guided" compiles and times a spread
+            of the candidates, then those that resemble the good ones. None: guided at a site with
+            more than 64 candidates and more than ten for each compile thread, racing at others.
+            "online": in the calls to come, without a replay.
+        objective: "closure" compares the last few candidates by the time of the whole function,
+            "kernel" by the kernel's alone, "graph" by replays of the function as a CUDA graph,
+            where all ranks can capture it; else one line says why, and it is "closure".
+        budget_s: seconds after which the search ends with what it knows, on all ranks at once, when
+            what is under way is finished. Candidates that were not measured by then are named in
+            the log and the record.
+        max_slowdown: share of the job's time that tuning online may cost, from 0 to 1; with 0
+            nothing is tuned online.
+        cache: whether winners are kept on disk, and taken from there when all ranks can use the
+            same.
+        bucket: sizes that count as one in the key of a kernel that cannot be edited: name or
+            pattern of kernels -> argument -> ``power_of_two``, ``size_classes(...)``, a function of
+            one size. Tuned at the sizes of a bucket's first call, for all of it.
 
     Raises:
-        TypeError: a number of replays is not an int, ``budget_s`` is no number, ``reset`` no function, ``group`` no process group,
-            ``bucket`` no such mapping, or what is decorated is not an ordinary function.
-        ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, ``budget_s`` <= 0 or not finite, an unknown ``search`` or
-            ``objective``, ``objective="graph"`` where ``search`` has no finals, ``max_slowdown`` not from 0 to 1, ``reset``
-            or ``max_slowdown=0`` with ``search="online"``, a ``group`` without ``is_dist``; at a call: this rank is not in ``group``.
+        TypeError: a number of replays is not an int, ``budget_s`` is no number, ``reset`` no
+            function, ``group`` no process group, ``bucket`` no such mapping, or what is decorated
+            is not an ordinary function.
+        ValueError: ``n_repeat`` < 1, ``n_warmup`` < 0, ``budget_s`` <= 0 or not finite, an unknown
+            ``search`` or ``objective``, ``objective="graph"`` where ``search`` has no finals,
+            ``max_slowdown`` not from 0 to 1, ``reset`` or ``max_slowdown=0`` with
+            ``search="online"``, a ``group`` without ``is_dist``; at a call: this rank is not in
+            ``group``.
         DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
     """
     if callable(is_dist):
         raise TypeError(
-            "contextual_autotune takes options, not the function: write @contextual_autotune() or @contextual_autotune(is_dist=True)"
+            "contextual_autotune takes options, not the function: write @contextual_autotune() or"
+            " @contextual_autotune(is_dist=True)"
         )
     check_function("reset", reset, "reset()")
     if group is not None and not is_dist:
         raise ValueError(
-            "group= is given but is_dist is False: pass is_dist=True to decide together with the ranks of the group"
+            "group= is given but is_dist is False: pass is_dist=True to decide together with the"
+            " ranks of the group"
         )
     check_group("group", group)
     plan = Plan(n_warmup, n_repeat, search, objective, budget_s)
     buckets = None if bucket is None else Buckets(bucket)
     check_online(search, max_slowdown, reset=reset)
     if restore is not False and rank_of_job() == 0:
-        told = "restore= has no effect any more, and the next release refuses it: a step that changes its state is tuned online"
+        told = (
+            "restore= has no effect any more, and the next release refuses it: a step that changes"
+            " its state is tuned online"
+        )
         warnings.warn(told, FutureWarning, stacklevel=2)
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
@@ -149,7 +171,9 @@ class Untuned:
                 self._sites.setdefault((owner, site.key), [site, 0])
 
     def config(self, launch: Tunable) -> Any:
-        """The config for a launch that shall not ask for a meeting; None for one that is new, or whose turn it is."""
+        """The config for a launch that shall not ask for a meeting; None for one that is new, or
+        whose turn it is.
+        """
         entry = self._sites.get((id(launch.owner), launch.key_text)) if self._sites else None
         if entry is None:
             return None
@@ -164,7 +188,8 @@ class Untuned:
 
 
 class MadeAnew:
-    """Kernels that a function decorates anew in each call, and their configs: from the third call on they cost no meeting.
+    """Kernels that a function decorates anew in each call, and their configs: from the third call
+    on they cost no meeting.
 
     All ranks use one config for a kernel, so each of them may go on with it by itself.
     """
@@ -172,9 +197,13 @@ class MadeAnew:
     def __init__(self) -> None:
         self._met = set[str]()
         self._configs = defaultdict[str, list[tuple[Mapping[str, str], str]]](list)
-        """Name and key -> identities of kernels that were met with it in a second tuning, each with its config, described."""
+        """Name and key -> identities of kernels that were met with it in a second tuning, each with
+        its config, described.
+        """
         self._asked = WeakValueDictionary[tuple[int, str], Any]()
-        """Kernels that have asked, by identity and key: one that has lost its config since is to be tuned."""
+        """Kernels that have asked, by identity and key: one that has lost its config since is to be
+        tuned.
+        """
 
     def note(self, sites: Iterable[Site]) -> None:
         """Note the sites of a tuning."""
@@ -186,7 +215,9 @@ class MadeAnew:
         self._met.update(site.kernel + site.key for site in sites)
 
     def config(self, launch: Tunable) -> Any:
-        """The config for a launch without one, of a kernel that was met as another object; else None."""
+        """The config for a launch without one, of a kernel that was met as another object; else
+        None.
+        """
         asking = id(launch.owner), launch.key_text
         has_asked = asking in self._asked
         self._asked[asking] = launch.owner
@@ -210,12 +241,16 @@ class Tuner:
         self.untuned = Untuned()
         self.note_tracing = note_of_tracing(name)
         self.turn = RLock()
-        """Threads that come to a first call together, or miss together, wait for what one of them finds."""
+        """Threads that come to a first call together, or miss together, wait for what one of them
+        finds.
+        """
         self.online: Online | None = None
         """The tuning beside the calls, while there is one."""
 
     def keep(self, tuning: Tuning) -> None:
-        """Keep what a tuning has found: the function's own record after those of kernels inside, none twice."""
+        """Keep what a tuning has found: the function's own record after those of kernels inside,
+        none twice.
+        """
         found = sorted(tuning.records, key=lambda each: each.kernel == self.name)
         self.records += [
             each for each in found if each not in self.records
@@ -223,7 +258,9 @@ class Tuner:
         self.untuned.note(tuning.untuned)
 
     def begin_online(self, tuning: Tuning, calls: Calls) -> bool:
-        """Tune in the calls to come what this ``tuning`` found that no call may be repeated for; false if that cannot begin."""
+        """Tune in the calls to come what this ``tuning`` found that no call may be repeated for;
+        false if that cannot begin.
+        """
         if self.online is not None:  # begun by another thread
             tuning.end_compiler()
             return False
@@ -239,13 +276,16 @@ class Tuner:
         return self.online is not None
 
     def ranks(self, deadline_s: float, group: ProcessGroup | None = None) -> Ranks:
-        """The ranks that decide together in a call; ``group``: that of this call, where calls name one."""
+        """The ranks that decide together in a call; ``group``: that of this call, where calls name
+        one.
+        """
         raise NotImplementedError
 
     def under_capture(
         self, launch: Tunable, settings: Settings, group: ProcessGroup | None = None
     ) -> Any:
-        """The config for a launch without one while a CUDA graph is captured, where ``settings`` let nothing be tuned.
+        """The config for a launch without one while a CUDA graph is captured, where ``settings``
+        let nothing be tuned.
 
         Each rank finds it by itself, because a capture waits for no other rank.
 
@@ -282,12 +322,15 @@ class Tuner:
         return chosen
 
     def check_nested(self, group: ProcessGroup | None) -> None:
-        """Refuse a call inside a closure that does not ask all ranks of the group, and so cannot tune for them."""
+        """Refuse a call inside a closure that does not ask all ranks of the group, and so cannot
+        tune for them.
+        """
         outer = interception.listener_here()
         if missing := member_ranks(group) - (outer.members if outer is not None else frozenset()):
             raise NestedTuningError(
-                f"{self.name} decides with ranks {sorted(missing)}, but it is called inside a tuned closure that does not ask them. "
-                f"Give the outer closure is_dist=True and a group that contains theirs, or this one a smaller group (group=, autotune_pg=)."
+                f"{self.name} decides with ranks {sorted(missing)}, but it is called inside a tuned"
+                " closure that does not ask them. Give the outer closure is_dist=True and a group"
+                " that contains theirs, or this one a smaller group (group=, autotune_pg=)."
             )
 
 
@@ -314,8 +357,8 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         group: ProcessGroup | None,
         options: TuningOptions,
     ) -> None:
-        name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-        super().__init__(name, options)
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        super().__init__(f"{getattr(function, '__module__', '')}.{name}", options)
         self.function, self.is_dist, self.group, self.buckets = (
             function,
             is_dist,
@@ -326,18 +369,27 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         self.why_not = ""
         """Why no run of the function may be repeated, if a first run has shown it."""
         self.seen_online = set[object]()
-        """Signatures of calls that were tuned online: as long as that goes on, none is in ``seen``."""
+        """Signatures of calls that were tuned online: as long as that goes on, none is in ``seen``.
+        """
         self.seen = set[object]()
-        """Signatures that have had their first call; one set for ever, because calls look into it themselves."""
+        """Signatures that have had their first call; one set for ever, because calls look into it
+        themselves.
+        """
         self.is_waived = False
-        """True once ranks were found to be called with different arguments, so that only a miss is worth a meeting."""
+        """True once ranks were found to be called with different arguments, so that only a miss is
+        worth a meeting.
+        """
         self.made_anew = MadeAnew()
         self.opened: dict[Listener, Tuning] = {}
-        """By the listener that has taken this one's place: tunings begun by a miss in a call that expected none."""
+        """By the listener that has taken this one's place: tunings begun by a miss in a call that
+        expected none.
+        """
         self.call: Callable[..., R] = function  # the function in the closure's place
 
     def tuned(self) -> TunedClosure[P, R]:
-        """The function to put in the closure's place; a plain function, so that it also works as a method."""
+        """The function to put in the closure's place; a plain function, so that it also works as a
+        method.
+        """
         function, seen, listeners, patch = (
             self.function,
             self.seen,
@@ -374,7 +426,8 @@ class _ClosureTuner(Tuner, Generic[P, R]):
                 signature, is_new = type(args), type(args) not in seen
             if is_new and (not self.is_waived or self.online is not None) and not is_capturing():
                 return self.first_call_in_turn(signature, args, kwargs)
-            # From here to the return nothing waits, logs or talks unless a kernel misses: push and pop written out, for two calls less.
+            # From here to the return nothing waits, logs or talks unless a kernel misses: push and
+            # pop written out, for two calls less.
             ident = get_ident()
             listeners[ident] = self
             marks[mark] = True
@@ -408,7 +461,9 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         return wrapper
 
     def first_call_in_turn(self, signature: object, args: Any, kwargs: Any) -> R:
-        """A call with arguments of a new kind; an ordinary one if another thread has made the first call meanwhile."""
+        """A call with arguments of a new kind; an ordinary one if another thread has made the first
+        call meanwhile.
+        """
         if is_traced((args, kwargs)):
             self.note_tracing()
             return self.function(*args, **kwargs)
@@ -427,7 +482,9 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         return self.call(*args, **kwargs)
 
     def first_call(self, args: Any, kwargs: Any) -> R:
-        """A call with arguments of a new kind: heard from its beginning, and ended by a meeting, hit or miss."""
+        """A call with arguments of a new kind: heard from its beginning, and ended by a meeting,
+        hit or miss.
+        """
         tuning = self.open()
         interception.push(tuning.trials)
         try:
@@ -472,12 +529,16 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         return value
 
     def keep(self, tuning: Tuning) -> None:
-        """Keep what it has found, and how kernels were told apart that are made anew in each call."""
+        """Keep what it has found, and how kernels were told apart that are made anew in each
+        call.
+        """
         super().keep(tuning)
         self.made_anew.note(() if tuning.is_alone else tuning.sites)
 
     def first_run(self, args: Any, kwargs: Any, *, is_watched: bool) -> FirstRun:
-        """The first run of a call, made or yet to make; with ``reset`` the user answers for what it changes."""
+        """The first run of a call, made or yet to make; with ``reset`` the user answers for what it
+        changes.
+        """
         if self.options.reset is not None or not read_settings().may_tune:
             return FirstRun()
         if self.options.plan.search == "online":
@@ -489,7 +550,9 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         )
 
     def leave(self, listener: Listener, error: BaseException) -> None:
-        """A call raised that expected no miss: if it had begun to tune, the other ranks must know."""
+        """A call raised that expected no miss: if it had begun to tune, the other ranks must
+        know.
+        """
         if (tuning := self.opened.pop(listener, None)) is not None:
             tuning.leave(error)
         else:
@@ -513,7 +576,9 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         return member_ranks(self.group) if self.is_dist else frozenset()
 
     def missed(self, launch: Tunable) -> Any:
-        """A miss in a call that expected none: from here on this call is the first replay of a tuning."""
+        """A miss in a call that expected none: from here on this call is the first replay of a
+        tuning.
+        """
         if is_capturing():
             return launch.run(self.under_capture(launch, read_settings()), None, is_trial=False)
         if is_traced(launch.arguments):

@@ -1,7 +1,8 @@
 """Errors that end a tuning, as exceptions; and failures that drop a candidate, which end no tuning.
 
-A leaf: knows nothing of dist_tune. Every message says what happened with the values, where (rank, kernel, key, config)
-and what to do about it. A caller's mistake in the arguments is a ``ValueError`` or ``TypeError``, not one of these.
+A leaf: knows nothing of dist_tune. Every message says what happened with the values, where (rank,
+kernel, key, config) and what to do about it. A caller's mistake in the arguments is a
+``ValueError`` or ``TypeError``, not one of these.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class FailureKind(StrEnum):
     STUCK = "stuck"
     """It did not return until the flags that it may wait for were released."""
     MACHINE = "machine"
-    """At no step of its own: memory, disk, file descriptors or threads ran out. Counts against no config."""
+    """At no step of its own: memory, disk, file descriptors or threads ran out.
+
+    Counts against no config.
+    """
     QUARANTINED = "quarantined"
     """The process ended twice while it ran."""
 
@@ -47,7 +51,10 @@ class CandidateFailure(NamedTuple):
     kind: FailureKind
     """The step at which it failed."""
     reason: str
-    """For people: nothing is decided by it. As agreed on, "rank r: reason" of the first rank on which it failed."""
+    """For people: nothing is decided by it.
+
+    As agreed on, "rank r: reason" of the first rank on which it failed.
+    """
 
 
 Failures = dict[str, dict[int, CandidateFailure]]
@@ -60,7 +67,9 @@ def reasons(failures: Mapping[int, CandidateFailure]) -> dict[int, str]:
 
 
 def parsed(parse: Callable[[], T]) -> T:
-    """The syntax tree that ``parse`` makes; once more where Python 3.11 loses count, because a collection let another thread parse."""
+    """The syntax tree that ``parse`` makes; once more where Python 3.11 loses count, because a
+    collection let another thread parse.
+    """
     for _ in range(9):
         with suppress(SystemError):
             return parse()
@@ -68,9 +77,11 @@ def parsed(parse: Callable[[], T]) -> T:
 
 
 def free_frames(error: E) -> E:
-    """Free what the frames of an error's traceback hold, as a kernel's workspace, for an error that is kept.
+    """Free what the frames of an error's traceback hold, as a kernel's workspace, for an error that
+    is kept.
 
-    The traceback goes, and a note has its last lines: each of its frames holds the one that called it, up to the user's step.
+    The traceback goes, and a note has its last lines: each of its frames holds the one that called
+    it, up to the user's step.
     """
     if error.__traceback__ is not None:
         error.add_note("".join(traceback.format_tb(error.__traceback__, limit=-_N_FRAMES)))
@@ -97,17 +108,28 @@ def free_frames(error: E) -> E:
 
 
 _MACHINE_ERRNO = (
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM,
-)  # fmt: skip
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EAGAIN,
+    errno.ENOMEM,
+)
 _MACHINE_TEXT = re.compile(
-    r"No space left on device|Disk quota exceeded|Too many open files|Resource temporarily unavailable|Cannot allocate memory|"
+    r"No space left on device|Disk quota exceeded|Too many open files|Resource temporarily"
+    r" unavailable|Cannot allocate memory|"
     r"can't start new thread|can't allocate memory|No usable temporary directory"
 )
 """Of errors that a compiler or an allocator passes on as text."""
 
 
 def is_machine_failure(error: BaseException) -> bool:
-    """True if the machine had no more of something that all processes share; a GPU's memory is the config's own matter."""
+    """True if the machine had no more of something that all processes share; a GPU's memory is the
+    config's own matter.
+    """
     if isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno in _MACHINE_ERRNO
     ):
@@ -129,7 +151,9 @@ class NoValidConfigError(DistTuneError):
 
 
 class MachineError(DistTuneError):
-    """Half of a site's candidates, or all that were left, could not be tried: some rank's machine ran out of disk, memory or the like."""
+    """Half of a site's candidates, or all that were left, could not be tried: some rank's machine
+    ran out of disk, memory or the like.
+    """
 
 
 class WrongResultError(DistTuneError, AssertionError):
@@ -141,7 +165,10 @@ class RankMismatchError(DistTuneError):
 
 
 class CacheMissError(DistTuneError):
-    """``DIST_TUNE_MODE`` is ``require`` and no record fits. The message says which field of the key differs from the nearest one."""
+    """``DIST_TUNE_MODE`` is ``require`` and no record fits.
+
+    The message says which field of the key differs from the nearest one.
+    """
 
 
 class PeerFailedError(DistTuneError):
@@ -159,11 +186,16 @@ class PeerFailedError(DistTuneError):
 
 
 class StuckConfigError(PeerFailedError):
-    """A config did not return on another rank, which has left with exit code 86. Named are rank, config and phase."""
+    """A config did not return on another rank, which has left with exit code 86.
+
+    Named are rank, config and phase.
+    """
 
 
 class StoreGoneError(PeerFailedError):
-    """The c10d store cannot be reached: the process that hosts it has exited or is stopped, or the link to it was cut."""
+    """The c10d store cannot be reached: the process that hosts it has exited or is stopped, or the
+    link to it was cut.
+    """
 
 
 class JobEndedError(DistTuneError):
@@ -183,7 +215,9 @@ class AbsentRanksError(DistTuneError):
 
 
 class AloneError(DistTuneError):
-    """Other ranks have passed the call that this rank would tune. Ends no call: it goes on with the configs it has.
+    """Other ranks have passed the call that this rank would tune.
+
+    Ends no call: it goes on with the configs it has.
 
     Attributes:
         ranks: global ranks that have passed it.
@@ -195,7 +229,9 @@ class AloneError(DistTuneError):
 
 
 class StuckDeviceError(DistTuneError):
-    """The GPU made no progress on queued replays before the deadline: a kernel spins, or waits for a signal that never comes."""
+    """The GPU made no progress on queued replays before the deadline: a kernel spins, or waits for
+    a signal that never comes.
+    """
 
 
 class CommunicatesError(DistTuneError):
@@ -203,11 +239,15 @@ class CommunicatesError(DistTuneError):
 
 
 class CaptureError(DistTuneError):
-    """A kernel has no config for its key while a CUDA graph is being captured, where nothing can be tuned."""
+    """A kernel has no config for its key while a CUDA graph is being captured, where nothing can be
+    tuned.
+    """
 
 
 class NestedTuningError(DistTuneError):
-    """A tuned step inside another one needs ranks that the outer one does not ask, or two threads tune at once."""
+    """A tuned step inside another one needs ranks that the outer one does not ask, or two threads
+    tune at once.
+    """
 
 
 # Errors that a rank raises in place of a peer's: they say the same on every rank.

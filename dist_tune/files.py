@@ -1,4 +1,5 @@
-"""Files that are whole or absent, files of unknown origin that are read without trust, and warnings of what does not end a job.
+"""Files that are whole or absent, files of unknown origin that are read without trust, and warnings
+of what does not end a job.
 
 Knows the file system, Python's warnings and the terminal; nothing of what files hold.
 """
@@ -41,7 +42,9 @@ _PASSED_OVER = {
 _told: set[str] = set()
 """Topics of the warnings of this process, as digests: a text may hold a path that is none."""
 _held: dict[str, str] = {}
-"""Topic -> text, of warnings of a rank that is not the first of its job, until it is known whether another rank has told the same."""
+"""Topic -> text, of warnings of a rank that is not the first of its job, until it is known whether
+another rank has told the same.
+"""
 _unlogged: list[str] = []
 """Texts that no log has yet."""
 _MAX_TOPICS = 1000
@@ -61,7 +64,10 @@ SHARED = Rights(0o660, 0o770)
 
 
 class RefusedFileError(OSError):
-    """A file that is not read or written: a FIFO, a device, a folder, or too large a file. ``strerror`` says which."""
+    """A file that is not read or written: a FIFO, a device, a folder, or too large a file.
+
+    ``strerror`` says which.
+    """
 
 
 def opener(rights: Rights = PRIVATE, *, follows_links: bool = True) -> Callable[[str, int], int]:
@@ -69,7 +75,8 @@ def opener(rights: Rights = PRIVATE, *, follows_links: bool = True) -> Callable[
 
     Raises (the opener, or ``open``):
         RefusedFileError: it is a FIFO or a device.
-        OSError: it cannot be opened, as a folder; with errno ELOOP if it is a link and ``follows_links`` is false.
+        OSError: it cannot be opened, as a folder; with errno ELOOP if it is a link and
+        ``follows_links`` is false.
     """
 
     def open_regular(path: str, flags: int) -> int:
@@ -114,13 +121,17 @@ def read_regular(
 def write_whole(
     path: Path, content: bytes, rights: Rights | None = None, *, keeps_old: bool = False
 ) -> Path | None:
-    """Write a file by renaming a temporary one, so that no reader and no crash sees a part of it. Its folder must exist.
+    """Write a file by renaming a temporary one, so that no reader and no crash sees a part of it.
 
-    Without ``rights`` its permissions follow the umask, as of files that are shipped. ``keeps_old``: what was in its place, unless that
-    is a folder, stays under the name that is returned; None if nothing was there.
+    Its folder must exist.
+
+    Without ``rights`` its permissions follow the umask, as of files that are shipped.
+    ``keeps_old``: what was in its place, unless that is a folder, stays under the name that is
+    returned; None if nothing was there.
 
     Raises:
-        OSError: it could not be written; a file that was there is untouched, and nothing is left behind.
+        OSError: it could not be written; a file that was there is untouched, and nothing is left
+            behind.
     """
     temporary = path.with_name(f"{path.stem[:100]}.{uuid.uuid4().hex}.tmp")
     is_kept = keeps_old and os.path.lexists(path) and not path.is_dir()
@@ -137,7 +148,8 @@ def write_whole(
                 set_rights(file.fileno(), rights.file)
             file.write(content)
             file.flush()
-            # Before the rename: after a power cut some file systems have the new name on an empty file.
+            # Before the rename: after a power cut some file systems have the new name on an empty
+            # file.
             os.fsync(file.fileno())
         if copy is not None:
             try:
@@ -156,7 +168,9 @@ def write_whole(
 
 
 def make_folder(folder: Path, rights: Rights = PRIVATE) -> None:
-    """Make a folder and those above it, as far as they are missing. A set-group-ID bit that a new folder inherits stays.
+    """Make a folder and those above it, as far as they are missing.
+
+    A set-group-ID bit that a new folder inherits stays.
 
     Raises:
         OSError: it cannot be made, or a file is in its place.
@@ -180,7 +194,10 @@ def set_rights(file: int | Path, mode: int) -> None:
 
 
 def json_bytes(values: Any) -> bytes:
-    """Compact JSON in UTF-8, without a line end, five times as fast as ``json`` makes it. NaN and Infinity read as ``json`` writes them."""
+    """Compact JSON in UTF-8, without a line end, five times as fast as ``json`` makes it.
+
+    NaN and Infinity read as ``json`` writes them.
+    """
     try:
         return to_json(values, fallback=str)
     except ValueError:  # a lone surrogate, as in a file name that is no text
@@ -192,7 +209,8 @@ def json_bytes(values: Any) -> bytes:
 def warn_once(text: str, topic: str = "") -> None:
     """Warn, unless this process has warned of the topic (by default the text) before.
 
-    Of a job the first rank warns at once, and the others in ``tell_held``. Each has the text in its log.
+    Of a job the first rank warns at once, and the others in ``tell_held``. Each has the text in its
+    log.
     """
     topic = hashlib.sha256((topic or text).encode(errors="replace")).hexdigest()[:16]
     if topic in _told:
@@ -213,7 +231,10 @@ def topics_told() -> list[str]:
 
 
 def tell_held(tellers: Mapping[str, int] | None = None) -> None:
-    """Give the warnings that this rank holds and no other tells. ``tellers``: topic -> the first rank that has it; None: all of them."""
+    """Give the warnings that this rank holds and no other tells.
+
+    ``tellers``: topic -> the first rank that has it; None: all of them.
+    """
     rank = rank_of_job()
     for topic in [topic for topic in list(_held) if tellers is None or topic in tellers]:
         text = _held.pop(topic, "")  # another thread may have been faster
@@ -231,7 +252,9 @@ def texts_to_log() -> list[str]:
 
 
 def rank_of_job() -> int:
-    """Rank of this process: by its process group, or before there is one by its launcher's variable."""
+    """Rank of this process: by its process group, or before there is one by its launcher's
+    variable.
+    """
     group: Any = sys.modules.get("torch.distributed")
     if group is not None and group.is_available() and group.is_initialized():
         return int(group.get_rank())
@@ -247,7 +270,9 @@ def _warn(text: str) -> None:
 
 
 def callers_level() -> int:
-    """The ``stacklevel`` of a warning that the caller of this function gives: a line of the program says more than one of this package."""
+    """The ``stacklevel`` of a warning that the caller of this function gives: a line of the program
+    says more than one of this package.
+    """
     level, frame = 1, sys._getframe(1)
     while (
         frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER

@@ -1,6 +1,8 @@
-"""``autotune``: tune a function over a space of configs, one of which is passed to it as keyword arguments.
+"""``autotune``: tune a function over a space of configs, one of which is passed to it as keyword
+arguments.
 
-A function that the tuner calls itself is a closure with one site. Inside another tuned closure it is one of that closure's sites.
+A function that the tuner calls itself is a closure with one site. Inside another tuned closure it
+is one of that closure's sites.
 """
 
 from __future__ import annotations
@@ -58,52 +60,70 @@ def autotune(
     bucket: Callable[[int], Hashable] | None = None,
     nearest: bool = False,
 ) -> Callable[[Callable[P, R]], TunedFunction[P, R]]:
-    """Tune a function over a space of configs, by calling it; all ranks end with the config whose slowest rank is fastest.
+    """Tune a function over a space of configs, by calling it; all ranks end with the config whose
+    slowest rank is fastest.
 
-    The first call with a new key is collective: all ranks of ``autotune_pg`` make it. It takes the config from the cache if all ranks
-    can use the same, and tunes otherwise: every config (of many, those that a guided search comes to) runs once untimed, which drops
-    what fails or answers wrongly on any rank, then they race, and the best few are compared again. Later calls are ordinary calls.
+    The first call with a new key is collective: all ranks of ``autotune_pg`` make it. It takes the
+    config from the cache if all ranks can use the same, and tunes otherwise: every config (of many,
+    those that a guided search comes to) runs once untimed, which drops what fails or answers
+    wrongly on any rank, then they race, and the best few are compared again. Later calls are
+    ordinary calls.
 
-    Call-time keywords of the decorated function: ``autotune=False`` uses the first config and tunes nothing; ``autotune_verbose=True``
-    shows the account of a tuning on the first rank's terminal; ``autotune_pg`` is the process group that decides together (None: the
-    world if there is one, else this process alone); ``autotune_allow_arg_overwrite=True`` lets the caller pass config arguments, which
-    then take the place of those of every config.
+    Call-time keywords of the decorated function: ``autotune=False`` uses the first config and tunes
+    nothing; ``autotune_verbose=True`` shows the account of a tuning on the first rank's terminal;
+    ``autotune_pg`` is the process group that decides together (None: the world if there is one,
+    else this process alone); ``autotune_allow_arg_overwrite=True`` lets the caller pass config
+    arguments, which then take the place of those of every config.
 
     Args:
-        config_space: the configs: mappings from keyword arguments to values of any kind, or values (a ``triton.Config``) for the
-            parameter ``config``. The order must be the same on all ranks.
-        key_fn: from the arguments of a call to what decides whether a config can be used again: sizes, dtypes. Hashable. None: one
-            config for all calls.
-        prune_fn: ``prune_fn(config, *args, **kwargs)``, True keeps. ``config["gemm_config"]["BLOCK_M"]`` and ``config["BLOCK_M"]`` work.
+        config_space: the configs: mappings from keyword arguments to values of any kind, or values
+            (a ``triton.Config``) for the parameter ``config``. The order must be the same on all
+            ranks.
+        key_fn: from the arguments of a call to what decides whether a config can be used again:
+            sizes, dtypes. Hashable. None: one config for all calls.
+        prune_fn: ``prune_fn(config, *args, **kwargs)``, True keeps.
+            ``config["gemm_config"]["BLOCK_M"]`` and ``config["BLOCK_M"]`` work.
         configs: Triton's name of ``config_space``.
-        key: in place of ``key_fn``, as in ``triton.autotune``: names of arguments. Their values and the dtypes of all tensors decide.
-        check: ``check(result, *args, **kwargs)``, False or an AssertionError is wrong; or a function that returns the right result;
-            or ``matches(reference, rtol=..., atol=...)``. A config from the cache is checked once, and tuned anew if it answers wrongly on
-            any rank, and a winner is checked once more. Out is also a config that changes an argument which others leave as it is.
-        reset: called before each replay but the first. Without it, tensors among the arguments are copied (also those of a module, up to
-            a quarter of the GPU's free memory, 2 GiB on a CPU) and put back before each run, so that the call changes them once.
-        release: what frees a config that never returns, which is dropped then: flags (tensors, filled with ones) and functions.
+        key: in place of ``key_fn``, as in ``triton.autotune``: names of arguments. Their values and
+            the dtypes of all tensors decide.
+        check: ``check(result, *args, **kwargs)``, False or an AssertionError is wrong; or a
+            function that returns the right result; or ``matches(reference, rtol=..., atol=...)``. A
+            config from the cache is checked once, and tuned anew if it answers wrongly on any rank,
+            and a winner is checked once more. Out is also a config that changes an argument which
+            others leave as it is.
+        reset: called before each replay but the first. Without it, tensors among the arguments are
+            copied (also those of a module, up to a quarter of the GPU's free memory, 2 GiB on a
+            CPU) and put back before each run, so that the call changes them once.
+        release: what frees a config that never returns, which is dropped then: flags (tensors,
+            filled with ones) and functions.
         n_warmup: untimed replays before the race.
         n_repeat: timed replays of each finalist in a round of finals; rounds of the race at most.
-        search: "racing", "exhaustive", or "guided": a spread of the configs, then neighbours of the good ones; None: that, if over 64.
-            "online": in the calls to come, each of which is made once; chosen by itself where a call may not be repeated.
-        budget_s: seconds after which the search ends with the best config it knows; a run under way is finished first.
-        max_slowdown: share of the job's time that tuning online may cost, from 0 to 1; with 0 nothing is tuned online.
+        search: "racing", "exhaustive", or "guided": a spread of the configs, then neighbours of the
+            good ones; None: that, if over 64. "online": in the calls to come, each of which is made
+            once; chosen by itself where a call may not be repeated.
+        budget_s: seconds after which the search ends with the best config it knows; a run under way
+            is finished first.
+        max_slowdown: share of the job's time that tuning online may cost, from 0 to 1; with 0
+            nothing is tuned online.
         cache: whether winners are kept on disk.
-        bucket: what becomes of each int in a key: ``power_of_two``, ``size_classes(...)``, a function.
-        nearest: whether ``autotune=False`` uses the config of the record, or of the nearest one, as ``DIST_TUNE_MODE=cached`` does, in
-            place of the first. The first such call of a key is collective; inside a tuned step, where ranks do not talk, it is the first.
+        bucket: what becomes of each int in a key: ``power_of_two``, ``size_classes(...)``, a
+            function.
+        nearest: whether ``autotune=False`` uses the config of the record, or of the nearest one, as
+            ``DIST_TUNE_MODE=cached`` does, in place of the first. The first such call of a key is
+            collective; inside a tuned step, where ranks do not talk, it is the first.
 
     Raises:
-        TypeError: an option is not of its kind, both spellings of one were given, a config has a name that the function does not take, or
-            what is decorated is not an ordinary function.
-        ValueError: an empty config space, numbers out of range; at a call: a config argument was passed, or this rank is not in the group.
+        TypeError: an option is not of its kind, both spellings of one were given, a config has a
+            name that the function does not take, or what is decorated is not an ordinary function.
+        ValueError: an empty config space, numbers out of range; at a call: a config argument was
+            passed, or this rank is not in the group.
         DistTuneError: at a call, on all ranks: see ``dist_tune.errors``.
     """
     first: Any = config_space
     if callable(first) and key_fn is key is ...:
         raise TypeError(
-            "autotune takes a config space and key_fn= or key=, not the function: write @autotune([{...}, ...], key_fn) above it"
+            "autotune takes a config space and key_fn= or key=, not the function: write"
+            " @autotune([{...}, ...], key_fn) above it"
         )
     space = check_space(*_one_of(config_space=config_space, configs=configs))
     key_option, key_given = _one_of(key_fn=key_fn, key=key)
@@ -127,7 +147,8 @@ def autotune(
         if hasattr(function, "run") and hasattr(function, "__getitem__"):
             kernel = getattr(getattr(function, "fn", function), "__name__", "")
             raise TypeError(
-                f"autotune decorates functions that launch kernels, and got the kernel {kernel}. Those have triton.autotune"
+                f"autotune decorates functions that launch kernels, and got the kernel {kernel}."
+                " Those have triton.autotune"
             )
         check_ordinary(function, "autotune")
         configs, texts = distinct(as_configs(space, function))
@@ -179,11 +200,15 @@ class _FunctionTuner(Tuner):
         super().__init__(tunable.name, options)
         self.tunable, self.uses_nearest = tunable, uses_nearest
         self.nearest: dict[Hashable, FunctionConfig] = {}
-        """Configs that were looked up for calls which tune nothing, by group and key; each once, and outside of closures."""
+        """Configs that were looked up for calls which tune nothing, by group and key; each once,
+        and outside of closures.
+        """
         self.calls: defaultdict[ProcessGroup | None, Calls] = defaultdict(Calls)
         """By the group that decides."""
         self.tuned_keys: dict[Hashable, list[str]] = {}
-        """Signature of the arguments -> keys tuned for it, as long as no call between them found its config."""
+        """Signature of the arguments -> keys tuned for it, as long as no call between them found
+        its config.
+        """
         self.last_tuned = 0
         """Number of the call that tuned last."""
 
@@ -264,7 +289,9 @@ class _FunctionTuner(Tuner):
         return wrapper
 
     def ranks(self, deadline_s: float, group: ProcessGroup | None = None) -> Ranks:
-        """The ranks of a call's ``autotune_pg``; of the world, if there is one; or this process alone."""
+        """The ranks of a call's ``autotune_pg``; of the world, if there is one; or this process
+        alone.
+        """
         return (
             group_of(group, deadline_s, self.name)
             if group is not None or member_ranks(None)
@@ -312,7 +339,9 @@ class _FunctionTuner(Tuner):
         return launch.run_known(config)
 
     def count_raised(self, group: ProcessGroup | None) -> None:
-        """``key_fn`` raised, or the call is refused: count it, because peers may wait for this rank in it."""
+        """``key_fn`` raised, or the call is refused: count it, because peers may wait for this rank
+        in it.
+        """
         if interception.listener_here() is None:
             with suppress(
                 DistTuneError, ValueError
@@ -397,7 +426,9 @@ class _FunctionTuner(Tuner):
         return self.tunable.body(*args, **{**self.tunable.configs[0], **kwargs})
 
     def call_untuned(self, args: Any, kwargs: Any, group: ProcessGroup | None) -> Any:
-        """A call that tunes nothing: with the first config, or with what ``DIST_TUNE_MODE=cached`` chooses."""
+        """A call that tunes nothing: with the first config, or with what ``DIST_TUNE_MODE=cached``
+        chooses.
+        """
         if self.uses_nearest and not is_traced((args, kwargs)):
             key, is_whole = self.tunable.key_of(args, kwargs), interception.listener_here() is None
             self.tunable.check_key(key)

@@ -1,9 +1,11 @@
-"""``install``: ``contextual_autotune`` on a function of a program that is not edited, from the import of its module on.
+"""``install``: ``contextual_autotune`` on a function of a program that is not edited, from the
+import of its module on.
 
-    python -m dist_tune.install --step package.module:Class.method [--is-dist] (script.py | -m module) [arguments]
+    python -m dist_tune.install --step package.module:Class.method [--is-dist] (script.py | -m
+    module) [arguments]
 
-runs a program so, as do ranks of ``dist-tune launch --step``. It ends where a target is not found or cannot be wrapped.
-Knows how Python imports modules and runs programs.
+runs a program so, as do ranks of ``dist-tune launch --step``. It ends where a target is not found
+or cannot be wrapped. Knows how Python imports modules and runs programs.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class _Target:
     """Set when the target is wrapped."""
 
     def tell(self, what: str) -> None:
-        """One line on the terminal of the job's first rank, and not of its children, which import the same."""
+        """One line on the terminal of the job's first rank, and not of its children, which import
+        the same.
+        """
         from multiprocessing import current_process
 
         from dist_tune.files import (
@@ -96,7 +100,9 @@ class _Target:
         self.tell(f"is not tuned: {why}")
 
     def nearest(self, module: Any) -> str:
-        """The function or method of the module whose name is most like that of the target, as the end of a line; or nothing."""
+        """The function or method of the module whose name is most like that of the target, as the
+        end of a line; or nothing.
+        """
         from difflib import get_close_matches
 
         members = getattr(module, "__dict__", {}).items()
@@ -123,7 +129,8 @@ class _Target:
         ):
             try:
                 spec = _spec_of(name, path)
-            except KeyError:  # within folders without __init__.py, whose paths follow from those that are imported
+            # Within folders without __init__.py, whose paths follow from those that are imported
+            except KeyError:
                 return
             if spec is None:
                 outer, _, last = name.rpartition(".")
@@ -147,7 +154,9 @@ class _Target:
 
 
 def _exchange(function: FunctionType, decorate: Any) -> FunctionType:
-    """Let the function itself run what is tuned: modules and objects may hold it by now, and pickle finds no other under its name."""
+    """Let the function itself run what is tuned: modules and objects may hold it by now, and pickle
+    finds no other under its name.
+    """
     own = FunctionType(
         function.__code__,
         function.__globals__,
@@ -199,7 +208,9 @@ class _Finder:
 
 
 class _Loader:
-    """Another loader, in whose place it stands until the module is loaded and its targets are wrapped."""
+    """Another loader, in whose place it stands until the module is loaded and its targets are
+    wrapped.
+    """
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -217,35 +228,43 @@ class _Loader:
 
 @atexit.register
 def _tell_end() -> None:
-    """Say which targets were never imported or called; after an exception, which says more, or in a tool, nothing."""
+    """Say which targets were never imported or called; after an exception, which says more, or in a
+    tool, nothing.
+    """
     if "triton" in sys.modules and not hasattr(sys, "last_type"):
         for target in _targets:
             if target.tuner is None:
                 target.tell(
-                    f"is not tuned: the program never imported {target.module}. If that is the script, decorate the function there"
+                    f"is not tuned: the program never imported {target.module}. If that is the"
+                    " script, decorate the function there"
                 )
             elif not target.tuner.calls.n_calls:
                 target.tell(
-                    "was never called, other than inside another tuned step: a subclass may override it"
+                    "was never called, other than inside another tuned step: a subclass may"
+                    " override it"
                 )
 
 
 def install(target: str, **options: Any) -> None:
-    """Put ``contextual_autotune(**options)`` on a function or method of a program that is not edited.
+    """Put ``contextual_autotune(**options)`` on a function or method of a program that is not
+    edited.
 
-    Call it before the target's module is imported: in a sitecustomize, a conftest, the first line of the program. The target is wrapped
-    at the end of that import; at once in a module that is there already. Others that have imported it by its name call it tuned, too.
-    If there is no such function, if it is no ordinary one, or if it was never imported or called by the end, the program goes on without,
-    and the main process of the first rank says so in one line on stderr.
+    Call it before the target's module is imported: in a sitecustomize, a conftest, the first line
+    of the program. The target is wrapped at the end of that import; at once in a module that is
+    there already. Others that have imported it by its name call it tuned, too. If there is no such
+    function, if it is no ordinary one, or if it was never imported or called by the end, the
+    program goes on without, and the main process of the first rank says so in one line on stderr.
 
     Args:
-        target: "package.module:function" or "package.module:Class.method": a method, also a static, a class or an inherited one, which is
-            wrapped for the class that is named alone; or "package.module:instance.method", for that object alone.
+        target: "package.module:function" or "package.module:Class.method": a method, also a static,
+            a class or an inherited one, which is wrapped for the class that is named alone; or
+            "package.module:instance.method", for that object alone.
         options: those of ``contextual_autotune``, as ``is_dist=True``.
 
     Raises:
         ValueError: the target has no such form, or is in ``__main__``, torch, Triton or dist_tune.
-        TypeError, ValueError: from the import of the target's module: an option is wrong, see ``contextual_autotune``.
+        TypeError, ValueError: from the import of the target's module: an option is wrong, see
+            ``contextual_autotune``.
     """
     add(target, options)
 
@@ -259,7 +278,8 @@ def add(target: str, options: dict[str, Any], *, is_needed: bool = False) -> Non
         )
     if module.partition(".")[0] in ("__main__", "torch", "triton", "dist_tune"):
         raise ValueError(
-            f"{target} cannot be wrapped from outside: decorate the function of the program that calls it, or name that one"
+            f"{target} cannot be wrapped from outside: decorate the function of the program that"
+            " calls it, or name that one"
         )
     _targets.append(_Target(module, name, options, is_needed))
     if is_needed:

@@ -1,4 +1,5 @@
-"""Tuning keys of functions: from arguments to something hashable, to one line of text, and to classes of sizes.
+"""Tuning keys of functions: from arguments to something hashable, to one line of text, and to
+classes of sizes.
 
 Knows tensors by shape, stride and dtype. Knows nothing of configs, kernels or where keys are kept.
 """
@@ -26,12 +27,13 @@ _SCALARS = frozenset({int, float, bool, str, bytes, type(None), torch.dtype})
 
 
 def to_hashable(value: Any) -> Any:
-    """``value`` as a key can hold it: ``(shape, stride, dtype)`` of a tensor, tuples of lists, dicts and sets, recursively.
+    """``value`` as a key can hold it: ``(shape, stride, dtype)`` of a tensor, tuples of lists,
+    dicts and sets, recursively.
 
     Of a nested tensor ``(sizes, layout, dtype)``, with None for ragged sizes.
 
-    Dicts and sets come in one order however they were filled. A dataclass that cannot be hashed is its name and its fields.
-    All else stays what it is.
+    Dicts and sets come in one order however they were filled. A dataclass that cannot be hashed is
+    its name and its fields. All else stays what it is.
     """
     if isinstance(value, torch.Tensor):
         if value.is_nested:
@@ -74,9 +76,11 @@ def _shared_size(nested: torch.Tensor, dimension: int) -> int | None:
 
 
 def signature_of(value: Any) -> Any:
-    """The kind of an argument, by which calls are alike: tensors by shape, strides and dtype, other sizes and names by value.
+    """The kind of an argument, by which calls are alike: tensors by shape, strides and dtype, other
+    sizes and names by value.
 
-    Floats count by type, because a config does not depend on them, and objects of all other kinds by identity.
+    Floats count by type, because a config does not depend on them, and objects of all other kinds
+    by identity.
     """
     if isinstance(value, torch.Tensor):
         return to_hashable(value)
@@ -119,7 +123,9 @@ def call_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> objec
 
 
 def exact_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells apart two calls with one key, as rules of pruning see them: shapes, dtypes and plain values, also in containers."""
+    """What tells apart two calls with one key, as rules of pruning see them: shapes, dtypes and
+    plain values, also in containers.
+    """
     if not kwargs:
         try:
             return tuple(
@@ -177,8 +183,8 @@ _PLAIN = frozenset((int, float, str, bool))
 def key_text(key: Any) -> str:
     """A key on one line, "[4096,4096,torch.bfloat16]": equal keys read the same in every process.
 
-    Different scalars read differently, also where Python holds them equal: ``1``, ``1.0``, ``True``, ``'1'``. Lists read as
-    tuples; an object by its ``repr`` without its address.
+    Different scalars read differently, also where Python holds them equal: ``1``, ``1.0``,
+    ``True``, ``'1'``. Lists read as tuples; an object by its ``repr`` without its address.
     """
     key = to_hashable(key)
     return f"[{_text(key)[1:-1]}]" if isinstance(key, tuple) else _text(key)
@@ -187,7 +193,8 @@ def key_text(key: Any) -> str:
 def named_key(
     names: object, function: Callable[..., Any], chosen: frozenset[str]
 ) -> Callable[..., Hashable]:
-    """The key function of Triton's ``key=``: values of the named arguments, and dtypes of all tensors among the arguments.
+    """The key function of Triton's ``key=``: values of the named arguments, and dtypes of all
+    tensors among the arguments.
 
     A named tensor counts with shape, strides and dtype. ``chosen``: arguments that configs hold.
 
@@ -208,13 +215,15 @@ def named_key(
         )
     if both := [name for name in wanted if name in chosen]:
         raise ValueError(
-            f"key names {both[0]!r}, which is an argument that the configs choose: name what the call brings"
+            f"key names {both[0]!r}, which is an argument that the configs choose: name what the"
+            " call brings"
         )
     parameters = inspect.signature(function).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     if unknown := [name for name in wanted if name not in parameters and not takes_any]:
         raise ValueError(
-            f"key names {unknown[0]!r}, which is no argument of {spelled(function)}; it has {list(parameters)}"
+            f"key names {unknown[0]!r}, which is no argument of {spelled(function)}; it has"
+            f" {list(parameters)}"
         )
     places = {
         name: i
@@ -227,9 +236,11 @@ def named_key(
 
     def key_of(*args: Any, **kwargs: Any) -> Hashable:
         values = [
-            args[places[name]]
-            if places.get(name, len(args)) < len(args)
-            else kwargs.get(name, defaults.get(name))
+            (
+                args[places[name]]
+                if places.get(name, len(args)) < len(args)
+                else kwargs.get(name, defaults.get(name))
+            )
             for name in wanted
         ]
         dtypes = [
@@ -241,12 +252,15 @@ def named_key(
 
 
 def power_of_two(size: int) -> int:
-    """The smallest power of two that is not smaller than ``size``; 0 and negative numbers stay what they are."""
+    """The smallest power of two that is not smaller than ``size``; 0 and negative numbers stay what
+    they are.
+    """
     return 1 << (size - 1).bit_length() if size > 0 else size
 
 
 def size_classes(*limits: int) -> Callable[[int], str]:
-    """Names of size classes: ``size_classes(64, 1024)(100) == "<=1024"``, and ">1024" above the last limit.
+    """Names of size classes: ``size_classes(64, 1024)(100) == "<=1024"``, and ">1024" above the
+    last limit.
 
     Raises:
         ValueError: no limits, or limits that are not positive and ascending.
@@ -258,7 +272,9 @@ def size_classes(*limits: int) -> Callable[[int], str]:
 
 
 def bucketed(key: Any, bucket: Callable[[int], Hashable]) -> Any:
-    """``key`` with ``bucket`` of every int in it: sizes, and strides, too, for they follow from sizes. Bools stay."""
+    """``key`` with ``bucket`` of every int in it: sizes, and strides, too, for they follow from
+    sizes. Bools stay.
+    """
     key = to_hashable(key)
     if isinstance(key, tuple):
         return tuple([bucketed(each, bucket) for each in key])
@@ -272,5 +288,6 @@ def _in_order(values: Iterable[Any]) -> tuple[Any, ...]:
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({','.join([_text(each) for each in value])})"
-    # A string in quotes and in ASCII: it may look like a number, hold a bracket, or what one terminal shows and another does not.
+    # A string in quotes and in ASCII: it may look like a number, hold a bracket, or what one
+    # terminal shows and another does not.
     return ascii(value) if type(value) in (str, bytes) else stable_repr(value)

@@ -1,4 +1,6 @@
-"""``as_operator``: a function that launches kernels as one operator of torch, which ``torch.compile`` leaves whole and calls in Python."""
+"""``as_operator``: a function that launches kernels as one operator of torch, which
+``torch.compile`` leaves whole and calls in Python.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,29 @@ def as_operator(
     fake: Callable[..., object] | None = None,
     mutates_args: Iterable[str] = (),
 ) -> TunedClosure[P, R]:
-    """Make a function that launches kernels one operator of torch: one node in a graph of ``torch.compile``, tuned when it first runs.
+    """Make a function that launches kernels one operator of torch: one node in a graph of
+    ``torch.compile``, tuned when it first runs.
 
     Args:
-        launcher: a step of ``contextual_autotune``, a function of ``autotune`` (what its configs fill is no argument of the operator) or a
-            plain function, with annotations that ``torch.library.infer_schema`` knows. It may not return one of its arguments.
+        launcher: a step of ``contextual_autotune``, a function of ``autotune`` (what its configs
+            fill is no argument of the operator) or a plain function, with annotations that
+            ``torch.library.infer_schema`` knows. It may not return one of its arguments.
         name: "namespace::name" of the operator; by default "dist_tune::" and the launcher's name.
-        fake: a function of the same arguments that returns empty tensors of the right shapes, as torch's ``register_fake`` takes it.
-            ``torch.compile`` needs it; not of a launcher that returns None.
-        mutates_args: names of the arguments that the launcher writes to: ``torch.compile`` relies on this list.
+        fake: a function of the same arguments that returns empty tensors of the right shapes, as
+            torch's ``register_fake`` takes it. ``torch.compile`` needs it; not of a launcher that
+            returns None.
+        mutates_args: names of the arguments that the launcher writes to: ``torch.compile`` relies
+            on this list.
 
     Returns:
-        The operator, torch's ``CustomOpDef`` with the launcher's signature and ``records``. It has no backward of its own:
-        ``torch.library.register_autograd`` and ``register_vmap`` take it, or its name.
+        The operator, torch's ``CustomOpDef`` with the launcher's signature and ``records``. It has
+        no backward of its own: ``torch.library.register_autograd`` and ``register_vmap`` take it,
+        or its name.
 
     Raises:
         TypeError: ``launcher`` or ``fake`` is no function.
-        ValueError: ``name`` is not of this form, or taken; nothing is returned or written; from torch: an annotation is missing or unfit.
+        ValueError: ``name`` is not of this form, or taken; nothing is returned or written; from
+            torch: an annotation is missing or unfit.
     """
     check_function("launcher", launcher, "launcher(*args, **kwargs)", is_needed=True)
     check_function("fake", fake, "fake(*args, **kwargs) -> empty tensors")
@@ -50,7 +58,8 @@ def as_operator(
         getattr(torch.ops, namespace), short
     ):  # torch would put this launcher in the place of that one
         raise ValueError(
-            f'name must be "namespace::name" of an operator that is not there yet, got {spelled(name)}'
+            'name must be "namespace::name" of an operator that is not there yet, got'
+            f" {spelled(name)}"
         )
 
     def body(*args: Any, **kwargs: Any) -> Any:

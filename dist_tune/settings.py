@@ -1,6 +1,7 @@
 """The ``DIST_TUNE_*`` environment variables.
 
-Those at the start of a tuning count and not those at import, so that a test or a launcher may set them late. An empty variable is unset.
+Those at the start of a tuning count and not those at import, so that a test or a launcher may set
+them late. An empty variable is unset.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ _OTHER_NAMES = {
 """Setting -> the variable that counts where ours is unset."""
 _BOOL = "1, 0, true, false, yes, no, on or off"
 _ALLOWED = {
-    "deadline_s": "a number of seconds above 0, at most 86400", "log_level": "TRACE, DEBUG, INFO or WARNING", "log_dir": "a path",
-    "cache_dir": "a path", "cache_path": f"paths with {os.pathsep} between them", "verbosity": "quiet, normal or verbose",
+    "deadline_s": "a number of seconds above 0, at most 86400",
+    "log_level": "TRACE, DEBUG, INFO or WARNING",
+    "log_dir": "a path",
+    "cache_dir": "a path",
+    "cache_path": f"paths with {os.pathsep} between them",
+    "verbosity": "quiet, normal or verbose",
     "mode": "tune, cached, require or first",
-}  # fmt: skip
+}
 """Setting -> what it may hold; ``_BOOL`` for all others."""
 _FOLDER = "~/.dist_tune/autotune"
 _ENTRY = re.compile(
@@ -39,11 +44,15 @@ _ENTRY = re.compile(
 """Of ``cache_path``: a path, or a URL, whose own colon separates nothing."""
 _MODES = ("tune", "cached", "require", "first")
 NEAREST = "nearest"
-"""A mode that no variable asks for, only ``nearest=True`` in a call with ``autotune=False``: as cached, for one function."""
+"""A mode that no variable asks for, only ``nearest=True`` in a call with ``autotune=False``: as
+cached, for one function.
+"""
 
 
 class SettingsError(ValueError):
-    """Environment variables that cannot be read. The message is one line with the values and what is allowed.
+    """Environment variables that cannot be read.
+
+    The message is one line with the values and what is allowed.
 
     Attributes:
         names: the settings.
@@ -75,35 +84,54 @@ class Settings(BaseSettings):
             ) from None
 
     deadline_s: float = Field(default=30.0, gt=0, le=86400, allow_inf_nan=False)
-    """Seconds without any progress of a rank before its peers give up, and the timeout of process groups while tuning."""
+    """Seconds without any progress of a rank before its peers give up, and the timeout of process
+    groups while tuning.
+    """
     log_dir: Path = Path(".autotune_logs")
     """Folder of ``rank-<i>.log``; relative to the working directory."""
     log_level: str = Field(default="INFO", pattern="^(?i:TRACE|DEBUG|INFO|WARNING)$")
     """Least severe level written to the file; TRACE has a line for every launch that was timed."""
     verbosity: str | None = Field(default=None, pattern="^(?i:quiet|normal|verbose)$")
-    """Rank 0 on stderr: quiet writes nothing, normal what is being tuned and what won, verbose all lines of the log from INFO on."""
+    """Rank 0 on stderr: quiet writes nothing, normal what is being tuned and what won, verbose all
+    lines of the log from INFO on.
+    """
     progress: bool | None = None
-    """The older name of ``verbosity``, which counts where that is unset: False means quiet, True normal."""
+    """The older name of ``verbosity``, which counts where that is unset: False means quiet, True
+    normal.
+    """
     cache_dir: str = _FOLDER
-    """Folder of the records of finished tunings, where ``cache_path`` is unset or names no folder of this machine first."""
+    """Folder of the records of finished tunings, where ``cache_path`` is unset or names no folder
+    of this machine first.
+    """
     cache_path: str = ""
-    """Several such folders, separated as in PATH: the first is written, the others are only read. ``package://name`` is a package's."""
+    """Several such folders, separated as in PATH: the first is written, the others are only read.
+
+    ``package://name`` is a package's.
+    """
     cache_shared: bool = False
-    """True: records are the group's as well, with mode 0660 in folders of mode 0770; otherwise their owner's alone, 0600 and 0700."""
+    """True: records are the group's as well, with mode 0660 in folders of mode 0770; otherwise
+    their owner's alone, 0600 and 0700.
+    """
     always_tune: bool = False
     """True: tune although there is a record, and replace it."""
     version_check: bool = True
-    """True: a record counts only with the versions of torch, triton and CUDA that it was made with."""
+    """True: a record counts only with the versions of torch, triton and CUDA that it was made with.
+    """
     mode: str | None = Field(default=None, pattern=r"^\s*(?i:tune|cached|require|first)\s*$")
-    """What may happen where a config is missing. None is tune. cached: the nearest record's config, else the first; nothing is tuned, and
-    nothing fails. require: an error. first: the first config, also where there is a record, for debugging."""
+    """What may happen where a config is missing.
+
+    None is tune. cached: the nearest record's config, else the first; nothing is tuned, and
+    nothing fails. require: an error. first: the first config, also where there is a record, for
+    debugging.
+    """
     require_cache: bool = False
     """The older name of ``mode``, which counts where that is unset: True means require."""
 
     @field_validator("log_dir")
     @classmethod
     def _of_home(cls, folder: Path) -> Path:
-        # As the cache does with its own: a file of a container's variables has no shell that would do it.
+        # As the cache does with its own: a file of a container's variables has no shell that would
+        # do it.
         return Path(os.path.expanduser(folder))
 
     @property
@@ -112,7 +140,10 @@ class Settings(BaseSettings):
 
     @property
     def cache_folders(self) -> list[str]:
-        """Folders of records, paths and URLs; the first is a path, and is written. So is a URL before which none was named."""
+        """Folders of records, paths and URLs; the first is a path, and is written.
+
+        So is a URL before which none was named.
+        """
         return (
             self._named
             if "://" not in self._named[0]
@@ -133,7 +164,9 @@ class Settings(BaseSettings):
 
     @property
     def may_tune(self) -> bool:
-        """False where a missing config is neither tuned nor an error: in the modes "cached" and "first"."""
+        """False where a missing config is neither tuned nor an error: in the modes "cached" and
+        "first".
+        """
         return self.effective_mode in ("tune", "require")
 
     @property
@@ -149,7 +182,9 @@ class Settings(BaseSettings):
 
 
 def read_settings() -> Settings:
-    """Settings of a tuning that must not end a job: a variable that cannot be read costs a warning, once, and counts as unset."""
+    """Settings of a tuning that must not end a job: a variable that cannot be read costs a warning,
+    once, and counts as unset.
+    """
     settings, told, _ = _read(_variables())
     for each in told:
         warn_once(f"dist_tune: {each}")
@@ -160,7 +195,8 @@ def check_mode() -> None:
     """Refuse to go on where it cannot be read whether anything may be tuned.
 
     Raises:
-        SettingsError: DIST_TUNE_MODE or DIST_TUNE_REQUIRE_CACHE is misspelt, its name or its value, and no other one says it.
+        SettingsError: DIST_TUNE_MODE or DIST_TUNE_REQUIRE_CACHE is misspelt, its name or its value,
+            and no other one says it.
     """
     if wrong := _read(_variables())[2]:
         raise SettingsError(
@@ -176,7 +212,9 @@ def variables_read() -> list[str]:
 
 
 def unread_variables(names: Iterable[str]) -> list[str]:
-    """Sentences about variables with our prefix that nothing reads: each is a mistake of spelling, as a rule."""
+    """Sentences about variables with our prefix that nothing reads: each is a mistake of spelling,
+    as a rule.
+    """
     known = variables_read()
     unread = sorted(
         each for each in names if each.startswith(_PREFIX) and each.upper() not in known
@@ -204,7 +242,10 @@ def _unreadable(name: str, value: Any) -> str:
         get_close_matches(str(value).strip(" \"'").lower(), _MODES, n=1) if name == "mode" else ()
     )
     meant = "".join(f" (did you mean {each}?)" for each in near)
-    return f"{_variable(name)}={spelled(value)} cannot be read: need {_ALLOWED.get(name, _BOOL)}{meant}"
+    return (
+        f"{_variable(name)}={spelled(value)} cannot be read: need"
+        f" {_ALLOWED.get(name, _BOOL)}{meant}"
+    )
 
 
 def _forbids(name: str, text: str) -> bool:
@@ -222,15 +263,20 @@ def _forbids(name: str, text: str) -> bool:
 
 
 def _variables() -> tuple[tuple[bytes, bytes], ...]:
-    """The environment as far as settings may stand in it; their case does not matter. As bytes, because decoding all of it takes longer."""
+    """The environment as far as settings may stand in it; their case does not matter.
+
+    As bytes, because decoding all of it takes longer.
+    """
     return tuple((name, os.environb[name]) for name in os.environb if b"DIST" in name.upper())
 
 
 @lru_cache(maxsize=16)
 def _read(variables: tuple[tuple[bytes, bytes], ...]) -> tuple[Settings, list[str], str]:
-    """Settings of an environment with these variables, which is that of the process; read once, in 0.7 ms.
+    """Settings of an environment with these variables, which is that of the process; read once, in
+    0.7 ms.
 
-    And what is wrong with it: what costs a warning, and what leaves it open whether anything may be tuned.
+    And what is wrong with it: what costs a warning, and what leaves it open whether anything may be
+    tuned.
     """
     told = unread_variables(os.fsdecode(name) for name, _ in variables)
     wrong: list[str] = []
@@ -256,7 +302,10 @@ def _read(variables: tuple[tuple[bytes, bytes], ...]) -> tuple[Settings, list[st
 
 
 def shared_settings(settings: Settings) -> dict[str, float | bool | str]:
-    """Variable -> value, of the settings that all ranks should have in common. Folders and the terminal may differ."""
+    """Variable -> value, of the settings that all ranks should have in common.
+
+    Folders and the terminal may differ.
+    """
     names = ("deadline_s", "always_tune", "version_check")
     return {
         f"{_PREFIX}MODE": settings.effective_mode,

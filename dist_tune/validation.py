@@ -1,4 +1,5 @@
-"""Options of a decorator or a tuning script, judged before anything runs: each error names its option and what fits there.
+"""Options of a decorator or a tuning script, judged before anything runs: each error names its
+option and what fits there.
 
 Knows callables and plain values; nothing of what options do.
 """
@@ -20,7 +21,9 @@ _CONTEXT_CODES = frozenset(make(None).__code__ for make in _MAKERS)
 
 
 def spelled(value: object) -> str:
-    """A value in a message: plain ones as they are written, functions and classes by name, all else by type."""
+    """A value in a message: plain ones as they are written, functions and classes by name, all else
+    by type.
+    """
     if _is_plain(value):
         text = repr(value)
         return text if len(text) <= _MAX_SPELLED else f"{text[:_MAX_SPELLED]}..."
@@ -34,7 +37,9 @@ def spelled(value: object) -> str:
 
 
 def check_function(option: str, value: object, form: str, *, is_needed: bool = False) -> None:
-    """Refuse an option that must be a function, or None unless it is needed. ``form``: its call, as "key_fn(*args, **kwargs)".
+    """Refuse an option that must be a function, or None unless it is needed.
+
+    ``form``: its call, as "key_fn(*args, **kwargs)".
 
     Raises:
         TypeError: it cannot be called.
@@ -59,7 +64,8 @@ def check_number(option: str, value: Any, least: float, kinds: Any = int) -> Non
 
 
 def check_online(search: object, max_slowdown: Any, **repeating: object) -> None:
-    """Refuse a share that is none, and options that have no meaning where no call is repeated (name -> value) with ``search="online"``.
+    """Refuse a share that is none, and options that have no meaning where no call is repeated (name
+    -> value) with ``search="online"``.
 
     Raises:
         TypeError: the share is no number.
@@ -71,7 +77,8 @@ def check_online(search: object, max_slowdown: Any, **repeating: object) -> None
     if search == "online":
         if given := [name for name, value in repeating.items() if value is not None]:
             raise ValueError(
-                f'{given[0]}= is given, and search="online" repeats no call and judges no result: leave one of them out'
+                f'{given[0]}= is given, and search="online" repeats no call and judges no result:'
+                " leave one of them out"
             )
         if max_slowdown == 0:
             raise ValueError('search="online" cannot try anything with max_slowdown=0')
@@ -99,7 +106,8 @@ def check_names(option: str, config: Mapping[Any, Any]) -> None:
     for name in config:
         if not isinstance(name, str):
             raise TypeError(
-                f"{option} holds a config with the name {spelled(name)}: names of config values are strings"
+                f"{option} holds a config with the name {spelled(name)}: names of config values are"
+                " strings"
             )
 
 
@@ -107,7 +115,8 @@ def check_ordinary(function: object, decorator: str) -> None:
     """Refuse to decorate what has not run when it returns.
 
     Raises:
-        TypeError: a static or class method, a coroutine, a generator, a context manager, or nothing callable.
+        TypeError: a static or class method, a coroutine, a generator, a context manager, or nothing
+            callable.
     """
     if isinstance(function, staticmethod | classmethod):
         raise TypeError(f"put @{type(function).__name__} above @{decorator}(...), not below it")
@@ -125,7 +134,10 @@ def check_ordinary(function: object, decorator: str) -> None:
 
 def within(kind: str) -> str:
     """What to do instead of decorating what makes a value of this kind, see ``deferred_value``."""
-    return f"Put what launches the kernels into a function of its own, decorate that one, and call it within the {kind}"
+    return (
+        "Put what launches the kernels into a function of its own, decorate that one, and call it"
+        f" within the {kind}"
+    )
 
 
 def deferred_value(value: object) -> str:
@@ -144,7 +156,9 @@ def deferred_value(value: object) -> str:
 
 
 def _deferred_kind(function: Any) -> str:
-    """Kind of the value of a callable that returns before its body has run; empty for ordinary ones."""
+    """Kind of the value of a callable that returns before its body has run; empty for ordinary
+    ones.
+    """
     for body in (function, type(function).__call__) if callable(function) else ():
         if inspect.iscoroutinefunction(body):
             return "coroutine"

@@ -1,9 +1,11 @@
-"""The thread that minds one tuning on this rank: it tells of late ranks, and frees or ends a process in which a config never returns.
+"""The thread that minds one tuning on this rank: it tells of late ranks, and frees or ends a
+process in which a config never returns.
 
-Is told of steps by the tuning's thread, and reads the clock. Lives from the first run, or of a process that tunes alone from the first
-launch of a candidate, to the end of the tuning; none of it runs in a steady call. A config that holds the interpreter lock stops this
-thread, too: a timer of faulthandler ends the process then. What may itself wait for ever (a store, the user's functions, a full pipe) runs
-on threads that are not waited for long.
+Is told of steps by the tuning's thread, and reads the clock. Lives from the first run, or of a
+process that tunes alone from the first launch of a candidate, to the end of the tuning; none of it
+runs in a steady call. A config that holds the interpreter lock stops this thread, too: a timer of
+faulthandler ends the process then. What may itself wait for ever (a store, the user's functions, a
+full pipe) runs on threads that are not waited for long.
 """
 
 from __future__ import annotations
@@ -39,14 +41,20 @@ EXIT_CODE = 86
 _PATIENCE_S = 2.0
 """Seconds for a store, or a function of the user's."""
 _TIMES_EXPECTED = 20
-"""A replay may take so many times as long as the shortest one before, where that is longer than the deadline."""
+"""A replay may take so many times as long as the shortest one before, where that is longer than the
+deadline.
+"""
 _RELEASE = 0.5
-"""Part of the limit after which flags are released: before peers give up, whose collectives have one deadline."""
+"""Part of the limit after which flags are released: before peers give up, whose collectives have
+one deadline.
+"""
 # In deadlines:
 _LEAVE = 0.5
 """From the message to the end of the process."""
 _LEAVE_LATER = 0.9
-"""The same for a rank outside of any launch: it may wait for a rank that is inside one, and be freed when that one leaves."""
+"""The same for a rank outside of any launch: it may wait for a rank that is inside one, and be
+freed when that one leaves.
+"""
 _HELD = 1.75
 """Time without a sign of the watching thread after which faulthandler ends the process."""
 _EXCUSED = 10.0
@@ -57,7 +65,9 @@ _LOST_S = 1.0
 """Time in which this process did not run, from which on that is told."""
 
 Releases = Sequence["torch.Tensor | Callable[[], object]"]
-"""Flags that spinning kernels wait for, which are filled with ones, and functions, which are called."""
+"""Flags that spinning kernels wait for, which are filled with ones, and functions, which are
+called.
+"""
 
 
 def check_release(given: object) -> None:
@@ -66,16 +76,19 @@ def check_release(given: object) -> None:
         isinstance(each, torch.Tensor) or callable(each) for each in given
     ):
         raise TypeError(
-            f"release must be a list of tensors, which are filled with ones, and functions, got {spelled(given)}"
+            "release must be a list of tensors, which are filled with ones, and functions, got"
+            f" {spelled(given)}"
         )
 
 
 def prepare_release(given: Releases) -> Callable[[], None] | None:
-    """A function that writes all flags and calls all functions, on a stream beside the one that hangs; None if there are none.
+    """A function that writes all flags and calls all functions, on a stream beside the one that
+    hangs; None if there are none.
 
     Made before anything hangs, because a kernel that spins may hold up allocations and new streams.
     """
-    # From pinned memory the copy engine writes flags; a kernel that fills them might find no free multiprocessor.
+    # From pinned memory the copy engine writes flags; a kernel that fills them might find no free
+    # multiprocessor.
     tensors = [each for each in given if isinstance(each, torch.Tensor)]
     flags = [
         (each, torch.ones_like(each, device="cpu", pin_memory=each.device.type == device_type()))
@@ -99,7 +112,9 @@ class Kind(Enum):
     """Kind of a step, with its limit in deadlines."""
 
     UNLIMITED = inf
-    """The user's first run, in which launches of candidates are limited; and meetings, where each answer of the store is."""
+    """The user's first run, in which launches of candidates are limited; and meetings, where each
+    answer of the store is.
+    """
     REPLAY = 1.0
     WORK = 1.5
     """The tuner's, between replays."""
@@ -121,7 +136,9 @@ class Step(NamedTuple):
 
 
 class Watchdog:
-    """Watches one tuning, whose thread tells it of steps; each costs that thread some microseconds."""
+    """Watches one tuning, whose thread tells it of steps; each costs that thread some
+    microseconds.
+    """
 
     def __init__(
         self,
@@ -154,7 +171,9 @@ class Watchdog:
         self._thread: Thread | None = None
 
     def mind(self) -> None:
-        """Let the thread tell of late ranks from here on; it watches the tuning's thread once ``watch`` was called there."""
+        """Let the thread tell of late ranks from here on; it watches the tuning's thread once
+        ``watch`` was called there.
+        """
         with self._lock:
             if self._thread is not None or self._over.is_set():
                 return
@@ -181,7 +200,7 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
         self._exit.close()
 
-    # -- told by the tuning's thread -----------------------------------------------------------------------------
+    # -- told by the tuning's thread ---------------------------------------------------------------
 
     def note(self, doing: str, kind: Kind = Kind.WORK, schedule: Replay | None = None) -> None:
         """Begin a step."""
@@ -189,7 +208,10 @@ class Watchdog:
 
     @contextmanager
     def launching(self, label: str, candidate: int, *, is_known: bool = False) -> Iterator[None]:
-        """The launch of a candidate; a function's may hold others. ``is_known``: it has run before, and needs no watch of its own."""
+        """The launch of a candidate; a function's may hold others.
+
+        ``is_known``: it has run before, and needs no watch of its own.
+        """
         if (
             not self._is_armed and not is_known
         ):  # a thread takes a millisecond to start, as much as the rest of a hit
@@ -228,21 +250,25 @@ class Watchdog:
         return self._take_released()
 
     def _take_released(self) -> bool:
-        """Drop the candidates that went on only when flags were released; true if there were some."""
+        """Drop the candidates that went on only when flags were released; true if there were
+        some.
+        """
         stuck, self._released = self._released, []
         for label, i, reason in stuck:
             if (site := self._sites.met.get(label)) is not None and i not in site.failures:
                 self._sites.fail(site, i, CandidateFailure(FailureKind.STUCK, reason))
         return bool(stuck)
 
-    # -- the watching thread -------------------------------------------------------------------------------------
+    # -- the watching thread -----------------------------------------------------------------------
 
     def _run(self) -> None:
         tick_s = min(self._deadline_s / 20, 0.5)
         seen: object = None
         is_told, excused_s, pause_s = False, 0.0, _FIRST_LOOK_S
         while not self._over.is_set():
-            before = time.monotonic()  # of the pause alone: time in which this thread tells peers, and waits for that, excuses nothing
+            # Of the pause alone: time in which this thread tells peers, and waits for that, excuses
+            # nothing
+            before = time.monotonic()
             self._pause(pause_s)
             late_at_s, pause_s = pause_s + 4 * tick_s, tick_s
             if not self._over.is_set():
@@ -257,7 +283,8 @@ class Watchdog:
                 if is_told:
                     self._say("what did not end goes on")
                 seen, is_told, excused_s = subject, False, 0.0
-            # A compilation takes what it takes; and the process may have been stopped, or had no processor.
+            # A compilation takes what it takes; and the process may have been stopped, or had no
+            # processor.
             if now - before > late_at_s or (
                 is_compiling(self._watched) and excused_s < _EXCUSED * self._deadline_s
             ):
@@ -288,11 +315,14 @@ class Watchdog:
         self._over.wait(seconds)
         if (lost_s := time.monotonic() - before - seconds) > _LOST_S and not self._ranks.is_alone:
             self.log.warning(
-                f"rank {self._ranks.rank} did not run for {lost_s:.1f} s: stopped, swapped out, or Python's lock held"
+                f"rank {self._ranks.rank} did not run for {lost_s:.1f} s: stopped, swapped out, or"
+                " Python's lock held"
             )
 
     def _arm(self) -> None:
-        """Let faulthandler end the process if this is not called again in time; tunings in other threads share its timer."""
+        """Let faulthandler end the process if this is not called again in time; tunings in other
+        threads share its timer.
+        """
         with self._lock:
             if self._over.is_set():
                 return
@@ -349,10 +379,12 @@ class Watchdog:
         ]
         return ", ".join(told) + (f" and {len(candidates) - 3} more" if len(candidates) > 3 else "")
 
-    # -- what it says and does -----------------------------------------------------------------------------------
+    # -- what it says and does ---------------------------------------------------------------------
 
     def _tell(self, subject: Step | Asked, late_s: float) -> None:
-        """Write what is late to the log and to the terminal, with the stacks of all threads, and release it if the user says how."""
+        """Write what is late to the log and to the terminal, with the stacks of all threads, and
+        release it if the user says how.
+        """
         signs: dict[int, str] = {}
         self._within(lambda: signs.update(self._ranks.last_signs()))
         then = (
@@ -362,7 +394,8 @@ class Watchdog:
         )
         peers = "; ".join(f"rank {rank} last seen at: {sign}" for rank, sign in signs.items())
         self._say(
-            f"{self._text(subject, late_s)}; {then}. {peers and f'{peers}. '}Stacks of all threads are in {self.log.path}"
+            f"{self._text(subject, late_s)}; {then}. {peers and f'{peers}. '}Stacks of all threads"
+            f" are in {self.log.path}"
         )
         with suppress(OSError, ValueError, RuntimeError):
             faulthandler.dump_traceback(self.log.log_file, all_threads=True)
@@ -382,8 +415,9 @@ class Watchdog:
         if isinstance(subject, Asked):
             advice = "Look at the network to the host of the store, which is rank 0's or torchrun's"
         told = (
-            f"{what}; nothing in the process can end that, and it has left with exit code {EXIT_CODE}. The stacks of its threads are in "
-            f"{self.log.path}. {advice}. DIST_TUNE_DEADLINE_S sets the deadline"
+            f"{what}; nothing in the process can end that, and it has left with exit code"
+            f" {EXIT_CODE}. The stacks of its threads are in {self.log.path}. {advice}."
+            " DIST_TUNE_DEADLINE_S sets the deadline"
         )
         error, causes = (
             StuckConfigError(f"rank {self._ranks.rank}: {told}", self._ranks.rank, what),

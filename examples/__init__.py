@@ -1,4 +1,7 @@
-"""Steps as their users write them. Without a GPU the Triton interpreter runs their kernels, unless TRITON_INTERPRET says otherwise."""
+"""Steps as their users write them.
+
+Without a GPU the Triton interpreter runs their kernels, unless TRITON_INTERPRET says otherwise.
+"""
 
 import os
 

@@ -1,6 +1,8 @@
-"""An AllGather-GEMM of two layers' sizes, tuned inside the step: each rank holds rows of A and of B, and gets C for all rows of A.
+"""An AllGather-GEMM of two layers' sizes, tuned inside the step: each rank holds rows of A and of
+B, and gets C for all rows of A.
 
-The kernel and the copies are those of kernels/ag_gemm.py. What is tuned is the product while the other ranks' shards arrive.
+The kernel and the copies are those of kernels/ag_gemm.py. What is tuned is the product while the
+other ranks' shards arrive.
 
     launch/launch.sh examples/allgather_gemm.py
     launch/launch.sh examples/allgather_gemm.py --shapes 4096,11008,4096 8192,28672,8192

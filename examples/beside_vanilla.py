@@ -1,6 +1,8 @@
-"""The same step tuned by dist_tune and by vanilla `triton.autotune`, in one run: choices kept apart, cold caches, times.
+"""The same step tuned by dist_tune and by vanilla `triton.autotune`, in one run: choices kept
+apart, cold caches, times.
 
-Knows steps as functions to call and kernels by the package that they lie in; knows nothing of how a step works.
+Knows steps as functions to call and kernels by the package that they lie in; knows nothing of how a
+step works.
 """
 
 from __future__ import annotations
@@ -33,11 +35,15 @@ Choices = list[dict[Any, Any]]
 PHASES = ("discover", "compile", "race", "finals", "settle")
 N_HOST_CALLS = 20
 HEAD_START_CYCLES = 40_000_000
-"""About 20 ms: longer than a host takes to queue a step of a hundred small kernels and its backward pass."""
+"""About 20 ms: longer than a host takes to queue a step of a hundred small kernels and its backward
+pass.
+"""
 
 
 def kernels_in(package: str, kind: type[Any]) -> list[Any]:
-    """Kernels of a kind in the loaded modules of a package, in a fixed order; wrappers such as heuristics are looked through."""
+    """Kernels of a kind in the loaded modules of a package, in a fixed order; wrappers such as
+    heuristics are looked through.
+    """
     found: dict[int, Any] = {}
     for name in sorted(sys.modules):
         if f"{name}.".startswith(f"{package}."):
@@ -62,14 +68,18 @@ def choose(package: str, choices: Choices) -> None:
 
 
 def forget(package: str) -> None:
-    """Let the kernels of a package have no configs in use, so that each tunes at its next launch."""
+    """Let the kernels of a package have no configs in use, so that each tunes at its next
+    launch.
+    """
     for kernel in kernels_in(package, Autotuner):
         kernel.cache.clear()
 
 
 @contextmanager
 def cold(package: str) -> Iterator[None]:
-    """No config is in use, nothing is compiled or loaded, and the ranks share a new folder as Triton's cache. Collective."""
+    """No config is in use, nothing is compiled or loaded, and the ranks share a new folder as
+    Triton's cache. Collective.
+    """
     forget(package)
     for kernel in kernels_in(package, JITFunction):
         kernel.device_caches.clear()
@@ -109,7 +119,10 @@ def first_call_s(step: Step, device: torch.device) -> float:
 
 
 def host_ms(step: Step, device: torch.device) -> float:
-    """Milliseconds until a call returns, its device idle before: the median, MAX over ranks. Collective."""
+    """Milliseconds until a call returns, its device idle before: the median, MAX over ranks.
+
+    Collective.
+    """
     samples = []
     for _ in range(N_HOST_CALLS):
         wait(device)
@@ -122,7 +135,9 @@ def host_ms(step: Step, device: torch.device) -> float:
 def worst(
     errors: dict[str, float], limit: float, reason: str, device: torch.device
 ) -> tuple[bool, str]:
-    """Whether the largest error of all ranks is within its limit, and the end of a line that says so. Collective."""
+    """Whether the largest error of all ranks is within its limit, and the end of a line that says
+    so. Collective.
+    """
     name = max(
         errors, key=lambda each: errors[each] if errors[each] == errors[each] else float("inf")
     )
@@ -139,7 +154,10 @@ def say(console: Console, text: str) -> None:
 def phases(records: Sequence[TuningRecord], seconds: float) -> str:
     """Sites, configs and seconds by phase of the tuning that the records are of."""
     spent = ", ".join(f"{name} {getattr(records[0].spent, name):.2f}" for name in PHASES)
-    counts = f"{len(records)} sites, {sum(len(each.candidates) for each in records)} configs, {records[0].n_replays} replays"
+    counts = (
+        f"{len(records)} sites, {sum(len(each.candidates) for each in records)} configs,"
+        f" {records[0].n_replays} replays"
+    )
     return f"{counts}, first call {seconds:.2f} s ({spent})"
 
 
@@ -162,12 +180,18 @@ def site_table(records: Sequence[TuningRecord]) -> Table:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Give a parser --vanilla, for `perf`."""
-    text = "for perf: vanilla starts with nothing compiled, or finds compiled what dist_tune has; cold if not given, which takes minutes"
+    text = (
+        "for perf: vanilla starts with nothing compiled, or finds compiled what dist_tune has; cold"
+        " if not given, which takes minutes"
+    )
     parser.add_argument("--vanilla", choices=["cold", "compiled"], default="cold", help=text)
 
 
 def perf(package: str, tuned: Any, plain: Step, vanilla: str, console: Console) -> None:
-    """Tune the step in both ways, time both choices in turns, and print a table and a line. Collective."""
+    """Tune the step in both ways, time both choices in turns, and print a table and a line.
+
+    Collective.
+    """
     device, seconds = torch.device("cuda" if torch.cuda.is_available() else "cpu"), {}
     # NCCL's and cuBLAS's own first calls are none of a tuner's.
     dist.all_reduce(torch.ones(16, 16, device=device) @ torch.ones(16, 16, device=device))
@@ -204,7 +228,10 @@ def perf(package: str, tuned: Any, plain: Step, vanilla: str, console: Console) 
     ]
     table = Table(
         *columns,
-        title="first call: until the device is done; device ms: host queued ahead; medians, MAX over ranks",
+        title=(
+            "first call: until the device is done; device ms: host queued ahead; medians, MAX over"
+            " ranks"
+        ),
     )
     for name in steps:
         state = "cold" if name == "dist_tune" else vanilla
@@ -213,8 +240,12 @@ def perf(package: str, tuned: Any, plain: Step, vanilla: str, console: Console) 
         )
     console.print(table)
     ours, theirs = device_ms["dist_tune"], device_ms["triton.autotune"]
-    gain = f"first call {seconds['dist_tune']:.2f} s, vanilla's ({vanilla}) {seconds['triton.autotune']:.2f} s"
+    gain = (
+        f"first call {seconds['dist_tune']:.2f} s, vanilla's ({vanilla})"
+        f" {seconds['triton.autotune']:.2f} s"
+    )
     say(
         console,
-        f"perf: {gain}; step on the device {ours:.4f} ms, with vanilla's choice {theirs:.4f} ms, {theirs / ours:.3f} x",
+        f"perf: {gain}; step on the device {ours:.4f} ms, with vanilla's choice {theirs:.4f} ms,"
+        f" {theirs / ours:.3f} x",
     )

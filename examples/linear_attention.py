@@ -1,10 +1,13 @@
-"""A layer of gated linear attention from flash-linear-attention, data-parallel: forward, backward and the all-reduce of its gradients.
+"""A layer of gated linear attention from flash-linear-attention, data-parallel: forward, backward
+and the all-reduce of its gradients.
 
-The library is used as it is, and one decorator above the training step tunes the kernels of `chunk_gla` inside it, on all ranks at once.
-fla-core holds operators and no layers, so the layer stands here: projections, gates and norm are torch's.
+The library is used as it is, and one decorator above the training step tunes the kernels of
+`chunk_gla` inside it, on all ranks at once. fla-core holds operators and no layers, so the layer
+stands here: projections, gates and norm are torch's.
 
 - check: results and gradients with dist_tune's choice beside those with vanilla `triton.autotune`'s
-- perf: the first call, the step on the device and its host time, beside the same step under vanilla `triton.autotune`
+- perf: the first call, the step on the device and its host time, beside the same step under vanilla
+  `triton.autotune`
 
     pip install 'dist_tune[examples]'
     launch/launch.sh examples/linear_attention.py --case check
@@ -36,11 +39,16 @@ from kernels import harness
 
 SHAPE = (2, 4096, 8, 128)
 LIMIT = 2e-2
-REASON = "a config sets the order of sums; results of a dozen kernels in a row are rounded to bfloat16 (2**-9 each)"
+REASON = (
+    "a config sets the order of sums; results of a dozen kernels in a row are rounded to bfloat16"
+    " (2**-9 each)"
+)
 
 
 class GatedLinearAttention(nn.Module):
-    """Y [B, T, heads * head_dim] of x of that shape; a gate for each channel of the keys, by a projection of low rank."""
+    """Y [B, T, heads * head_dim] of x of that shape; a gate for each channel of the keys, by a
+    projection of low rank.
+    """
 
     def __init__(self, n_heads: int, head_dim: int, gate_rank: int = 16) -> None:
         super().__init__()
@@ -69,7 +77,9 @@ class GatedLinearAttention(nn.Module):
 
 @contextual_autotune(is_dist=True)
 def step(layer: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """One data-parallel step: the layer's output, and gradients summed over ranks in its parameters. Collective."""
+    """One data-parallel step: the layer's output, and gradients summed over ranks in its
+    parameters. Collective.
+    """
     layer.zero_grad(set_to_none=True)
     y: torch.Tensor = layer(x)
     y.backward(dy)
@@ -81,7 +91,10 @@ def step(layer: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
 def missing() -> str:
     """What this example needs and does not find, and how to get it; empty if nothing."""
     if importlib.util.find_spec("fla") is None:
-        return "needs fla-core, which is not installed: pip install 'dist_tune[examples]', or '.[examples]' in a checkout"
+        return (
+            "needs fla-core, which is not installed: pip install 'dist_tune[examples]', or"
+            " '.[examples]' in a checkout"
+        )
     return (
         ""
         if torch.cuda.is_available()
@@ -120,13 +133,18 @@ def results(
 
 
 def quick_vanilla(package: str) -> None:
-    """Let vanilla's tuner time a config for 25 ms in place of 125: the check needs its choice to be one, and not the best."""
+    """Let vanilla's tuner time a config for 25 ms in place of 125: the check needs its choice to be
+    one, and not the best.
+    """
     for kernel in beside_vanilla.kernels_in(package, Autotuner):
         kernel.do_bench = partial(triton.testing.do_bench, warmup=5, rep=20)
 
 
 def check(shape: harness.Shape, device: torch.device, console: Console) -> bool:
-    """True if both choices give the same results but for rounding, on all ranks; prints a line. Collective."""
+    """True if both choices give the same results but for rounding, on all ranks; prints a line.
+
+    Collective.
+    """
     given = arguments(shape, device)
     seconds = beside_vanilla.first_call_s(lambda: step(*given), device)
     ours, told = results(step, *given), beside_vanilla.phases(step.records, seconds)
@@ -145,7 +163,8 @@ def check(shape: harness.Shape, device: torch.device, console: Console) -> bool:
         beside_vanilla.say(console, f"{name}: relative error {error:.1e}")
     beside_vanilla.say(
         console,
-        f"check: {told}; {len(errors)} results, largest difference of an element {largest:.1e}, {text}",
+        f"check: {told}; {len(errors)} results, largest difference of an element {largest:.1e},"
+        f" {text}",
     )
     return is_good
 
@@ -153,7 +172,8 @@ def check(shape: harness.Shape, device: torch.device, console: Console) -> bool:
 def main() -> int:
     """Run the case at every shape; 1 if a result was wrong."""
     parser = harness.command_line(
-        "A data-parallel layer of gated linear attention: check its results, compare it with vanilla triton.autotune.",
+        "A data-parallel layer of gated linear attention: check its results, compare it with"
+        " vanilla triton.autotune.",
         sizes="B,T,H,K",
         script="examples/linear_attention.py",
     )

@@ -1,7 +1,9 @@
-"""An MLP in a data-parallel training loop, tuned whole by one decorator; its activation is a kernel, forward and backward.
+"""An MLP in a data-parallel training loop, tuned whole by one decorator; its activation is a
+kernel, forward and backward.
 
-The step takes the next batch, steps its optimizer and its schedule: it may not be repeated, and is tuned in its own calls, each of which
-counts. At the end parameters and losses are compared with those of the same loop without a tuner, to the bit.
+The step takes the next batch, steps its optimizer and its schedule: it may not be repeated, and is
+tuned in its own calls, each of which counts. At the end parameters and losses are compared with
+those of the same loop without a tuner, to the bit.
 
     launch/launch.sh examples/mlp_training.py
     launch/launch.sh examples/mlp_training.py --width 4096 --rows 2048 --steps 2000
@@ -84,7 +86,9 @@ def batches(rows: int, width: int) -> Iterator[torch.Tensor]:
 def train(
     options: argparse.Namespace, device: torch.device, tuner: Callable[[Step], Step]
 ) -> tuple[list[torch.Tensor], int]:
-    """Losses of all steps and the parameters at the end; number of the step that ended the tuning, 0 if none did."""
+    """Losses of all steps and the parameters at the end; number of the step that ended the tuning,
+    0 if none did.
+    """
     torch.manual_seed(0)
     up, down = (
         nn.Linear(*sizes, bias=False, device=device)
@@ -146,7 +150,8 @@ def main() -> None:
         else f"not tuned to the end in {options.steps} steps"
     )
     console.print(
-        f"{ended}; losses and parameters {'are' if is_same else 'ARE NOT'} those of the untuned loop; {configs}"
+        f"{ended}; losses and parameters {'are' if is_same else 'ARE NOT'} those of the untuned"
+        f" loop; {configs}"
     )  # on rank 0
     dist.destroy_process_group()
     sys.exit(not (is_same and n_tuning))

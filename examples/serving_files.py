@@ -1,7 +1,9 @@
-"""Files of configs for a serving engine: tuned ahead for the numbers of tokens that it serves, read where it launches.
+"""Files of configs for a serving engine: tuned ahead for the numbers of tokens that it serves, read
+where it launches.
 
-python examples/serving_files.py --tune --folder configs     # once, on the GPU that will serve; shared out over ranks under torchrun
-python examples/serving_files.py --folder configs            # the engine: no tuning, one look-up for each request
+python examples/serving_files.py --tune --folder configs     # once, on the GPU that will serve;
+shared out over ranks under torchrun python examples/serving_files.py --folder configs            #
+the engine: no tuning, one look-up for each request
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 # mypy: disable-error-code="no-untyped-def"
-# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions carry none.
-"""Backward kernels of a state-space model's chunked scan, with the launches that a library would make of them.
+# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions
+# carry none.
+"""Backward kernels of a state-space model's chunked scan, with the launches that a library would
+make of them.
 
-Shapes are those of state_space_forward.py. As public libraries do, a launch gets memory for as many partial sums as the smallest block
-makes, and the host reads `best_config` right after it to know how many there are; sums over tiles are atomic, into memory that a
-config's `pre_hook` has zeroed.
+Shapes are those of state_space_forward.py. As public libraries do, a launch gets memory for as many
+partial sums as the smallest block makes, and the host reads `best_config` right after it to know
+how many there are; sums over tiles are atomic, into memory that a config's `pre_hook` has zeroed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from examples.state_space_forward import (
     store_tile,
     tile_grid,
     tiles,
-)  # fmt: skip
+)
 
 
 @triton.autotune(configs=blocks("BLOCK", 64, 128, 256, 512), key=["H", "Q", "SIZE"])
@@ -46,7 +48,9 @@ def passing_backward_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """From the last chunk to the first: the gradient of what each adds to the state, and a part of that of its decay."""
+    """From the last chunk to the first: the gradient of what each adds to the state, and a part of
+    that of its decay.
+    """
     part, sequence, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     at = part * BLOCK + tl.arange(0, BLOCK)
     gradient = tl.zeros((BLOCK,), tl.float32)
@@ -62,9 +66,26 @@ def passing_backward_kernel(
 @triton.autotune(configs=tiles("d_steps"), key=PRODUCT_KEY)
 @triton.jit
 def input_kernel(
-    x, dy, b, cb, d_states, cum, steps, d, dx, d_steps, d_skip, n_parts, H: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x,
+    dy,
+    b,
+    cb,
+    d_states,
+    cum,
+    steps,
+    d,
+    dx,
+    d_steps,
+    d_skip,
+    n_parts,
+    H: tl.constexpr,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    Q: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """Dx, added to d_steps, and a part of the gradient of d."""
     rows, columns = own_tile(P, BLOCK_M, BLOCK_N)
     chunk, head, total = (
@@ -109,10 +130,26 @@ def input_kernel(
 @triton.autotune(configs=tiles("weights"), key=[*PRODUCT_KEY, "OF_OUTPUT"])
 @triton.jit
 def projection_kernel(
-    x, states, b, cum, steps, db, weights, H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, OF_OUTPUT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Db through the states, the sum over heads, and the weight of each row's decay. With dy, c and OF_OUTPUT: dc."""
+    x,
+    states,
+    b,
+    cum,
+    steps,
+    db,
+    weights,
+    H: tl.constexpr,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    Q: tl.constexpr,
+    OF_OUTPUT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Db through the states, the sum over heads, and the weight of each row's decay.
+
+    With dy, c and OF_OUTPUT: dc.
+    """
     rows, columns = own_tile(N, BLOCK_M, BLOCK_N)
     chunk, total = tl.program_id(1), tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     own = load_tile(b + chunk * Q * N, rows, columns, N, 1, Q, N).to(tl.float32)
@@ -132,9 +169,18 @@ def projection_kernel(
 @triton.autotune(configs=tiles(), key=["H", "P", "Q"])
 @triton.jit
 def pairs_kernel(
-    x, dy, cum, steps, d_cb, H: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x,
+    dy,
+    cum,
+    steps,
+    d_cb,
+    H: tl.constexpr,
+    P: tl.constexpr,
+    Q: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """The gradient of cb, the sum over heads."""
     rows, columns = own_tile(Q, BLOCK_M, BLOCK_N)
     chunk, total = tl.program_id(1), tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -157,10 +203,19 @@ def pairs_kernel(
 @triton.autotune(configs=tiles(), key=["N", "Q", "TRANSPOSED"])
 @triton.jit
 def product_backward_kernel(
-    d_cb, b, dc, N: tl.constexpr, Q: tl.constexpr, TRANSPOSED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Dc += d_cb @ b in each chunk; with c and TRANSPOSED, db += d_cb.T @ c, into a result of its own."""
+    d_cb,
+    b,
+    dc,
+    N: tl.constexpr,
+    Q: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Dc += d_cb @ b in each chunk; with c and TRANSPOSED, db += d_cb.T @ c, into a result of its
+    own.
+    """
     rows, columns = own_tile(N, BLOCK_M, BLOCK_N)
     chunk, total = tl.program_id(1), tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     row_stride, depth_stride = (1, Q) if TRANSPOSED else (Q, 1)
@@ -188,7 +243,9 @@ def decay_kernel(
     Q: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Gradients of the decays within a chunk: those of rows, and a part of those of columns, which are subtracted from them."""
+    """Gradients of the decays within a chunk: those of rows, and a part of those of columns, which
+    are subtracted from them.
+    """
     part, chunk, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     values, times, depth = (chunk * Q * H + head) * P, (chunk * H + head) * Q, tl.arange(0, P)
     rows = part * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -243,7 +300,8 @@ def cumsum_backward_kernel(
     )
     step = tl.where(raw > 20.0, raw, tl.log(1.0 + tl.exp(tl.minimum(raw, 20.0))))
     of_sums = load_tile(d_cum + chunk * H * Q, heads, q, Q, 1, H, Q)
-    # A sum is of its own row and of all before it, so a row's gradient is of its own sum and of all after it.
+    # A sum is of its own row and of all before it, so a row's gradient is of its own sum and of all
+    # after it.
     of_row = of_sums + tl.sum(of_sums, 1)[:, None] - tl.cumsum(of_sums, axis=1)
     gradient = (
         load_tile(d_steps + chunk * H * Q, heads, q, Q, 1, H, Q)
@@ -266,7 +324,9 @@ def backward(
     kept: tuple[torch.Tensor, ...],
     n_chunks: int,
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients of x, dt, a, bias, d, b and c, of which `inputs` are; `kept` is what the forward pass kept."""
+    """Gradients of x, dt, a, bias, d, b and c, of which `inputs` are; `kept` is what the forward
+    pass kept.
+    """
     (x, dt, a, bias, d, b, c), (steps, cum, cb, before) = inputs, kept
     (n, q, h, p), state_size = x.shape, b.shape[-1]
     sizes = {"H": h, "P": p, "N": state_size, "Q": q}

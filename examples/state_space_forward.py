@@ -1,11 +1,15 @@
 # mypy: disable-error-code="no-untyped-def"
-# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions carry none.
-"""Forward kernels of a state-space model's chunked scan, with the launches that a library would make of them.
+# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions
+# carry none.
+"""Forward kernels of a state-space model's chunked scan, with the launches that a library would
+make of them.
 
-Knows tiles and launch configs; knows nothing of tuning, of ranks or of autograd. Rows of time lie in chunks of Q, the chunks of all
-sequences one after the other. Shapes, with H heads of P values and a state of P x N numbers for each head:
+Knows tiles and launch configs; knows nothing of tuning, of ranks or of autograd. Rows of time lie
+in chunks of Q, the chunks of all sequences one after the other. Shapes, with H heads of P values
+and a state of P x N numbers for each head:
 
-    x, y [chunks, Q, H, P]    dt [chunks, Q, H]    b, c [chunks, Q, N]    cum, steps [chunks, H, Q]    states [chunks, H, P, N]
+    x, y [chunks, Q, H, P]    dt [chunks, Q, H]    b, c [chunks, Q, N]    cum, steps [chunks, H, Q]
+    states [chunks, H, P, N]
 """
 
 from __future__ import annotations
@@ -18,9 +22,16 @@ import triton
 import triton.language as tl
 
 TILES = (
-    (64, 64, 32, 4, 3), (128, 64, 32, 4, 3), (64, 128, 32, 4, 3), (128, 128, 32, 8, 3), (64, 32, 32, 4, 4),
-    (32, 64, 32, 4, 4), (32, 32, 32, 2, 4), (64, 64, 64, 4, 2), (128, 64, 64, 4, 2),
-)  # fmt: skip
+    (64, 64, 32, 4, 3),
+    (128, 64, 32, 4, 3),
+    (64, 128, 32, 4, 3),
+    (128, 128, 32, 8, 3),
+    (64, 32, 32, 4, 4),
+    (32, 64, 32, 4, 4),
+    (32, 32, 32, 2, 4),
+    (64, 64, 64, 4, 2),
+    (128, 64, 64, 4, 2),
+)
 """BLOCK_M, BLOCK_N, BLOCK_K, warps and stages of the products."""
 INTERPRETED_TILES = ((16, 16, 16, 4, 2), (32, 16, 16, 4, 2))
 """Few, because the interpreter takes milliseconds for each program."""
@@ -103,7 +114,9 @@ def add_product(total, left, right):
 
 @triton.jit
 def row_scale(cum, steps, rows, Q: tl.constexpr, OF_OUTPUT: tl.constexpr):
-    """By how much a row's output sees the state before the chunk, or the state after the chunk its input."""
+    """By how much a row's output sees the state before the chunk, or the state after the chunk its
+    input.
+    """
     own = tl.load(cum + rows, mask=rows < Q, other=0.0)
     if OF_OUTPUT:
         return tl.where(rows < Q, tl.exp(own), 0.0)
@@ -120,7 +133,8 @@ def pair_scale(cum, steps, rows, columns, Q: tl.constexpr):
     )
     step = tl.load(steps + columns, mask=columns < Q, other=0.0)
     seen = (rows[:, None] >= columns[None, :]) & (rows[:, None] < Q)
-    # The minimum: where the column is later the exponent is positive, and its exponential may be infinite.
+    # The minimum: where the column is later the exponent is positive, and its exponential may be
+    # infinite.
     return tl.where(seen, tl.exp(tl.minimum(i[:, None] - j[None, :], 0.0)) * step[None, :], 0.0)
 
 
@@ -169,10 +183,24 @@ def product_kernel(
 @triton.autotune(configs=tiles(), key=[*PRODUCT_KEY, "OF_OUTPUT"])
 @triton.jit
 def states_kernel(
-    x, b, cum, steps, states, H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr, OF_OUTPUT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """What a chunk adds to the state: the sum over rows of x and b, scaled. With dy and c: the gradient of the state before it."""
+    x,
+    b,
+    cum,
+    steps,
+    states,
+    H: tl.constexpr,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    Q: tl.constexpr,
+    OF_OUTPUT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """What a chunk adds to the state: the sum over rows of x and b, scaled.
+
+    With dy and c: the gradient of the state before it.
+    """
     rows, columns = own_tile(N, BLOCK_M, BLOCK_N)
     chunk, head, total = (
         tl.program_id(1),
@@ -220,10 +248,25 @@ def passing_kernel(
 @triton.autotune(configs=tiles(), key=PRODUCT_KEY)
 @triton.jit
 def scan_kernel(
-    x, c, cb, before, cum, steps, d, y, H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, Q: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Y = what rows see of the state before the chunk, of earlier rows of the chunk, and of themselves (d * x)."""
+    x,
+    c,
+    cb,
+    before,
+    cum,
+    steps,
+    d,
+    y,
+    H: tl.constexpr,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    Q: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Y = what rows see of the state before the chunk, of earlier rows of the chunk, and of
+    themselves (d * x).
+    """
     rows, columns = own_tile(P, BLOCK_M, BLOCK_N)
     chunk, head, total = (
         tl.program_id(1),
@@ -272,7 +315,10 @@ def forward(
     c: torch.Tensor,
     n_chunks: int,
 ) -> Any:
-    """Y, and what the backward pass needs: steps, cum, cb and the states before the chunks. `vectors`: a, bias and d, each [H]."""
+    """Y, and what the backward pass needs: steps, cum, cb and the states before the chunks.
+
+    `vectors`: a, bias and d, each [H].
+    """
     (n, q, h, p), state_size, (a, bias, d) = x.shape, b.shape[-1], vectors
     steps, cum, cb = (
         torch.empty(sizes, dtype=torch.float32, device=x.device)

@@ -1,11 +1,15 @@
-"""A state-space model's chunked scan (as in Mamba 2), forward and backward, on all ranks that torchrun starts: 15 sites, 110 configs.
+"""A state-space model's chunked scan (as in Mamba 2), forward and backward, on all ranks that
+torchrun starts: 15 sites, 110 configs.
 
-The host reads `best_config` of three kernels right after their launches, as public libraries do; other configs zero what they add to in
-a `pre_hook`. The kernels and their launches stand in state_space_forward.py and state_space_backward.py and know nothing of tuning.
+The host reads `best_config` of three kernels right after their launches, as public libraries do;
+other configs zero what they add to in a `pre_hook`. The kernels and their launches stand in
+state_space_forward.py and state_space_backward.py and know nothing of tuning.
 
-- check: results and gradients of the tuning call and of the next one, beside a recurrence in plain torch
+- check: results and gradients of the tuning call and of the next one, beside a recurrence in plain
+  torch
 - tune: seconds by phase
-- perf: the first call, the step on the device and its host time, beside the same step under vanilla `triton.autotune`
+- perf: the first call, the step on the device and its host time, beside the same step under vanilla
+  `triton.autotune`
 
     launch/launch.sh examples/state_space_scan.py --case check
     launch/launch.sh examples/state_space_scan.py --case tune --shape 2,4096,16,64,128,256
@@ -42,7 +46,9 @@ N_SHARED = 3
 
 
 class ChunkedScan(torch.autograd.Function):
-    """Y of x [B, L, H, P], dt [B, L, H], a, bias, d [H], b and c [B, L, N], in chunks of q rows; L is a multiple of q, a power of two."""
+    """Y of x [B, L, H, P], dt [B, L, H], a, bias, d [H], b and c [B, L, N], in chunks of q rows; L
+    is a multiple of q, a power of two.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: int, *inputs: torch.Tensor) -> torch.Tensor:
@@ -109,7 +115,8 @@ def arguments(
     n, length, h, p, state_size, q = shape
     if length % q or q & (q - 1) or q < 16 or min(p, state_size) < 16 or p & (p - 1):
         raise ValueError(
-            f"{SIZES} need L as a multiple of Q, Q and P as powers of two from 16, N from 16; got {','.join(map(str, shape))}"
+            f"{SIZES} need L as a multiple of Q, Q and P as powers of two from 16, N from 16; got"
+            f" {','.join(map(str, shape))}"
         )
 
     def draw(*sizes: int, of: torch.dtype = dtype) -> torch.Tensor:
@@ -136,7 +143,10 @@ def limit_of(dtype: torch.dtype, device: torch.device) -> tuple[float, str]:
     if dtype == torch.bfloat16:
         return (
             3e-2,
-            "tiles are rounded to bfloat16 (2**-9) before each of four products in a row, and sums of decays cancel",
+            (
+                "tiles are rounded to bfloat16 (2**-9) before each of four products in a row, and"
+                " sums of decays cancel"
+            ),
         )
     if device.type == "cuda":
         return (
@@ -147,7 +157,10 @@ def limit_of(dtype: torch.dtype, device: torch.device) -> tuple[float, str]:
 
 
 def check(shape: harness.Shape, dtype: torch.dtype, device: torch.device, console: Console) -> bool:
-    """True if the call that tunes and the next one are right on all ranks; prints a line. Collective."""
+    """True if the call that tunes and the next one are right on all ranks; prints a line.
+
+    Collective.
+    """
     given = arguments(shape, dtype, device)
     expected, (limit, reason) = recurrence(*given[1:]), limit_of(dtype, device)
     errors: dict[str, float] = {}
@@ -177,7 +190,8 @@ def tune(shape: harness.Shape, dtype: torch.dtype, device: torch.device, console
 def main() -> int:
     """Run the case at every shape and dtype; 1 if a result was wrong."""
     parser = harness.command_line(
-        "A state-space model's chunked scan: check its results, tune it, compare it with vanilla triton.autotune.",
+        "A state-space model's chunked scan: check its results, tune it, compare it with vanilla"
+        " triton.autotune.",
         sizes=SIZES,
         dtypes=("bf16", "fp32"),
         script="examples/state_space_scan.py",

@@ -1,8 +1,10 @@
-"""AllGather-GEMM: C[M, N / W] = all_gather(A[M / W, K]) @ B[N / W, K].T, the gather hidden behind the matrix product.
+"""AllGather-GEMM: C[M, N / W] = all_gather(A[M / W, K]) @ B[N / W, K].T, the gather hidden behind
+the matrix product.
 
-The step, as an object whose kernel `contextual_autotune` tunes (`AllGatherGemm`) and as a function that takes its launch config
-and is tuned by `autotune` (`ag_gemm`). The kernel is in shard_gemm.py, the gather in gather.py; what the command line does is in
-cases.py. Without a GPU the same step runs under the Triton interpreter on gloo ranks.
+The step, as an object whose kernel `contextual_autotune` tunes (`AllGatherGemm`) and as a function
+that takes its launch config and is tuned by `autotune` (`ag_gemm`). The kernel is in shard_gemm.py,
+the gather in gather.py; what the command line does is in cases.py. Without a GPU the same step runs
+under the Triton interpreter on gloo ranks.
 
     torchrun --nproc_per_node=4 kernels/ag_gemm.py --case check
     launch/launch.sh kernels/ag_gemm.py --case tune --shape 4096,11008,4096 --tuner function
@@ -57,7 +59,8 @@ class AllGatherGemm(GroupStep):
         c = output_for(a_shard, (a_shard.shape[0] * self.n_ranks, b_shard.shape[0]), out)
         a_shard, b_shard = loadable(a_shard), loadable(b_shard)
         gather = self.gather_for(a_shard)
-        # The copies first: nothing that a peer waits for is queued behind a kernel that waits for a peer.
+        # The copies first: nothing that a peer waits for is queued behind a kernel that waits for a
+        # peer.
         gathered = gather.start(a_shard)
         try:
             config = self.config if config is None else config
@@ -76,7 +79,10 @@ class AllGatherGemm(GroupStep):
         return c
 
     def gather_for(self, a_shard: torch.Tensor) -> Gather:
-        """The gather used by steps with shards like `a_shard`. Collective where there is none yet."""
+        """The gather used by steps with shards like `a_shard`.
+
+        Collective where there is none yet.
+        """
         shape, dtype, device = a_shard.shape, a_shard.dtype, a_shard.device
         if (shape, dtype, device) not in self._gathers:
             by_rank: list[Any] = [None] * self.n_ranks
@@ -112,12 +118,14 @@ def ag_gemm(
     gemm_config: triton.Config,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """C [M, N / W], written to `out` if given, of the shards `a` [M / W, K] and `b` [N / W, K]; `gemm_config` comes from the tuner.
+    """C [M, N / W], written to `out` if given, of the shards `a` [M / W, K] and `b` [N / W, K];
+    `gemm_config` comes from the tuner.
 
-    Collective: all ranks of the group of `ctx` call it, and those are to be all ranks, or `autotune_pg` names their group. `ctx`
-    holds symmetric memory; it is handed on as it is.
+    Collective: all ranks of the group of `ctx` call it, and those are to be all ranks, or
+    `autotune_pg` names their group. `ctx` holds symmetric memory; it is handed on as it is.
     """
-    # Called by its class's name: a record counts for the code that it was made with, and an argument's code is not looked at.
+    # Called by its class's name: a record counts for the code that it was made with, and an
+    # argument's code is not looked at.
     return AllGatherGemm.__call__(ctx, a, b, out, gemm_config)
 
 

@@ -1,8 +1,10 @@
-"""AllGather-MoE, the first layer of a mixture of experts: all-gather of tokens, and a grouped GEMM that starts before they are there.
+"""AllGather-MoE, the first layer of a mixture of experts: all-gather of tokens, and a grouped GEMM
+that starts before they are there.
 
-C[M * top_k, N / W]: row t * top_k + j is token t times the weights B[expert[t, j]][N / W, K].T of its j-th expert. The kernel is in
-grouped_gemm.py, the gather in gather.py, the sorting in routing.py; what the command line does is in cases.py. Without a GPU the
-same step runs under the Triton interpreter on gloo ranks.
+C[M * top_k, N / W]: row t * top_k + j is token t times the weights B[expert[t, j]][N / W, K].T of
+its j-th expert. The kernel is in grouped_gemm.py, the gather in gather.py, the sorting in
+routing.py; what the command line does is in cases.py. Without a GPU the same step runs under the
+Triton interpreter on gloo ranks.
 
     launch/launch.sh kernels/ag_moe.py --M 2048 --autotune
     launch/launch.sh kernels/ag_moe.py --case perf --shape 2048,14336,4096,32,2 --skew 1
@@ -39,9 +41,9 @@ from kernels.symmetric import StepOrder
 class AllGatherMoe(GroupStep):
     """One step of AllGather-MoE.
 
-    The experts of all tokens are known on all ranks. Every step sorts its rows by expert, and those of an expert by the shard of their
-    token, in the order in which shards arrive: a tile waits for the shards that it has tokens of, and the first tiles are of this rank's
-    own tokens.
+    The experts of all tokens are known on all ranks. Every step sorts its rows by expert, and those
+    of an expert by the shard of their token, in the order in which shards arrive: a tile waits for
+    the shards that it has tokens of, and the first tiles are of this rank's own tokens.
     """
 
     def __init__(
@@ -62,7 +64,8 @@ class AllGatherMoe(GroupStep):
         out: torch.Tensor | None = None,
         config: triton.Config | None = None,
     ) -> torch.Tensor:
-        """C [M * top_k, N / W], written to `out` if given; `tokens` is this rank's [M / W, K], `experts_b` [E, N / W, K].
+        """C [M * top_k, N / W], written to `out` if given; `tokens` is this rank's [M / W, K],
+        `experts_b` [E, N / W, K].
 
         `config`, if given, is used for this call in place of the object's.
         """
@@ -70,13 +73,15 @@ class AllGatherMoe(GroupStep):
         (n_experts, n, _), (n_tokens, top_k) = experts_b.shape, routing.experts.shape
         if len(tokens) * self.n_ranks != n_tokens:
             raise ValueError(
-                f"need the experts of {self.n_ranks} ranks with {len(tokens)} tokens each, got those of {n_tokens} tokens"
+                f"need the experts of {self.n_ranks} ranks with {len(tokens)} tokens each, got"
+                f" those of {n_tokens} tokens"
             )
         c = output_for(tokens, (n_tokens * top_k, n), out)
         tokens, flat = loadable(tokens), loadable(experts_b.flatten(0, 1))
         gather = self._gemm.gather_for(tokens)
         self._stream_order.follow(tokens.device)
-        # The copies first: they run while rows are sorted, and nothing that a peer waits for is queued behind a kernel that waits.
+        # The copies first: they run while rows are sorted, and nothing that a peer waits for is
+        # queued behind a kernel that waits.
         gathered = gather.start(tokens)
         try:
             by_expert = self._sorter_for(routing, n_experts, order).sort(routing.experts)
@@ -88,7 +93,9 @@ class AllGatherMoe(GroupStep):
         return c
 
     def _sorter_for(self, routing: Routing, n_experts: int, order: Order) -> RowSorter:
-        """The sorting of rows whose part p are the tokens of shard rank - p: shards arrive in this order."""
+        """The sorting of rows whose part p are the tokens of shard rank - p: shards arrive in this
+        order.
+        """
         (n_tokens, top_k), device = routing.experts.shape, routing.experts.device
         key = n_tokens, top_k, n_experts, order, device
         if key not in self._sorters:
@@ -102,7 +109,9 @@ class AllGatherMoe(GroupStep):
 
 
 def config_space() -> list[dict[str, str]]:
-    """Orders of tiles, as arguments of `ag_moe`; the product's configs are those of its own `triton.autotune`."""
+    """Orders of tiles, as arguments of `ag_moe`; the product's configs are those of its own
+    `triton.autotune`.
+    """
     return [{"order": order} for order in ORDERS]
 
 
@@ -114,7 +123,9 @@ def key_fn(
     *args: Any,
     **kwargs: Any,
 ) -> Hashable:
-    """Calls of either layer's function that share a config: the same operands, on as many ranks, spread alike, with any routing."""
+    """Calls of either layer's function that share a config: the same operands, on as many ranks,
+    spread alike, with any routing.
+    """
     return *operands.key_fn(rows, experts_b, ctx), routing.experts.shape[1]
 
 
@@ -127,6 +138,9 @@ def ag_moe(
     order: Order,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The step of `ctx` with the order that the tuner chooses; below `contextual_autotune` the product's config is tuned with it."""
-    # Called by its class's name: a record counts for the code that it was made with, and an argument's code is not looked at.
+    """The step of `ctx` with the order that the tuner chooses; below `contextual_autotune` the
+    product's config is tuned with it.
+    """
+    # Called by its class's name: a record counts for the code that it was made with, and an
+    # argument's code is not looked at.
     return AllGatherMoe.__call__(ctx, tokens, experts_b, routing, order, out=out)

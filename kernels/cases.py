@@ -1,4 +1,5 @@
-"""What the command lines of kernels/ check, tune and time: each kernel, and each step between ranks, with its shapes and its reference.
+"""What the command lines of kernels/ check, tune and time: each kernel, and each step between
+ranks, with its shapes and its reference.
 
 Knows results, ways and competitors; harness.py knows options, errors and tables.
 """
@@ -52,7 +53,10 @@ from kernels.routing import ORDERS, RowSorter, route, skewed_logits
 
 NCCL_TORCH = "NCCL and torch"
 QUICK: Any = {"n_warmup": 1, "n_repeat": 1, "cache": False}
-"""Of a tuning that is checked. Without a cache: a config found there would have been checked at another time."""
+"""Of a tuning that is checked.
+
+Without a cache: a config found there would have been checked at another time.
+"""
 Tunable = Callable[..., torch.Tensor]
 
 
@@ -95,7 +99,9 @@ def products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator
 
 
 def softmaxes(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
-    """Softmax of a matrix [rows, n_cols] whose rows have one dominant element, of one masked like attention, and of one out of range."""
+    """Softmax of a matrix [rows, n_cols] whose rows have one dominant element, of one masked like
+    attention, and of one out of range.
+    """
     x = random(*shape, dtype=dtype, device=device)
     # Row i ends at column i: whole blocks of the others are -inf.
     masked = (
@@ -154,7 +160,9 @@ def persistent_products(
 
 
 def cute_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
-    """The product with every config of its space, compiled ahead; then as it is tuned, with five fresh inputs."""
+    """The product with every config of its space, compiled ahead; then as it is tuned, with five
+    fresh inputs.
+    """
     space = cute_gemm.search_space(*shape)
     cute_gemm.compile_ahead(space, dtype)
     for seed in range(6):
@@ -164,7 +172,9 @@ def cute_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Ite
 
 
 def scaled_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
-    """The FP8 product with configs that take every path of the kernels, and with the one from files."""
+    """The FP8 product with configs that take every path of the kernels, and with the one from
+    files.
+    """
     m, n, k = shape
     inputs = a8w8.random_inputs(m, n, k, device)
     x, w, ones = inputs[0], inputs[1], torch.ones(m + n, device=device)
@@ -186,7 +196,8 @@ def scaled_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> I
         lambda config: a8w8.gemm_a8w8_blockscale(*inputs, dtype=dtype, config=config),
         configs,
         lambda: a8w8.reference(*inputs),
-        # The rounding of y, relative to the norm: sums are float32, and single elements show that fp8 units of Hopper keep fewer bits.
+        # The rounding of y, relative to the norm: sums are float32, and single elements show that
+        # fp8 units of Hopper keep fewer bits.
         torch.finfo(dtype).eps,
         by_torch if k % 16 == n % 16 == 0 else {},
         n_flops=2 * m * n * k,
@@ -251,7 +262,9 @@ def group_of_this_rank() -> Any:
 
 
 def fastest_alone(kernel: Any, run: Callable[[], object]) -> triton.Config:
-    """The config of a kernel that is the fastest without a step around it; what was tuned before stays. Collective."""
+    """The config of a kernel that is the fastest without a step around it; what was tuned before
+    stays. Collective.
+    """
     known = dict(kernel.cache)
     kernel.cache.clear()
     contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5, cache=False)(run)()
@@ -291,7 +304,9 @@ class GemmStep(Step):
         return autotune(*space, check=check, **QUICK)(self.function.__wrapped__)
 
     def tuned(self, tuner: str, config: Any = None) -> tuple[Tunable, list[TuningRecord]]:
-        """All in one tuning of the function by `autotune`; or the product alone, in the step, by `contextual_autotune`."""
+        """All in one tuning of the function by `autotune`; or the product alone, in the step, by
+        `contextual_autotune`.
+        """
         ctx = self.context(config=config)
         if tuner == "function":
             return lambda a, b: self.function(a, b, ctx), self.function.records
@@ -323,7 +338,9 @@ class AllGather(GemmStep):
     def ways(
         self, device: torch.device, options: argparse.Namespace
     ) -> Iterator[tuple[str, int, Run]]:
-        """The step with fixed configs, and step and function tuned, the function with its results checked while it is tuned."""
+        """The step with fixed configs, and step and function tuned, the function with its results
+        checked while it is tuned.
+        """
         ctx = AllGatherGemm()
         for config in (
             shard_gemm.interpreter_configs()[5::2]
@@ -346,7 +363,9 @@ class AllGather(GemmStep):
         return fastest_alone(shard_gemm.ag_gemm_kernel, lambda: lonely(everything, b))
 
     def contenders(self, run: Tunable, operands: Any) -> Contenders:
-        """NCCL with cuBLAS, and torch's fused operator, without the gathered A among its results: its faster form."""
+        """NCCL with cuBLAS, and torch's fused operator, without the gathered A among its results:
+        its faster form.
+        """
         a, b = operands
         everything, group_name = gathered(a), dist.distributed_c10d._get_default_group().group_name
         c = a.new_empty(len(everything), len(b))
@@ -374,7 +393,9 @@ class AllGather(GemmStep):
 
 
 class RowParallel(GemmStep):
-    """kernels/gemm_rs.py and kernels/gemm_allreduce.py; `checked` are exchanges that between them take every path."""
+    """kernels/gemm_rs.py and kernels/gemm_allreduce.py; `checked` are exchanges that between them
+    take every path.
+    """
 
     tuners, n_roundings = ("function", "contextual"), 2
 
@@ -413,7 +434,9 @@ class RowParallel(GemmStep):
     def ways(
         self, device: torch.device, options: argparse.Namespace
     ) -> Iterator[tuple[str, int, Run]]:
-        """Fixed configs with each exchange, also with partial results in float32; and the function tuned, its results checked meanwhile."""
+        """Fixed configs with each exchange, also with partial results in float32; and the function
+        tuned, its results checked meanwhile.
+        """
         configs = interpreter_configs() if device.type == "cpu" else gpu_configs()
         for i, choices in enumerate(self.checked):
             for partial_dtype, n_roundings in ((None, 2), (torch.float32, 1)):
@@ -421,7 +444,10 @@ class RowParallel(GemmStep):
                 context: Any = self.context(config=config, partial_dtype=partial_dtype)
                 run = lambda a, b, out, c=context, k=choices: c(a, b, out, **k)  # noqa: E731
                 yield (
-                    f"step {choices} {partial_dtype or 'partials as operands'} {config_text(config)}",
+                    (
+                        f"step {choices} {partial_dtype or 'partials as operands'}"
+                        f" {config_text(config)}"
+                    ),
                     n_roundings,
                     run,
                 )
@@ -459,7 +485,9 @@ class RowParallel(GemmStep):
         return runs | torch_row_parallel(a, b, is_scattered=self.is_scattered)
 
     def work(self, shape: Shape, n_ranks: int) -> tuple[int, int]:
-        """A rank sends a partial result of each row that another rank sums; for all rows the sums, too."""
+        """A rank sends a partial result of each row that another rank sums; for all rows the sums,
+        too.
+        """
         m, n, k = shape
         return 2 * m * n * k // n_ranks, 2 * m * n * (n_ranks - 1) // n_ranks * (
             1 if self.is_scattered else 2
@@ -467,7 +495,10 @@ class RowParallel(GemmStep):
 
 
 def torch_row_parallel(a: torch.Tensor, b: torch.Tensor, *, is_scattered: bool) -> Contenders:
-    """Torch's own operators, of which those that sum all rows take bfloat16 (and float32) alone. Collective."""
+    """Torch's own operators, of which those that sum all rows take bfloat16 (and float32) alone.
+
+    Collective.
+    """
     group, symm_mem = dist.distributed_c10d._get_default_group(), torch.ops.symm_mem
     if is_scattered:
         return {
@@ -492,7 +523,9 @@ def torch_row_parallel(a: torch.Tensor, b: torch.Tensor, *, is_scattered: bool) 
 
 
 class Experts(Step):
-    """kernels/ag_moe.py and kernels/moe_reduce_rs.py; `split` is the size that ranks share, besides M."""
+    """kernels/ag_moe.py and kernels/moe_reduce_rs.py; `split` is the size that ranks share, besides
+    M.
+    """
 
     sizes = "M,N,K,experts,top_k"
     small, large = (
@@ -521,7 +554,9 @@ class Experts(Step):
     def operands(
         self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any
     ) -> tuple[Any, ...]:
-        """Tokens, or rows of the hidden layer; weights [E, N, K]; the routing, which is the same on all ranks."""
+        """Tokens, or rows of the hidden layer; weights [E, N, K]; the routing, which is the same on
+        all ranks.
+        """
         (m, n, k, n_experts, top_k), n_ranks = shape, dist.get_world_size()
         if not 1 <= top_k <= n_experts:
             raise ValueError(
@@ -539,7 +574,9 @@ class Experts(Step):
         return a, b, route(logits, top_k)
 
     def expected(self, operands: Any) -> torch.Tensor:
-        """Each row times the weights of its expert; summed over a token's experts, by their weights, and over ranks."""
+        """Each row times the weights of its expert; summed over a token's experts, by their
+        weights, and over ranks.
+        """
         a, b, routing = operands
         experts, (n_tokens, top_k) = routing.experts.flatten(), routing.experts.shape
         rows = gathered(a).float().repeat_interleave(top_k, 0) if self.gathers else a.float()
@@ -557,7 +594,9 @@ class Experts(Step):
     def ways(
         self, device: torch.device, options: argparse.Namespace
     ) -> Iterator[tuple[str, int, Run]]:
-        """Each order of tiles, or number of chunks, with each path of the product; and the step tuned, if asked for."""
+        """Each order of tiles, or number of chunks, with each path of the product; and the step
+        tuned, if asked for.
+        """
         ctx = self.context()
         chunks = [
             {"n_chunks": n_chunks, "n_push_sms": n_sms}
@@ -567,9 +606,9 @@ class Experts(Step):
             [{"order": order} for order in ORDERS] if self.gathers else chunks
         )
         for choices, config in zip(knobs, grouped_gemm.check_configs(), strict=False):
-            run = lambda a, b, routing, out, k=choices, c=config: ctx(
+            run = lambda a, b, routing, out, k=choices, c=config: ctx(  # noqa: E731
                 a, b, routing, **k, out=out, config=c
-            )  # noqa: E731
+            )
             yield f"{config_text(choices)} {config_text(config)}", self.n_roundings, run
         if options.autotune or not options.check:
             yield (
@@ -584,7 +623,9 @@ class Experts(Step):
         return lambda a, b, routing, out=None: function(a, b, routing, ctx, out=out)
 
     def tuned(self, tuner: str, config: Any = None) -> tuple[Tunable, list[TuningRecord]]:
-        """Knobs and product in one tuning; a few runs are enough of the interpreter, whose times say nothing about GPUs."""
+        """Knobs and product in one tuning; a few runs are enough of the interpreter, whose times
+        say nothing about GPUs.
+        """
         n_warmup, n_repeat = (3, 5) if torch.cuda.is_available() else (1, 1)
         step: Any = contextual_autotune(is_dist=True, n_warmup=n_warmup, n_repeat=n_repeat)(
             self.step_of(self.context(config=config))
@@ -605,7 +646,9 @@ class Experts(Step):
         )
 
     def contenders(self, run: Tunable, operands: Any) -> Contenders:
-        """NCCL and torch's grouped product, whose rows stay sorted by expert where none are summed; and the step with other choices."""
+        """NCCL and torch's grouped product, whose rows stay sorted by expert where none are summed;
+        and the step with other choices.
+        """
         a, b, routing = operands
         experts, (n_tokens, top_k), n_experts = (
             routing.experts.flatten(),
@@ -653,9 +696,9 @@ class Experts(Step):
         return {
             TUNED: lambda: run(a, b, routing),
             PRODUCT: lambda: product(sorted_a, ends),
-            "copies" if self.gathers else "NCCL": copies_of(a)
-            if self.gathers
-            else lambda: collective(out, partial),
+            "copies" if self.gathers else "NCCL": (
+                copies_of(a) if self.gathers else lambda: collective(out, partial)
+            ),
             NCCL_TORCH: by_torch,
             "first config": lambda: ctx(
                 a, b, routing, **first, config=grouped_gemm.check_configs()[0]

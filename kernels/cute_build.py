@@ -1,8 +1,10 @@
-"""Compiled kernels of kernels/cute_gemm.py: built ahead in processes, kept by kernel key in memory and as libraries on disk.
+"""Compiled kernels of kernels/cute_gemm.py: built ahead in processes, kept by kernel key in memory
+and as libraries on disk.
 
-The compiler of CuTe DSL holds its state in one object of a process, so several kernels are compiled in as many processes; threads would
-mix their options. A library (TVM FFI, linked by the C compiler) is a file beside Triton's (`TRITON_CACHE_DIR`): the next process loads it.
-No GPU is needed to build one. Nothing of CuTe DSL is imported before a kernel is asked for.
+The compiler of CuTe DSL holds its state in one object of a process, so several kernels are compiled
+in as many processes; threads would mix their options. A library (TVM FFI, linked by the C compiler)
+is a file beside Triton's (`TRITON_CACHE_DIR`): the next process loads it. No GPU is needed to build
+one. Nothing of CuTe DSL is imported before a kernel is asked for.
 """
 
 from __future__ import annotations
@@ -49,11 +51,17 @@ def reason_to_skip() -> str:
         "",
     )
     if missing:
-        reason = f"not installed: {', '.join(missing)}. Install the extra: pip install 'dist-tune[cute]'."
+        reason = (
+            f"not installed: {', '.join(missing)}. Install the extra: pip install"
+            " 'dist-tune[cute]'."
+        )
     elif capability is None:
         reason = "no GPU was found: wgmma and TMA need a Hopper GPU (compute capability 9.0)."
     elif capability != HOPPER:
-        reason = f"the GPU has compute capability {capability[0]}.{capability[1]}: wgmma of sm_90a needs 9.0 (H100, H200)."
+        reason = (
+            f"the GPU has compute capability {capability[0]}.{capability[1]}: wgmma of sm_90a needs"
+            " 9.0 (H100, H200)."
+        )
     return reason and f"kernels/cute_gemm.py cannot run here: {reason}"
 
 
@@ -69,9 +77,13 @@ def library_path(key: KernelKey) -> Path:
 
 
 def build(job: tuple[str, dict[str, Any], str]) -> str:
-    """Compile a kernel into a library: (type, config, path). In a process of its own; returns the compiler's message if it fails."""
+    """Compile a kernel into a library: (type, config, path).
+
+    In a process of its own; returns the compiler's message if it fails.
+    """
     dtype, config, path = job
-    # For another architecture than that of the process no launcher is made, which would open the GPU.
+    # For another architecture than that of the process no launcher is made, which would open the
+    # GPU.
     os.environ["CUTE_DSL_ARCH"] = "sm_100a"
     from cutlass.cute.runtime import find_runtime_libraries
 
@@ -114,7 +126,9 @@ class Kernels:
         """Problem -> the kernel that was asked for first."""
 
     def build(self, keys: Iterable[KernelKey], n_workers: int = 0) -> int:
-        """Compile what is neither on disk nor has failed, in `n_workers` processes (0: one for each core); returns the number compiled."""
+        """Compile what is neither on disk nor has failed, in `n_workers` processes (0: one for each
+        core); returns the number compiled.
+        """
         paths = {
             key: library_path(key)
             for key in keys
@@ -142,9 +156,12 @@ class Kernels:
         problem: Hashable = None,
         space: Callable[[], Iterable[KernelKey]] = tuple,
     ) -> Callable[..., Any]:
-        """The kernel of a key: `kernel(a, b, c, max_clusters)` on torch's current stream. Compiled now if it was not before.
+        """The kernel of a key: `kernel(a, b, c, max_clusters)` on torch's current stream.
 
-        A caller whose choice is known asks for one kernel of a problem; one that asks for a second searches, and waits once for `space`.
+        Compiled now if it was not before.
+
+        A caller whose choice is known asks for one kernel of a problem; one that asks for a second
+        searches, and waits once for `space`.
 
         Raises:
             CuteBuildError: it does not compile.

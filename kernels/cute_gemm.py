@@ -1,11 +1,13 @@
-"""Persistent GEMM C = A @ B.T for Hopper in CuTe DSL: TMA, mbarriers, wgmma, warpgroups of their own for loads and for products.
+"""Persistent GEMM C = A @ B.T for Hopper in CuTe DSL: TMA, mbarriers, wgmma, warpgroups of their
+own for loads and for products.
 
-The device code is in kernels/cute_kernel.py, its compilation in kernels/cute_build.py; here are the search space, what of it is not
-worth compiling, and the function that is tuned. Two caches, two keys, as in kernels/persistent_gemm.py: kernels by type and config,
-results of tuning by sizes, each rounded up to a power of two, and type.
+The device code is in kernels/cute_kernel.py, its compilation in kernels/cute_build.py; here are the
+search space, what of it is not worth compiling, and the function that is tuned. Two caches, two
+keys, as in kernels/persistent_gemm.py: kernels by type and config, results of tuning by sizes, each
+rounded up to a power of two, and type.
 
-Needs the extra `cute` (nvidia-cutlass-dsl, apache-tvm-ffi), a C compiler and a Hopper GPU. Without them the program says what is missing
-and ends with exit code 77, that of a skip.
+Needs the extra `cute` (nvidia-cutlass-dsl, apache-tvm-ffi), a C compiler and a Hopper GPU. Without
+them the program says what is missing and ends with exit code 77, that of a skip.
 
     python kernels/cute_gemm.py --case check
     python kernels/cute_gemm.py --case tune --shape 4096,4096,4096 --dtype fp16
@@ -42,16 +44,24 @@ SHARED_BYTES = 232448
 BARRIER_BYTES = 1024
 """What the mbarriers take, with the padding to the first tile."""
 MAX_SUMS = 192
-"""Float32 sums of a thread: of its 232 registers the others hold addresses and what is being stored."""
+"""Float32 sums of a thread: of its 232 registers the others hold addresses and what is being
+stored.
+"""
 WGMMA_ROWS = 64
 N_CONSUMERS = 2
-"""Warpgroups that multiply. Cooperative ones halve a tile's rows; ping-pong ones take tiles in turn."""
+"""Warpgroups that multiply.
+
+Cooperative ones halve a tile's rows; ping-pong ones take tiles in turn.
+"""
 NUM_WARPS = 12
 """Three warpgroups: a loading one, and those that multiply."""
 TILES_M, TILES_N, TILES_K = (128, 64, 256), (256, 128, 192), (64, 128)
 """Of each axis the first value is that of the config of an untuned call."""
 CLUSTERS = ((2, 1), (1, 1), (1, 2))
-"""Blocks along M and N that load for each other. No more than two: multiprocessors come in pairs, so that pairs leave none idle."""
+"""Blocks along M and N that load for each other.
+
+No more than two: multiprocessors come in pairs, so that pairs leave none idle.
+"""
 STAGES = (4, 3, 5, 6)
 STORES = ((64, 2), (32, 4))
 """Columns that a warpgroup stores at once, and its buffers for them."""
@@ -63,8 +73,14 @@ def all_configs() -> tuple[triton.Config, ...]:
     return tuple(
         triton.Config(
             {
-                "TILE_M": m, "TILE_N": n, "TILE_K": k, "CLUSTER_M": cluster[0], "CLUSTER_N": cluster[1],
-                "PING_PONG": is_ping_pong, "STORE_N": store[0], "STORE_BUFFERS": store[1],
+                "TILE_M": m,
+                "TILE_N": n,
+                "TILE_K": k,
+                "CLUSTER_M": cluster[0],
+                "CLUSTER_N": cluster[1],
+                "PING_PONG": is_ping_pong,
+                "STORE_N": store[0],
+                "STORE_BUFFERS": store[1],
             },
             num_warps=NUM_WARPS,
             num_stages=stages,
@@ -72,11 +88,13 @@ def all_configs() -> tuple[triton.Config, ...]:
         for m, n, k, cluster, is_ping_pong, store, stages in itertools.product(
             TILES_M, TILES_N, TILES_K, CLUSTERS, (False, True), STORES, STAGES
         )
-    )  # fmt: skip
+    )
 
 
 def shared_bytes(config: triton.Config, n_stages: int | None = None, itemsize: int = 2) -> int:
-    """Shared memory of a block: mbarriers, stages of A and B, buffers of C; with another number of stages, if given."""
+    """Shared memory of a block: mbarriers, stages of A and B, buffers of C; with another number of
+    stages, if given.
+    """
     block = config.kwargs
     stage = (block["TILE_M"] + block["TILE_N"]) * block["TILE_K"]
     buffers = N_CONSUMERS * block["STORE_BUFFERS"] * WGMMA_ROWS * block["STORE_N"]
@@ -87,7 +105,10 @@ def shared_bytes(config: triton.Config, n_stages: int | None = None, itemsize: i
 
 
 def reason_to_drop(config: triton.Config, shape: tuple[int, ...]) -> str:
-    """Why a config is not worth compiling for a product of `shape` [M, N, K]; empty if it is. Equal for all sizes of a bucket."""
+    """Why a config is not worth compiling for a product of `shape` [M, N, K]; empty if it is.
+
+    Equal for all sizes of a bucket.
+    """
     block = config.kwargs
     rows = block["TILE_M"] if block["PING_PONG"] else block["TILE_M"] // N_CONSUMERS
     if rows % WGMMA_ROWS:
@@ -117,7 +138,9 @@ def reason_to_drop(config: triton.Config, shape: tuple[int, ...]) -> str:
 
 
 def search_space(m: int, n: int, k: int) -> list[triton.Config]:
-    """The configs worth trying for a product of [M, K] and [N, K]; the same for all sizes of a bucket."""
+    """The configs worth trying for a product of [M, K] and [N, K]; the same for all sizes of a
+    bucket.
+    """
     return [config for config in all_configs() if not reason_to_drop(config, (m, n, k))]
 
 
@@ -127,7 +150,9 @@ def fits(config: Any, a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def compile_ahead(configs: Iterable[triton.Config], dtype: torch.dtype) -> int:
-    """Compile the kernels of configs in processes, where they are not on disk; without it a tuning does so at its second launch."""
+    """Compile the kernels of configs in processes, where they are not on disk; without it a tuning
+    does so at its second launch.
+    """
     return kernels.build(kernel_key(dtype, config) for config in configs)
 
 
@@ -149,8 +174,8 @@ def by_torch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def cute_gemm(a: torch.Tensor, b: torch.Tensor, config: triton.Config) -> torch.Tensor:
     """C [M, N] of A [M, K] and B [N, K], summed in float32; `config` comes from the tuner.
 
-    Rows of C begin at multiples of 16 bytes: where N is no multiple of 8, C is a view of a wider matrix. Where K is none, both
-    operands are copied.
+    Rows of C begin at multiples of 16 bytes: where N is no multiple of 8, C is a view of a wider
+    matrix. Where K is none, both operands are copied.
 
     Raises:
         ValueError: operands that do not go together.

@@ -1,8 +1,12 @@
-"""Device code of kernels/cute_gemm.py: a persistent GEMM for Hopper (sm_90a) in CuTe DSL. Needs nvidia-cutlass-dsl.
+"""Device code of kernels/cute_gemm.py: a persistent GEMM for Hopper (sm_90a) in CuTe DSL.
 
-Three warpgroups a block. The first is the producer: one warp of it loads tiles of A and B by TMA into a ring of stages, each with a
-"full" and an "empty" mbarrier; a cluster's blocks load parts of the tiles that they share, and multicast them. The other two multiply by
-wgmma, from shared memory into registers, and store C by TMA from buffers of their own, so that a store runs beside the next product:
+Needs nvidia-cutlass-dsl.
+
+Three warpgroups a block. The first is the producer: one warp of it loads tiles of A and B by TMA
+into a ring of stages, each with a "full" and an "empty" mbarrier; a cluster's blocks load parts of
+the tiles that they share, and multicast them. The other two multiply by wgmma, from shared memory
+into registers, and store C by TMA from buffers of their own, so that a store runs beside the next
+product:
 
 - cooperative: both have the same tile, half of its rows each;
 - ping-pong: they take tiles in turn, and one stores while the other multiplies.
@@ -26,11 +30,16 @@ WARPGROUP = 128
 N_CONSUMERS = 2
 N_THREADS = (1 + N_CONSUMERS) * WARPGROUP
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
-"""Registers a thread. A block has 65,536, the same for each of its threads until warpgroups give some up."""
+"""Registers a thread.
+
+A block has 65,536, the same for each of its threads until warpgroups give some up.
+"""
 WGMMA_ROWS, WGMMA_K = 64, 16
 """Rows of a wgmma, which are also those of a piece of C, and its depth for 16-bit types."""
 GROUP = 8
-"""Rows of tiles that are walked together, column by column, so that tiles which run at once share operands in the L2 cache."""
+"""Rows of tiles that are walked together, column by column, so that tiles which run at once share
+operands in the L2 cache.
+"""
 STORE_BARRIER, TURN_BARRIER = 1, 3
 """Named barriers, one for each multiplying warpgroup: its buffers of C; its turn to multiply."""
 ALIGNMENT_BYTES = 1024
@@ -79,7 +88,9 @@ class CuteGemm:
         )
 
     def load_by_tma(self, source: Any, layout: Any, rows: int, n_sharing: int) -> Any:
-        """TMA's copy atom and coordinates for tiles of A or B, whose parts `n_sharing` blocks load for each other."""
+        """TMA's copy atom and coordinates for tiles of A or B, whose parts `n_sharing` blocks load
+        for each other.
+        """
         op = (
             cpasync.CopyBulkTensorTileG2SMulticastOp()
             if n_sharing > 1
@@ -99,7 +110,10 @@ class CuteGemm:
         max_clusters: cutlass.Int32,
         stream: Any,
     ) -> None:
-        """Launch as many clusters as run at once, or as there are tiles for. Rows begin at multiples of 16 bytes."""
+        """Launch as many clusters as run at once, or as there are tiles for.
+
+        Rows begin at multiples of 16 bytes.
+        """
         (tile_m, tile_n, tile_k), (cluster_m, cluster_n) = self.tile, self.cluster
         a_layout, b_layout, c_layout = self.smem_layouts()
         a_load = self.load_by_tma(a, a_layout, tile_m, cluster_n)
@@ -146,7 +160,8 @@ class CuteGemm:
         a_smem = memory.allocate_tensor(self.dtype, a_layout.outer, ALIGNMENT_BYTES, a_layout.inner)
         b_smem = memory.allocate_tensor(self.dtype, b_layout.outer, ALIGNMENT_BYTES, b_layout.inner)
         c_smem = memory.allocate_tensor(self.dtype, c_layout.outer, ALIGNMENT_BYTES, c_layout.inner)
-        # One thread of each consuming warp tells each block whose loads it has used: those in this block's row and column of the cluster.
+        # One thread of each consuming warp tells each block whose loads it has used: those in this
+        # block's row and column of the cluster.
         n_releases = (
             (cluster_m + cluster_n - 1)
             * (WARPGROUP // 32)
@@ -301,8 +316,9 @@ class CuteGemm:
     def pass_turn(self, group: Any) -> None:
         """Let the other warpgroup multiply.
 
-        For speed, and because a warpgroup sees only every other lap of a stage: its wait for a phase takes the one two before for it. So
-        it begins when the other one has waited for all stages of the tile before.
+        For speed, and because a warpgroup sees only every other lap of a stage: its wait for a
+        phase takes the one two before for it. So it begins when the other one has waited for all
+        stages of the tile before.
         """
         cute.arch.barrier_arrive(
             barrier_id=TURN_BARRIER + 1 - group, number_of_threads=N_CONSUMERS * WARPGROUP
@@ -310,7 +326,9 @@ class CuteGemm:
 
     @cute.jit
     def store(self, sums: Any, c_smem: Any, c_store: Any, where: Any) -> None:
-        """A warpgroup's sums, by pieces: rounded, written to a buffer by stmatrix, stored by TMA, which cuts off what is outside of C."""
+        """A warpgroup's sums, by pieces: rounded, written to a buffer by stmatrix, stored by TMA,
+        which cuts off what is outside of C.
+        """
         (row, col, group), (atom, target) = where, c_store
         thread, is_storing = (
             cute.arch.thread_idx()[0] % WARPGROUP,
@@ -357,7 +375,9 @@ class CuteGemm:
 
 
 def compiled(dtype: str, config: dict[str, Any], options: str) -> Any:
-    """The kernel of a type ("Float16", "BFloat16") and config, for matrices of any size whose rows begin at multiples of 16 bytes."""
+    """The kernel of a type ("Float16", "BFloat16") and config, for matrices of any size whose rows
+    begin at multiples of 16 bytes.
+    """
     element = getattr(cutlass, dtype)
     m, n, k = cute.sym_int(), cute.sym_int(), cute.sym_int()
 

@@ -1,8 +1,10 @@
-"""Two ways to gather A: copy engines of GPUs that push shards into each other's memory, or a collective.
+"""Two ways to gather A: copy engines of GPUs that push shards into each other's memory, or a
+collective.
 
-Knows buffers, flags, epochs and streams; knows nothing of the kernel that consumes the shards. Both ways are used alike:
-`start` queues the gather of one step and says where shard r will be once `flags[r]` has reached `epoch`; `finish` is called
-when the consumer of that step has been queued. Flags and epochs keep the rules of symmetric.py; here streams raise and await them.
+Knows buffers, flags, epochs and streams; knows nothing of the kernel that consumes the shards. Both
+ways are used alike: `start` queues the gather of one step and says where shard r will be once
+`flags[r]` has reached `epoch`; `finish` is called when the consumer of that step has been queued.
+Flags and epochs keep the rules of symmetric.py; here streams raise and await them.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Gathered:
 
 
 class CollectiveGather:
-    """`all_gather_into_tensor`, complete when `start` returns: for CPUs, where nothing overlaps anyway."""
+    """`all_gather_into_tensor`, complete when `start` returns: for CPUs, where nothing overlaps
+    anyway.
+    """
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype, group: dist.ProcessGroup) -> None:
         n_ranks = dist.get_world_size(group)
@@ -58,7 +62,10 @@ class CollectiveGather:
         self._epoch = 0
 
     def start(self, shard: torch.Tensor) -> Gathered:
-        """Gather now; `shard` is [M / W, K], contiguous. Collective: every rank of the group calls this."""
+        """Gather now; `shard` is [M / W, K], contiguous.
+
+        Collective: every rank of the group calls this.
+        """
         self._epoch += 1
         dist.all_gather_into_tensor(self._shards, shard, group=self._group)
         self._flags.fill_(as_int32(self._epoch))
@@ -69,13 +76,15 @@ class CollectiveGather:
 
 
 class PushGather:
-    """Each GPU's copy engine pushes its shard to one peer after the other and raises the peer's flag behind each.
+    """Each GPU's copy engine pushes its shard to one peer after the other and raises the peer's
+    flag behind each.
 
-    Pushing needs neither a copy into symmetric memory nor a barrier before the first byte: the source is the caller's
-    tensor. What it needs is leave to overwrite: slot e mod 2 was last read in step e - 2. So behind its pushes of step e - 1
-    a copy stream waits (no kernel does, no program is taken up) for each peer's credit of step e - 2, which the peer gives
-    behind its own pushes of step e - 1. Whatever a rank waits for was queued by its peers before anything of theirs that
-    waits for this rank in turn: no order of execution can deadlock.
+    Pushing needs neither a copy into symmetric memory nor a barrier before the first byte: the
+    source is the caller's tensor. What it needs is leave to overwrite: slot e mod 2 was last read
+    in step e - 2. So behind its pushes of step e - 1 a copy stream waits (no kernel does, no
+    program is taken up) for each peer's credit of step e - 2, which the peer gives behind its own
+    pushes of step e - 1. Whatever a rank waits for was queued by its peers before anything of
+    theirs that waits for this rank in turn: no order of execution can deadlock.
 
     Construction is collective: every rank of the group, the same shape and dtype.
     """
@@ -90,7 +99,8 @@ class PushGather:
         }
         self._memory = memory = SymmetricMemory(layout, device, group)
         rank, n_ranks = memory.rank, memory.n_ranks
-        # Each at another peer at any time, so that no link carries two shards; rank - 1's shard is the first to come.
+        # Each at another peer at any time, so that no link carries two shards; rank - 1's shard is
+        # the first to come.
         peers = [(rank + i) % n_ranks for i in range(1, n_ranks)]
         self._own_slots = [slot.flatten(0, 1) for slot in memory.own["slots"]]
         self._targets = [
@@ -108,7 +118,8 @@ class PushGather:
         self._epoch = 0
 
     def start(self, shard: torch.Tensor) -> Gathered:
-        """Queue the pushes of this step on the copy stream, behind what the current stream holds so far.
+        """Queue the pushes of this step on the copy stream, behind what the current stream holds so
+        far.
 
         `shard` is [M / W, K], contiguous, and stays unchanged until after `finish`.
         """
@@ -126,9 +137,12 @@ class PushGather:
         return Gathered(self._own_slots[slot], self._ready, as_int32(self._epoch))
 
     def finish(self) -> None:
-        """Let the current stream go on only when the shard has left: the caller may overwrite it."""
+        """Let the current stream go on only when the shard has left: the caller may overwrite
+        it.
+        """
         self._consumed.record()
-        # Now rather than at the next start: there it would stand between the inputs and the first push.
+        # Now rather than at the next start: there it would stand between the inputs and the first
+        # push.
         self._copies.wait_event(self._consumed)
         torch.cuda.current_stream().wait_event(self._pushed)
 
@@ -137,7 +151,9 @@ Gather = CollectiveGather | PushGather
 
 
 class MemoryOp(ctypes.Structure):
-    """CUstreamBatchMemOpParams of cuda.h: a write of a 32-bit word, or a wait for one, that takes its turn in a stream."""
+    """CUstreamBatchMemOpParams of cuda.h: a write of a 32-bit word, or a wait for one, that takes
+    its turn in a stream.
+    """
 
     _fields_ = (
         ("operation", ctypes.c_uint64),
@@ -152,14 +168,17 @@ class MemoryOp(ctypes.Structure):
 
 
 class MemoryOps:
-    """Writes of and waits for words, some of them a peer's: `(operation, tensor, index)` each, of one value times a weight, or times 1."""
+    """Writes of and waits for words, some of them a peer's: `(operation, tensor, index)` each, of
+    one value times a weight, or times 1.
+    """
 
     def __init__(
         self, ops: list[tuple[int, torch.Tensor, int]], weights: Sequence[int] | None = None
     ) -> None:
         if len(ops) > MOST_OPS:
             raise ValueError(
-                f"the driver takes at most {MOST_OPS} operations at once, got {len(ops)}: copy fewer rows at once"
+                f"the driver takes at most {MOST_OPS} operations at once, got {len(ops)}: copy"
+                " fewer rows at once"
             )
         self._weights = [1] * len(ops) if weights is None else weights
         records = [
@@ -178,7 +197,9 @@ class MemoryOps:
 
 
 def copy(target: int, source: torch.Tensor, stream: torch.cuda.Stream) -> None:
-    """Queue a copy of a contiguous tensor to an address: what `Tensor.copy_` does, for less of the host's time."""
+    """Queue a copy of a contiguous tensor to an address: what `Tensor.copy_` does, for less of the
+    host's time.
+    """
     call_driver("cuMemcpyAsync", target, source.data_ptr(), source.nbytes, stream.cuda_stream)
 
 
@@ -191,7 +212,9 @@ def call_driver(name: str, *args: object) -> None:
 
 @functools.cache
 def driver_function(name: str) -> Callable[..., int]:
-    """One of the driver's own functions: torch can queue writes of words, but no waits for them, and its copies cost the host more."""
+    """One of the driver's own functions: torch can queue writes of words, but no waits for them,
+    and its copies cost the host more.
+    """
     function: Callable[..., int] = getattr(ctypes.CDLL("libcuda.so.1"), name)
     function.argtypes = DRIVER_ARGUMENTS[name]  # type: ignore[attr-defined]
     return function

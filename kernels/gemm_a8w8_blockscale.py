@@ -1,8 +1,9 @@
-"""FP8 GEMM with block scales: y[M, N] = (x * x_scale) @ (w * w_scale).T, its launch configs, its reference and its check.
+"""FP8 GEMM with block scales: y[M, N] = (x * x_scale) @ (w * w_scale).T, its launch configs, its
+reference and its check.
 
-x [M, K] has a scale for each (1, 128) block, w [N, K] for each (128, 128) block. Knows one GPU; knows nothing of ranks, nor of how
-configs are tuned: it reads what a tuner left in JSON files. What its command line does is in cases.py. Without
-a GPU it runs under the Triton interpreter.
+x [M, K] has a scale for each (1, 128) block, w [N, K] for each (128, 128) block. Knows one GPU;
+knows nothing of ranks, nor of how configs are tuned: it reads what a tuner left in JSON files. What
+its command line does is in cases.py. Without a GPU it runs under the Triton interpreter.
 
     python kernels/gemm_a8w8_blockscale.py --case check
     python kernels/gemm_a8w8_blockscale.py --case perf --shape 256,4096,1024 2048,4096,1024
@@ -45,8 +46,8 @@ AMD_KEYS = (
     "kpack",
     "matrix_instr_nonkdim",
 )  # for AMD's compiler; a config can have them anywhere
-USE_TMA = (
-    "USE_TMA"  # whether tiles come by TMA; a config without it, as other tuners write them, says no
+USE_TMA = (  # whether tiles come by TMA; a config without it, as other tuners write them, says no
+    "USE_TMA"
 )
 TMA_ALIGNMENT_BYTES = 16
 IS_HIP = torch.version.hip is not None
@@ -73,7 +74,8 @@ DEFAULT_CONFIG = make_config(
 )  # a tile and the product to add to it would not fit in the registers of 4 warps
 
 
-# Not specialised on the values of these: one compiled kernel serves all row counts, depths of a split and scale layouts.
+# Not specialised on the values of these: one compiled kernel serves all row counts, depths of a
+# split and scale layouts.
 @triton.jit(
     do_not_specialize=[
         "M",
@@ -85,17 +87,38 @@ DEFAULT_CONFIG = make_config(
     ]
 )
 def gemm_a8w8_blockscale_kernel(
-    x, w,  # fp8 [M, K] and [N, K], rows contiguous; with USE_TMA their descriptors, in tiles of 128 columns
-    x_scale, w_scale,  # float32 [M, cdiv(K, 128)] and [cdiv(N, 128), cdiv(K, 128)]
+    # Fp8 [M, K] and [N, K], rows contiguous; with USE_TMA their descriptors, in tiles of 128
+    # columns
+    x,
+    w,
+    x_scale,
+    w_scale,  # float32 [M, cdiv(K, 128)] and [cdiv(N, 128), cdiv(K, 128)]
     out,  # [splits, M, N]: y itself, or contiguous float32 partial sums
-    M, N, K, blocks_per_split,  # of K, 128 deep each; the last splits may have fewer, or none
-    stride_xm, stride_wn, stride_xsm, stride_xsk, stride_wsn, stride_wsk, stride_om,
-    BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr, GROUP_SIZE_M: tl.constexpr,
-    EVEN_K: tl.constexpr, cache_modifier: tl.constexpr, USE_TMA: tl.constexpr,
-):  # fmt: skip
-    """One tile of one split: the fp8 product of each 128-deep block, scaled, is added up in float32."""
+    M,
+    N,
+    K,
+    blocks_per_split,  # of K, 128 deep each; the last splits may have fewer, or none
+    stride_xm,
+    stride_wn,
+    stride_xsm,
+    stride_xsk,
+    stride_wsn,
+    stride_wsk,
+    stride_om,
+    BLOCK_SIZE_M: tl.constexpr,
+    BLOCK_SIZE_N: tl.constexpr,
+    BLOCK_SIZE_K: tl.constexpr,
+    GROUP_SIZE_M: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    cache_modifier: tl.constexpr,
+    USE_TMA: tl.constexpr,
+):
+    """One tile of one split: the fp8 product of each 128-deep block, scaled, is added up in
+    float32.
+    """
     tile, split = tl.program_id(0), tl.program_id(1)
-    # Groups of GROUP_SIZE_M tile rows, column by column, so that programs that run together share x and w in L2.
+    # Groups of GROUP_SIZE_M tile rows, column by column, so that programs that run together share x
+    # and w in L2.
     m_tiles, n_tiles = tl.cdiv(M, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N)
     group = tile // (GROUP_SIZE_M * n_tiles)
     group_rows = tl.minimum(m_tiles - group * GROUP_SIZE_M, GROUP_SIZE_M)
@@ -154,7 +177,9 @@ def sum_partials_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Y [M, N] = the sum of the partials, contiguous float32 [NUM_KSPLIT, M, N], always in the same order."""
+    """Y [M, N] = the sum of the partials, contiguous float32 [NUM_KSPLIT, M, N], always in the same
+    order.
+    """
     rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
     cols = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     inside = (rows < M) & (cols < N)
@@ -165,18 +190,27 @@ def sum_partials_kernel(
 
 
 def gemm_a8w8_blockscale(
-    x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor,
-    dtype: torch.dtype = torch.bfloat16, y: Tensor | None = None, config: Config | None = None,
-) -> Tensor:  # fmt: skip
-    """Queue y [M, N] = (x * x_scale) @ (w * w_scale).T on the current stream, on the current device; returns y.
+    x: Tensor,
+    w: Tensor,
+    x_scale: Tensor,
+    w_scale: Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    y: Tensor | None = None,
+    config: Config | None = None,
+) -> Tensor:
+    """Queue y [M, N] = (x * x_scale) @ (w * w_scale).T on the current stream, on the current
+    device; returns y.
 
-    x is float8_e4m3fn [M, K], w float8_e4m3fn [N, K], y bfloat16 or float16 as `dtype` says, a new tensor if not given: all three with
-    contiguous rows. x_scale is float32 [M, ceil(K / 128)], w_scale float32 [ceil(N / 128), ceil(K / 128)], with any strides. `config`
-    is as `make_config` makes them; None takes that of `get_config`. One with USE_TMA is used without where TMA cannot be.
+    x is float8_e4m3fn [M, K], w float8_e4m3fn [N, K], y bfloat16 or float16 as `dtype` says, a new
+    tensor if not given: all three with contiguous rows. x_scale is float32 [M, ceil(K / 128)],
+    w_scale float32 [ceil(N / 128), ceil(K / 128)], with any strides. `config` is as `make_config`
+    makes them; None takes that of `get_config`. One with USE_TMA is used without where TMA cannot
+    be.
 
     Raises:
         TypeError: a tensor has another dtype.
-        ValueError: shapes, strides or devices do not fit, or the config has a value that the kernel cannot have.
+        ValueError: shapes, strides or devices do not fit, or the config has a value that the kernel
+            cannot have.
     """
     check_operands(x, w, x_scale, w_scale, dtype)
     m, n, k = len(x), len(w), x.shape[1]
@@ -186,7 +220,8 @@ def gemm_a8w8_blockscale(
         raise TypeError(f"need y in {dtype}, as dtype= says; got {y.dtype}")
     elif y.shape != (m, n) or (n > 1 and y.stride(1) != 1) or y.device != x.device:
         raise ValueError(
-            f"need y as [{m}, {n}] with contiguous rows on {x.device}; got {list(y.shape)}, {y.stride()}, {y.device}"
+            f"need y as [{m}, {n}] with contiguous rows on {x.device}; got {list(y.shape)},"
+            f" {y.stride()}, {y.device}"
         )
     config = get_config(m, n, k) if config is None else config
     check_config(config)
@@ -223,7 +258,9 @@ def gemm_a8w8_blockscale(
 
 
 def has_tma(tensor: Tensor) -> bool:
-    """Whether TMA can read a matrix [rows, K] of fp8: from Hopper on, where rows begin at multiples of 16 bytes. Always, if interpreted."""
+    """Whether TMA can read a matrix [rows, K] of fp8: from Hopper on, where rows begin at multiples
+    of 16 bytes. Always, if interpreted.
+    """
     is_aligned = (
         tensor.data_ptr() % TMA_ALIGNMENT_BYTES == 0 and tensor.stride(0) % TMA_ALIGNMENT_BYTES == 0
     )
@@ -247,32 +284,39 @@ def check_operands(
         torch.float16,
     ):
         raise TypeError(
-            f"need x and w in float8_e4m3fn, scales in float32, dtype= bfloat16 or float16; got {dtypes}, dtype={dtype}"
+            "need x and w in float8_e4m3fn, scales in float32, dtype= bfloat16 or float16; got"
+            f" {dtypes}, dtype={dtype}"
         )
     if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[1] or not x.numel() or not w.numel():
         raise ValueError(f"need x as [M, K] and w as [N, K], none of them 0; got {shapes[:2]}")
     n_blocks, k_blocks = triton.cdiv(len(w), BLOCK), triton.cdiv(x.shape[1], BLOCK)
     if shapes[2:] != [[len(x), k_blocks], [n_blocks, k_blocks]]:
         raise ValueError(
-            f"need x_scale as {[len(x), k_blocks]} and w_scale as {[n_blocks, k_blocks]}; got {shapes[2:]}"
+            f"need x_scale as {[len(x), k_blocks]} and w_scale as {[n_blocks, k_blocks]}; got"
+            f" {shapes[2:]}"
         )
     if len(devices) > 1 or (x.shape[1] > 1 and (x.stride(1) != 1 or w.stride(1) != 1)):
         raise ValueError(
-            f"need x and w with contiguous rows, all on one device; got strides {x.stride()}, {w.stride()}, {devices}"
+            f"need x and w with contiguous rows, all on one device; got strides {x.stride()},"
+            f" {w.stride()}, {devices}"
         )
 
 
 def check_config(config: Config) -> None:
-    """Raise ValueError for a config with a key missing or unknown, or a value that the kernel cannot have."""
+    """Raise ValueError for a config with a key missing or unknown, or a value that the kernel
+    cannot have.
+    """
     others = {*AMD_KEYS, USE_TMA}
     if config.keys() - others != {*CONFIG_KEYS}:
         raise ValueError(
-            f"need a config with the keys {CONFIG_KEYS}, and none but {others} beside them; got {config}"
+            f"need a config with the keys {CONFIG_KEYS}, and none but {others} beside them; got"
+            f" {config}"
         )
     block_m, block_n, block_k, group, n_splits, cache, *_ = (config[key] for key in CONFIG_KEYS)
     if block_k != BLOCK or any(size < 16 or size & (size - 1) for size in (block_m, block_n)):
         raise ValueError(
-            f"need BLOCK_SIZE_K {BLOCK}, BLOCK_SIZE_M and BLOCK_SIZE_N as powers of 2 from 16; got {config}"
+            f"need BLOCK_SIZE_K {BLOCK}, BLOCK_SIZE_M and BLOCK_SIZE_N as powers of 2 from 16; got"
+            f" {config}"
         )
     if group < 1 or n_splits < 1 or cache not in ("", ".cg"):
         raise ValueError(
@@ -291,10 +335,12 @@ def config_file_name(N: int, K: int) -> str:
 
 
 def get_config(M: int, N: int, K: int) -> Config:
-    """The config of the first file there is: in $DIST_TUNE_CONFIG_DIR, then in kernels/configs; none: `DEFAULT_CONFIG`.
+    """The config of the first file there is: in $DIST_TUNE_CONFIG_DIR, then in kernels/configs;
+    none: `DEFAULT_CONFIG`.
 
-    In each folder the file for N and K comes before the one for the device. Files are read once, until `get_config.cache_clear()`.
-    Raises what `dist_tune.offline.load_config` does for a damaged file.
+    In each folder the file for N and K comes before the one for the device. Files are read once,
+    until `get_config.cache_clear()`. Raises what `dist_tune.offline.load_config` does for a damaged
+    file.
     """
     return dict(_config_of(M, N, K, os.environ.get("DIST_TUNE_CONFIG_DIR", "")))
 
@@ -322,7 +368,9 @@ get_config.cache_clear = _config_of.cache_clear  # type: ignore[attr-defined]
 def random_inputs(
     M: int, N: int, K: int, device: torch.device | str, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(x, w, x_scale, w_scale): normally distributed values, quantised with the scales amax / 448 of their blocks."""
+    """(x, w, x_scale, w_scale): normally distributed values, quantised with the scales amax / 448
+    of their blocks.
+    """
     x_values, w_values = torch.randn(
         M + N, K, device=device, generator=torch.Generator(device).manual_seed(seed)
     ).split((M, N))
@@ -331,7 +379,9 @@ def random_inputs(
 
 
 def quantised(values: Tensor, block_rows: int) -> tuple[Tensor, Tensor]:
-    """`values` as float8_e4m3fn, and the scales of its blocks [block_rows, 128]; 448 is the largest number of that dtype."""
+    """`values` as float8_e4m3fn, and the scales of its blocks [block_rows, 128]; 448 is the largest
+    number of that dtype.
+    """
     padded = torch.nn.functional.pad(
         values, (0, -values.shape[1] % BLOCK, 0, -len(values) % block_rows)
     )
@@ -348,7 +398,10 @@ def per_element(scale: Tensor, block_rows: int, rows: int, k: int) -> Tensor:
 def reference(
     x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Y [M, N] by torch: both operands dequantised, multiplied in float32. On CUDA TF32 must be off, as it is in torch by default."""
+    """Y [M, N] by torch: both operands dequantised, multiplied in float32.
+
+    On CUDA TF32 must be off, as it is in torch by default.
+    """
     x_values, w_values = (
         x.float() * per_element(x_scale, 1, *x.shape),
         w.float() * per_element(w_scale, BLOCK, *w.shape),

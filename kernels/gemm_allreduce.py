@@ -1,12 +1,16 @@
-"""GEMM-AllReduce: the sum over ranks of A[M, K / W] @ B[N, K / W].T on all ranks, the exchange hidden behind the product.
+"""GEMM-AllReduce: the sum over ranks of A[M, K / W] @ B[N, K / W].T on all ranks, the exchange
+hidden behind the product.
 
-One-shot: each rank gets all partial results and sums all rows; least latency, for few rows. Two-shot: each rank sums its part of the
-rows, as in gemm_rs.py, and sends the sum to all; least bytes. The step is an object whose kernel `contextual_autotune` tunes
-(`GemmAllReduce`), and a function for which `autotune` chooses algorithm and exchange together with that kernel (`gemm_allreduce`).
+One-shot: each rank gets all partial results and sums all rows; least latency, for few rows.
+Two-shot: each rank sums its part of the rows, as in gemm_rs.py, and sends the sum to all; least
+bytes. The step is an object whose kernel `contextual_autotune` tunes (`GemmAllReduce`), and a
+function for which `autotune` chooses algorithm and exchange together with that kernel
+(`gemm_allreduce`).
 
     torchrun --nproc_per_node=2 kernels/gemm_allreduce.py --case check
     launch/launch.sh kernels/gemm_allreduce.py --case tune --shape 16,8192,8192 --tuner function
-    launch/launch.sh kernels/gemm_allreduce.py --case perf --shape 16,8192,8192 --shape 128,8192,8192 --shape 2048,8192,8192
+    launch/launch.sh kernels/gemm_allreduce.py --case perf --shape 16,8192,8192 --shape
+    128,8192,8192 --shape 2048,8192,8192
 """
 
 from __future__ import annotations
@@ -35,13 +39,16 @@ Algorithm = Literal["one_shot", "two_shot"]
 ONE_SHOT_ROWS = 128
 """Rows up to which one-shot is taken where a call does not say."""
 ONE_SHOT_MAX_ROWS = 512
-"""Rows up to which a tuner tries one-shot: beyond, its W times as many bytes are hopeless, and it needs memory for all of them."""
+"""Rows up to which a tuner tries one-shot: beyond, its W times as many bytes are hopeless, and it
+needs memory for all of them.
+"""
 
 
 class GemmAllReduce(RowParallelGemm):
     """One step of GEMM-AllReduce, with the same algorithm and the same exchange on all ranks.
 
-    Products are accumulated and partial results summed in float32, by one rank or in the same order by all: all ranks get the same bits.
+    Products are accumulated and partial results summed in float32, by one rank or in the same order
+    by all: all ranks get the same bits.
     """
 
     def __call__(
@@ -55,7 +62,8 @@ class GemmAllReduce(RowParallelGemm):
     ) -> torch.Tensor:
         """C [M, N], written to `out` if given; `a` is [M, K / W], `b` [N, K / W].
 
-        `algorithm`, `exchange` and `config`, if given, are used for this call; else the number of rows, and the object, say.
+        `algorithm`, `exchange` and `config`, if given, are used for this call; else the number of
+        rows, and the object, say.
         """
         check_operands(a, b, ROW_PARALLEL)
         m, n = len(a), len(b)
@@ -116,10 +124,12 @@ def gemm_allreduce(
     exchange: Exchange | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """C [M, N], written to `out` if given, of `a` [M, K / W] and `b` [N, K / W]; the tuner chooses all else.
+    """C [M, N], written to `out` if given, of `a` [M, K / W] and `b` [N, K / W]; the tuner chooses
+    all else.
 
-    Collective: all ranks of the group of `ctx` call it, and those are to be all ranks, or `autotune_pg` names their group. `ctx`
-    holds symmetric memory; it is handed on as it is.
+    Collective: all ranks of the group of `ctx` call it, and those are to be all ranks, or
+    `autotune_pg` names their group. `ctx` holds symmetric memory; it is handed on as it is.
     """
-    # Called by its class's name: a record counts for the code that it was made with, and an argument's code is not looked at.
+    # Called by its class's name: a record counts for the code that it was made with, and an
+    # argument's code is not looked at.
     return GemmAllReduce.__call__(ctx, a, b, out, algorithm=algorithm, exchange=exchange)

@@ -1,8 +1,11 @@
-"""GEMM-ReduceScatter: rows r of the sum over ranks of A[M, K / W] @ B[N, K / W].T on rank r, the exchange hidden behind the product.
+"""GEMM-ReduceScatter: rows r of the sum over ranks of A[M, K / W] @ B[N, K / W].T on rank r, the
+exchange hidden behind the product.
 
-The step, as an object whose kernel `contextual_autotune` tunes (`GemmReduceScatter`), and as a function whose exchange (push, pull or
-copy engines, where sums are made, on how many multiprocessors, chunk by chunk) `autotune` tunes together with that kernel (`gemm_rs`).
-The memory and the launches are in partials.py, the kernels in push_gemm.py and sum_parts.py, the command line in cases.py.
+The step, as an object whose kernel `contextual_autotune` tunes (`GemmReduceScatter`), and as a
+function whose exchange (push, pull or copy engines, where sums are made, on how many
+multiprocessors, chunk by chunk) `autotune` tunes together with that kernel (`gemm_rs`). The memory
+and the launches are in partials.py, the kernels in push_gemm.py and sum_parts.py, the command line
+in cases.py.
 
     torchrun --nproc_per_node=2 kernels/gemm_rs.py --case check
     launch/launch.sh kernels/gemm_rs.py --case tune --shape 4096,4096,11008 --tuner function
@@ -33,8 +36,9 @@ from kernels.partials import MOVES, ROW_PARALLEL, Exchange, Plan, RowParallelGem
 class GemmReduceScatter(RowParallelGemm):
     """One step of GEMM-ReduceScatter; M is a multiple of W.
 
-    Products are accumulated and partial results summed in float32; each partial result is rounded once, to the type in which it travels
-    (except the own one, where the product sums), and the sum once, to the operands' type.
+    Products are accumulated and partial results summed in float32; each partial result is rounded
+    once, to the type in which it travels (except the own one, where the product sums), and the sum
+    once, to the operands' type.
     """
 
     def __call__(
@@ -69,7 +73,9 @@ class GemmReduceScatter(RowParallelGemm):
 
 
 def exchanges() -> list[Exchange]:
-    """What a tuner tries: each way to travel and to sum, with two or three amounts of what it takes."""
+    """What a tuner tries: each way to travel and to sum, with two or three amounts of what it
+    takes.
+    """
     return [
         *(Exchange(move) for move in MOVES[:2]),
         *(
@@ -95,10 +101,12 @@ def gemm_rs(
     exchange: Exchange | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """C [M / W, N], written to `out` if given, of `a` [M, K / W] and `b` [N, K / W]; the tuner chooses `exchange` and the product's config.
+    """C [M / W, N], written to `out` if given, of `a` [M, K / W] and `b` [N, K / W]; the tuner
+    chooses `exchange` and the product's config.
 
-    Collective: all ranks of the group of `ctx` call it, and those are to be all ranks, or `autotune_pg` names their group. `ctx`
-    holds symmetric memory; it is handed on as it is.
+    Collective: all ranks of the group of `ctx` call it, and those are to be all ranks, or
+    `autotune_pg` names their group. `ctx` holds symmetric memory; it is handed on as it is.
     """
-    # Called by its class's name: a record counts for the code that it was made with, and an argument's code is not looked at.
+    # Called by its class's name: a record counts for the code that it was made with, and an
+    # argument's code is not looked at.
     return GemmReduceScatter.__call__(ctx, a, b, out, exchange)

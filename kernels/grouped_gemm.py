@@ -1,10 +1,13 @@
 # mypy: disable-error-code="no-untyped-def"
-# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions carry none.
-"""C[row] = A[row // top_k] @ B[expert of row].T for rows sorted by expert: the Triton kernel and its launch configs.
+# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions
+# carry none.
+"""C[row] = A[row // top_k] @ B[expert of row].T for rows sorted by expert: the Triton kernel and
+its launch configs.
 
-Knows lists of tiles (routing.py), flags to wait for and counters to raise; knows nothing of ranks that copy, of streams or of process
-groups. One kernel for both layers of a mixture of experts: in the first one the rows of A are tokens that arrive shard by shard, in the
-second one they are results of the first, and counters tell a reader which parts of C are done.
+Knows lists of tiles (routing.py), flags to wait for and counters to raise; knows nothing of ranks
+that copy, of streams or of process groups. One kernel for both layers of a mixture of experts: in
+the first one the rows of A are tokens that arrive shard by shard, in the second one they are
+results of the first, and counters tell a reader which parts of C are done.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from kernels.steady_launch import launch
 from kernels.symmetric import wait_until
 
 UNIT_COLS = 16
-"""Columns of a unit of counting: a divisor of every BLOCK_N, so that tiles of any width count alike, and units stay below 2^31."""
+"""Columns of a unit of counting: a divisor of every BLOCK_N, so that tiles of any width count
+alike, and units stay below 2^31.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,8 @@ def make_config(
 ) -> triton.Config:
     """A launch config of `grouped_gemm_kernel`.
 
-    `group_m` tiles of rows run together, so that they share tiles of B. Of `per_sm` programs on an SM, one loads the numbers of its rows
-    or stores a tile while another multiplies.
+    `group_m` tiles of rows run together, so that they share tiles of B. Of `per_sm` programs on an
+    SM, one loads the numbers of its rows or stores a tile while another multiplies.
     """
     blocks = {
         "BLOCK_M": block_m,
@@ -70,7 +75,9 @@ def make_config(
 
 
 def gpu_configs() -> list[triton.Config]:
-    """Tiles for few and for many rows of an expert; with few, B is read for little work, and small tiles pad less."""
+    """Tiles for few and for many rows of an expert; with few, B is read for little work, and small
+    tiles pad less.
+    """
     tiles = (
         (128, 256, 64, 8, 3, 1),
         (128, 256, 64, 8, 4, 1),
@@ -92,7 +99,9 @@ def gpu_configs() -> list[triton.Config]:
 
 
 def interpreter_configs() -> list[triton.Config]:
-    """A few block shapes: the interpreter ignores warps and stages, and each program costs milliseconds."""
+    """A few block shapes: the interpreter ignores warps and stages, and each program costs
+    milliseconds.
+    """
     blocks = [(64, 64, 64, 1), (64, 64, 64, 4), (32, 64, 64, 2)]
     return [make_config(*block, warps=4, stages=2) for block in blocks]
 
@@ -113,7 +122,9 @@ def check_configs() -> list[triton.Config]:
 )
 @triton.jit(do_not_specialize=["rank", "epoch", "most_tiles"])
 def grouped_gemm_kernel(
-    a,  # [n_rows / TOP_K, K]; where `a_own` is given, the rows of shard r are valid once flags[r] has reached epoch
+    # [n_rows / TOP_K, K]; where `a_own` is given, the rows of shard r are valid once flags[r] has
+    # reached epoch
+    a,
     a_own,  # rows of a that this rank has, or None: a is complete
     b,  # descriptor of [n_experts * N, K]
     c,  # [n_rows, N]
@@ -121,7 +132,9 @@ def grouped_gemm_kernel(
     tiles,
     n_tiles,
     flags,
-    done,  # int32 [parts]: units of UNIT_COLS columns of a row of C that are stored, by the row's part; or None
+    # Int32 [parts]: units of UNIT_COLS columns of a row of C that are stored, by the row's part; or
+    # None
+    done,
     most_tiles,
     n_rows,
     N,
@@ -141,7 +154,9 @@ def grouped_gemm_kernel(
     PER_SM: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Persistent grouped GEMM: a program runs every n-th tile, in the order of the list of tiles of BLOCK_M rows."""
+    """Persistent grouped GEMM: a program runs every n-th tile, in the order of the list of tiles of
+    BLOCK_M rows.
+    """
     # The list for BLOCK_M: heights double from SMALLEST.
     HEIGHT: tl.constexpr = (
         (BLOCK_M >= 2 * SMALLEST) + (BLOCK_M >= 4 * SMALLEST) + (BLOCK_M >= 8 * SMALLEST)
@@ -178,7 +193,8 @@ def grouped_gemm_kernel(
                 source = (rank + WORLD - part) % WORLD
                 token += wait_until(flags + source, epoch)
             is_own = (token >= own_first) & (token < own_first + tokens_per_shard)
-            # Rows start at multiples of 16 bytes. Without the hint a compiler may load them element by element.
+            # Rows start at multiples of 16 bytes. Without the hint a compiler may load them element
+            # by element.
             first_of_row = tl.multiple_of(token.to(tl.int64) * K + tl.where(is_own, to_own, 0), 8)
             at = a + first_of_row[:, None] + ks[None, :]
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -197,7 +213,9 @@ def grouped_gemm_kernel(
             mask=is_row[:, None] & (cols < N)[None, :],
         )
         if done is not None:
-            tl.debug_barrier()  # the release below is one thread's, and orders the other threads' stores through this barrier
+            # The release below is one thread's, and orders the other threads' stores through this
+            # barrier
+            tl.debug_barrier()
             # Units, not tiles: then the count means the same with every config.
             n_stored = tl.sum(is_row.to(tl.int32), 0) * tl.cdiv(
                 tl.minimum(N - col, BLOCK_N), UNIT_COLS
@@ -218,10 +236,11 @@ def multiply_rows(
 ) -> None:
     """Queue C = A @ B.T, row by row with the weights of its expert, on the current stream.
 
-    `a` is [tokens, K], `b` [E, N, K], `c` [tokens * top_k, N], contiguous; the rows of `a` and `b` start at multiples of 16 bytes. With
-    `shards`, the parts that rows were sorted with are the shards from this rank's downwards. With `done` (int32 [parts], zero), the
-    parts have tiles of their own, and it counts the units stored of each. `n_free_sms` are left to other kernels. `config` is used as it
-    is; None leaves the choice to the tuner.
+    `a` is [tokens, K], `b` [E, N, K], `c` [tokens * top_k, N], contiguous; the rows of `a` and `b`
+    start at multiples of 16 bytes. With `shards`, the parts that rows were sorted with are the
+    shards from this rank's downwards. With `done` (int32 [parts], zero), the parts have tiles of
+    their own, and it counts the units stored of each. `n_free_sms` are left to other kernels.
+    `config` is used as it is; None leaves the choice to the tuner.
     """
     (n_rows, n), (n_experts, _, k), top_k = c.shape, b.shape, len(c) // len(a)
     operand_b = TensorDescriptor(b, [n_experts * n, k], [k, 1], [1, 1])

@@ -1,18 +1,20 @@
 """Guides to `triton.autotune` kernels on one GPU: vector sums, matrix products, softmax of rows.
 
-Each is launched by a function that is a step of `contextual_autotune`: that tunes such kernels where they are launched, keeps the winners
-on disk, and works the same where the function is called inside a larger step. The kernel's own cache gets the winner, so a later call
-costs what a plain Triton launch does.
+Each is launched by a function that is a step of `contextual_autotune`: that tunes such kernels
+where they are launched, keeps the winners on disk, and works the same where the function is called
+inside a larger step. The kernel's own cache gets the winner, so a later call costs what a plain
+Triton launch does.
 
 - y = a + b.
 - C = A @ B, tile by tile.
-- Softmax of rows, as the example of a reduction: a program goes through one row in blocks, of any width. The block is not the row:
-  BLOCK_SIZE is free to be tuned, as long as a program keeps a running maximum and a running sum. `autotune` would fit where the choice were
-  between algorithms (a row in one block, a row over several programs); here it would add nothing.
+- Softmax of rows, as the example of a reduction: a program goes through one row in blocks, of any
+  width. The block is not the row: BLOCK_SIZE is free to be tuned, as long as a program keeps a
+  running maximum and a running sum. `autotune` would fit where the choice were between algorithms
+  (a row in one block, a row over several programs); here it would add nothing.
 
     python kernels/guides.py vector_add --case check
-    python kernels/guides.py matmul --case perf --shape 4096,4096,4096 --shape 64,4096,16384 --dtype bf16
-    python kernels/guides.py softmax --case perf --shape 4096,32000
+    python kernels/guides.py matmul --case perf --shape 4096,4096,4096 --shape 64,4096,16384 --dtype
+    bf16 python kernels/guides.py softmax --case perf --shape 4096,32000
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def vector_configs() -> list[triton.Config]:
-    """Elements of a program and its warps: 2 to 32 elements a thread, in powers of two, for other sizes do not compile."""
+    """Elements of a program and its warps: 2 to 32 elements a thread, in powers of two, for other
+    sizes do not compile.
+    """
     if triton.knobs.runtime.interpret:
         return [triton.Config({"BLOCK_SIZE": size}, num_warps=4) for size in (256, 1024)]
     sizes = [
@@ -75,7 +79,9 @@ def add_kernel(a, b, y, n_elements, BLOCK_SIZE: tl.constexpr):
 def vector_add(
     a: torch.Tensor, b: torch.Tensor, config: triton.Config | None = None
 ) -> torch.Tensor:
-    """A + b, of one shape, dtype and device, contiguous. `config` is used as it is; None leaves the choice to the tuner.
+    """A + b, of one shape, dtype and device, contiguous.
+
+    `config` is used as it is; None leaves the choice to the tuner.
 
     Raises:
         ValueError: operands that do not go together.
@@ -83,7 +89,7 @@ def vector_add(
     is_alike = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
     if not is_alike or a.dtype not in DTYPES or not (a.is_contiguous() and b.is_contiguous()):
         raise ValueError(
-            f"need two contiguous tensors of one shape, device and dtype (fp32, bf16, fp16); "
+            "need two contiguous tensors of one shape, device and dtype (fp32, bf16, fp16); "
             f"got {list(a.shape)} {a.dtype} {a.device} and {list(b.shape)} {b.dtype} {b.device}"
         )
     y, n_elements = torch.empty_like(a), a.numel()
@@ -116,7 +122,9 @@ def make_config(
 
 
 def matmul_configs() -> list[triton.Config]:
-    """Tiles from large (each element loaded is used most often) to small (enough programs for all multiprocessors)."""
+    """Tiles from large (each element loaded is used most often) to small (enough programs for all
+    multiprocessors).
+    """
     if triton.knobs.runtime.interpret:
         return [make_config(32, 32, 32), make_config(64, 32, 64, group=1), make_config(16, 64, 32)]
     tiles = [
@@ -177,7 +185,9 @@ def matmul_kernel(
 
 @contextual_autotune()
 def matmul(a: torch.Tensor, b: torch.Tensor, config: triton.Config | None = None) -> torch.Tensor:
-    """A @ B [M, N] in the dtype of A [M, K] and B [K, N], summed in float32. `config` is used as it is; None: the tuner chooses.
+    """A @ B [M, N] in the dtype of A [M, K] and B [K, N], summed in float32.
+
+    `config` is used as it is; None: the tuner chooses.
 
     Raises:
         ValueError: operands that do not go together.
@@ -198,7 +208,9 @@ def matmul(a: torch.Tensor, b: torch.Tensor, config: triton.Config | None = None
 
 
 def softmax_configs() -> list[triton.Config]:
-    """Blocks that cover narrow rows at once and wide ones in a few turns; stages load the next blocks meanwhile."""
+    """Blocks that cover narrow rows at once and wide ones in a few turns; stages load the next
+    blocks meanwhile.
+    """
     if triton.knobs.runtime.interpret:
         return [
             triton.Config({"BLOCK_SIZE": size}, num_warps=4, num_stages=2) for size in (64, 256)
@@ -227,9 +239,12 @@ def softmax_kernel(
     y,  # [rows, n_cols], contiguous
     n_cols,
     BLOCK_SIZE: tl.constexpr,
-    num_stages: tl.constexpr,  # the config's own: loads that feed no product are pipelined only where a loop asks for it
+    # The config's own: loads that feed no product are pipelined only where a loop asks for it
+    num_stages: tl.constexpr,
 ):
-    """One row: twice through its blocks, for the sum and for the quotients, which find the row in a cache."""
+    """One row: twice through its blocks, for the sum and for the quotients, which find the row in a
+    cache.
+    """
     row = tl.program_id(0).to(tl.int64) * n_cols
     lanes = tl.arange(0, BLOCK_SIZE)
     # A maximum and a sum per lane: lanes meet once a row rather than once a block.
@@ -257,16 +272,19 @@ def softmax_kernel(
 
 @contextual_autotune()
 def softmax(x: torch.Tensor, config: triton.Config | None = None) -> torch.Tensor:
-    """The softmax of each row of `x` [rows, n_cols], contiguous, computed in float32; a row of -inf alone gives NaN, as in torch.
+    """The softmax of each row of `x` [rows, n_cols], contiguous, computed in float32; a row of -inf
+    alone gives NaN, as in torch.
 
-    `config` is used as it is; None leaves the choice to the tuner. How many rows there are is not in the key: each is a program.
+    `config` is used as it is; None leaves the choice to the tuner. How many rows there are is not
+    in the key: each is a program.
 
     Raises:
         ValueError: not a contiguous matrix of float32, bfloat16 or float16.
     """
     if x.dim() != 2 or x.dtype not in DTYPES or not x.is_contiguous():
         raise ValueError(
-            f"need a contiguous matrix (fp32, bf16, fp16); got {list(x.shape)} {x.dtype}, strides {x.stride()}"
+            f"need a contiguous matrix (fp32, bf16, fp16); got {list(x.shape)} {x.dtype}, strides"
+            f" {x.stride()}"
         )
     y = torch.empty_like(x)
     if y.numel():

@@ -1,7 +1,9 @@
-"""Command lines of kernels and of steps between ranks: options, checks against a reference, tunings, and tables of times.
+"""Command lines of kernels and of steps between ranks: options, checks against a reference,
+tunings, and tables of times.
 
-Knows a kernel as `Problem`s and a step of several ranks as a `Step`; knows nothing of how one works or is tuned. Times are medians, MAX
-over ranks, compared only with others of the same method and run.
+Knows a kernel as `Problem`s and a step of several ranks as a `Step`; knows nothing of how one works
+or is tuned. Times are medians, MAX over ranks, compared only with others of the same method and
+run.
 """
 
 from __future__ import annotations
@@ -39,12 +41,16 @@ LINK_BYTES = 367e9
 """What a copy engine of an H200 moves from one peer to another in a second (measured)."""
 N_CHECK_INPUTS = 5
 STRAGGLER_S = 0.005
-"""How late a straggler begins each step: longer than a step on a GPU, so that its peers run ahead as far as they may."""
+"""How late a straggler begins each step: longer than a step on a GPU, so that its peers run ahead
+as far as they may.
+"""
 CYCLES_PER_S = 2_000_000_000
 HEAD_START_CYCLES = 2_000_000
 """About a millisecond: longer than a host takes to queue any contender."""
 SUSTAINED_MS = 100.0
-"""How long a contender runs before it is timed back to back: its power draw, not its predecessor's, sets the clocks."""
+"""How long a contender runs before it is timed back to back: its power draw, not its predecessor's,
+sets the clocks.
+"""
 
 
 def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
@@ -53,7 +59,9 @@ def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def largest_error(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest |result - expected| / (|expected| + rms(expected)); inf for a NaN or a shape that is not expected."""
+    """The largest |result - expected| / (|expected| + rms(expected)); inf for a NaN or a shape that
+    is not expected.
+    """
     if result.shape != expected.shape:
         return float("inf")
     if not expected.numel():
@@ -74,7 +82,10 @@ class Problem:
     run: Callable[[Any], torch.Tensor]
     """The result with a given config; with the one that the tuner chooses, if None."""
     configs: Sequence[Any]
-    """The search space, or what is checked of it; its first config stands for an untuned kernel. Empty: not timed."""
+    """The search space, or what is checked of it; its first config stands for an untuned kernel.
+
+    Empty: not timed.
+    """
     expected: Callable[[], torch.Tensor]
     """The right result, in float32."""
     limit: float
@@ -89,7 +100,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A single-GPU kernel, as its command line needs it; the first dtype is the default, few and small shapes are for the interpreter."""
+    """A single-GPU kernel, as its command line needs it; the first dtype is the default, few and
+    small shapes are for the interpreter.
+    """
 
     description: str
     sizes: str
@@ -119,7 +132,9 @@ class Step:
     """How often a number is rounded on its way, at most."""
     reason_to_skip = str
     short_form: Shape = ()
-    """Sizes that --M completes; with them sizes may stand as they are, and the experts' shares be skewed."""
+    """Sizes that --M completes; with them sizes may stand as they are, and the experts' shares be
+    skewed.
+    """
 
     def operands(
         self, shape: Shape, dtype: torch.dtype, device: torch.device, options: argparse.Namespace
@@ -134,21 +149,31 @@ class Step:
     def ways(
         self, device: torch.device, options: argparse.Namespace
     ) -> Iterator[tuple[str, int, Run]]:
-        """Steps that between them take every path: name, how often a number is rounded on its way, and the step."""
+        """Steps that between them take every path: name, how often a number is rounded on its way,
+        and the step.
+        """
         raise NotImplementedError
 
     def tuned(
         self, tuner: str, config: Any = None
     ) -> tuple[Callable[..., torch.Tensor], list[TuningRecord]]:
-        """The step as one of `tuners` tunes it, and the records. With `config` the product uses it, and only the rest is tuned."""
+        """The step as one of `tuners` tunes it, and the records.
+
+        With `config` the product uses it, and only the rest is tuned.
+        """
         raise NotImplementedError
 
     def fastest_product(self, operands: Any) -> Any:
-        """The config with which the product alone, all of its operands there, is the fastest on the slowest rank. Collective."""
+        """The config with which the product alone, all of its operands there, is the fastest on the
+        slowest rank. Collective.
+        """
         raise NotImplementedError
 
     def contenders(self, run: Callable[..., torch.Tensor], operands: Any) -> Contenders:
-        """The tuned step first, the product alone, the exchange alone, and what computes the same. Collective."""
+        """The tuned step first, the product alone, the exchange alone, and what computes the same.
+
+        Collective.
+        """
         raise NotImplementedError
 
     def work(self, shape: Shape, n_ranks: int) -> tuple[int, int]:
@@ -186,7 +211,9 @@ def parse_shape(text: str) -> Shape:
 def command_line(
     description: str, *, sizes: str = "M,N,K", dtypes: Sequence[str] = (), script: str = ""
 ) -> argparse.ArgumentParser:
-    """A parser with --shape and, where there is a choice, --dtype; `script` names a file that needs ranks. For `parsed`."""
+    """A parser with --shape and, where there is a choice, --dtype; `script` names a file that needs
+    ranks. For `parsed`.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--shape",
@@ -230,7 +257,8 @@ def parsed(
             )
     if script and "LOCAL_RANK" not in os.environ:
         parser.error(
-            f"needs ranks: torchrun --nproc_per_node=2 {script} ..., or launch/launch.sh {script} ..."
+            f"needs ranks: torchrun --nproc_per_node=2 {script} ..., or launch/launch.sh"
+            f" {script} ..."
         )
     if options.case == "perf" and not torch.cuda.is_available():
         need, them = ("GPUs", "them") if script else ("a GPU", "one")
@@ -254,7 +282,9 @@ def versions(without_gpu: str = "CPU, Triton interpreter") -> str:
 
 
 def console_of(width: int = WIDTH, *, quiet: bool = False) -> Console:
-    """A console as wide as its terminal, or else `width` columns, which leaves longer lines in one piece."""
+    """A console as wide as its terminal, or else `width` columns, which leaves longer lines in one
+    piece.
+    """
     console = Console(
         width=None if sys.stdout.isatty() else width, quiet=quiet, highlight=False, markup=False
     )
@@ -263,7 +293,9 @@ def console_of(width: int = WIDTH, *, quiet: bool = False) -> Console:
 
 
 def join_ranks(width: int = WIDTH) -> tuple[torch.device, Console]:
-    """Join the ranks that torchrun started: this rank's device, and a console that writes on rank 0 alone."""
+    """Join the ranks that torchrun started: this rank's device, and a console that writes on rank 0
+    alone.
+    """
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -283,7 +315,9 @@ def join_ranks(width: int = WIDTH) -> tuple[torch.device, Console]:
 
 
 def verdict(error: float, limit: float, reason: str = "") -> str:
-    """The end of a check's line: ok, or the limit that the error is above, and the reason if there is one."""
+    """The end of a check's line: ok, or the limit that the error is above, and the reason if there
+    is one.
+    """
     return (
         "ok" if error <= limit else f"FAILED, the limit is {limit:.1e}{reason and f': {reason}'},"
     )
@@ -305,7 +339,9 @@ def without_hook(config: str) -> str:
 def times_table(
     name: str, us_by_method: dict[str, dict[str, float]], n_flops: int, n_bytes: int = 0
 ) -> Table:
-    """A line for each method and contender, with how many times as long as the tuned one it takes; TFLOP/s, or GB/s without arithmetic."""
+    """A line for each method and contender, with how many times as long as the tuned one it takes;
+    TFLOP/s, or GB/s without arithmetic.
+    """
     table = Table(
         "problem",
         "method",
@@ -327,7 +363,9 @@ def times_table(
 
 
 Way = tuple[str, float, Callable[[], float]]
-"""What is checked: its name, the largest error that rounding explains, and a run that returns its error."""
+"""What is checked: its name, the largest error that rounding explains, and a run that returns its
+error.
+"""
 
 
 def check(name: str, ways: Iterable[Way], console: Console) -> bool:
@@ -361,7 +399,10 @@ def ways_of(problem: Problem) -> Iterator[Way]:
 
 
 def perf(problem: Problem) -> Table:
-    """Microseconds of a problem: tuned, with the first config, by others. Tunes it if it is not tuned yet."""
+    """Microseconds of a problem: tuned, with the first config, by others.
+
+    Tunes it if it is not tuned yet.
+    """
     from dist_tune.measure import measure  # here: checking results needs no clock
 
     run, first = problem.run, problem.configs[0]
@@ -391,7 +432,9 @@ def worst_over_ranks(result: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def straggle(straggler: int | None, device: torch.device, i: int) -> None:
-    """Sleep before step `i`: on the straggler, or on a GPU on each rank in turn, so that peers run ahead."""
+    """Sleep before step `i`: on the straggler, or on a GPU on each rank in turn, so that peers run
+    ahead.
+    """
     if device.type == "cpu":
         time.sleep(STRAGGLER_S * 10 * (straggler == dist.get_rank()))
     elif dist.get_rank() == (i % dist.get_world_size() if straggler is None else straggler):
@@ -408,8 +451,8 @@ def worst_error(
 ) -> float:
     """The worst relative error of steps on fresh inputs, MAX over ranks; inf for a NaN.
 
-    Steps are queued without a host sync, into outputs full of NaN. Their first operand is the same memory, overwritten for the next step:
-    a copy engine still at the last one would send this one.
+    Steps are queued without a host sync, into outputs full of NaN. Their first operand is the same
+    memory, overwritten for the next step: a copy engine still at the last one would send this one.
     """
     inputs = [step.operands(shape, dtype, device, options) for _ in range(N_CHECK_INPUTS)]
     live, expected = (
@@ -431,7 +474,9 @@ def worst_error(
 def tune_step(
     step: Step, operands: tuple[Any, ...], tuner: str, console: Console
 ) -> tuple[Callable[..., torch.Tensor], bool]:
-    """Tune a step, show how that went, and return it, and whether its result is right on all ranks, with the same winners."""
+    """Tune a step, show how that went, and return it, and whether its result is right on all ranks,
+    with the same winners.
+    """
     run, records = step.tuned(tuner)
     error, limit = (
         worst_over_ranks(run(*operands), step.expected(operands)),
@@ -440,7 +485,10 @@ def tune_step(
     for record in records:
         spent = f"{record.n_replays} replays, {record.seconds:.2f} s"
         if record.is_recalled:
-            spent = f"from the cache, tuned {record.tuned_at:%Y-%m-%d %H:%M} UTC in {spent}; DIST_TUNE_ALWAYS_TUNE=1 tunes anew"
+            spent = (
+                f"from the cache, tuned {record.tuned_at:%Y-%m-%d %H:%M} UTC in {spent};"
+                " DIST_TUNE_ALWAYS_TUNE=1 tunes anew"
+            )
         console.print(
             f"winner of {record.kernel}: {without_hook(record.best.config)}", spent, sep="\n"
         )
@@ -448,14 +496,17 @@ def tune_step(
     dist.all_gather_object(by_rank, [record.best.config for record in records])
     is_same = all(each == by_rank[0] for each in by_rank)
     console.print(
-        f"the same on all {len(by_rank)} ranks: {is_same}; why: .autotune_logs/rank-<i>.log; all candidates: dist-tune show"
+        f"the same on all {len(by_rank)} ranks: {is_same}; why: .autotune_logs/rank-<i>.log; all"
+        " candidates: dist-tune show"
     )
     console.print(f"relative error {error:.1e} {verdict(error, limit)} tuned")
     return run, is_same and error <= limit
 
 
 def perf_step(step: Step, shape: Shape, name: str, contenders: Contenders) -> Table:
-    """The times of all contenders by both methods, beside the longer of the product and the way over NVLink."""
+    """The times of all contenders by both methods, beside the longer of the product and the way
+    over NVLink.
+    """
     for run in contenders.values():  # also tunes what is not tuned yet
         for _ in range(3):
             run()
@@ -475,7 +526,9 @@ def perf_step(step: Step, shape: Shape, name: str, contenders: Contenders) -> Ta
 
 
 def main(program: Kernel | Step, script: str, argv: Sequence[str] | None = None) -> int:
-    """Run the case of a program at every shape and dtype; 1 if any result was wrong, 77 where it cannot run."""
+    """Run the case of a program at every shape and dtype; 1 if any result was wrong, 77 where it
+    cannot run.
+    """
     step = program if isinstance(program, Step) else None
     about = f"{program.description}: check, tune, compare."
     parser = command_line(
@@ -533,7 +586,8 @@ def run_step(step: Step, options: argparse.Namespace) -> int:
                     f"{names} must be multiples of the {n_ranks} ranks, got --shape {given}"
                 )
             if options.case == "check":
-                # Sums are in float32: a number is rounded by half a unit in the last place, or one where it is cut off.
+                # Sums are in float32: a number is rounded by half a unit in the last place, or one
+                # where it is cut off.
                 ways = (
                     (
                         way,
@@ -582,7 +636,10 @@ def add_step_options(parser: argparse.ArgumentParser, step: Step) -> None:
         parser.add_argument(
             "--M",
             type=int,
-            help=f"with the other sizes {','.join(map(str, step.short_form[1:]))}; on a CPU scaled down",
+            help=(
+                f"with the other sizes {','.join(map(str, step.short_form[1:]))}; on a CPU scaled"
+                " down"
+            ),
         )
         parser.add_argument("--check", action="store_true", help="--case check")
         parser.add_argument(
@@ -605,7 +662,8 @@ def take_short_form(
     """Make --case and --shape of the short form; sizes are scaled down where there is no GPU."""
     if len(options.given) not in (0, 5):
         parser.error(
-            f"need five sizes, {step.sizes.replace(',', ' ')}; got {' '.join(map(str, options.given))}"
+            f"need five sizes, {step.sizes.replace(',', ' ')}; got"
+            f" {' '.join(map(str, options.given))}"
         )
     if options.autotune and not options.check:
         options.case = "perf" if torch.cuda.is_available() else "tune"
@@ -615,7 +673,8 @@ def take_short_form(
         small = tuple(map(min, named, (n_rows, n_rows, n_rows, 4, 2)))
         if small != named and os.environ["RANK"] == "0":
             print(
-                f"no GPU: the interpreter would take hours for {named}, so this runs {small}; --shape runs sizes as they are"
+                f"no GPU: the interpreter would take hours for {named}, so this runs {small};"
+                " --shape runs sizes as they are"
             )
         named = small
     if named:
@@ -625,7 +684,9 @@ def take_short_form(
 def aligned_ms(
     runs: Contenders, n_rounds: int = 30, head_start_cycles: int = HEAD_START_CYCLES
 ) -> dict[str, float]:
-    """Every call starts on all ranks at once (behind a tiny all-reduce) and, with head start enough, is queued before it starts."""
+    """Every call starts on all ranks at once (behind a tiny all-reduce) and, with head start
+    enough, is queued before it starts.
+    """
     samples: dict[str, list[float]] = {name: [] for name in runs}
     tiny = torch.ones(1, device="cuda")
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -645,7 +706,9 @@ def aligned_ms(
 def back_to_back_ms(
     runs: Contenders, n_warmup: dict[str, int], n_rounds: int = 3, n_calls: int = 20
 ) -> dict[str, float]:
-    """Calls follow one another as fast as host and GPU can; the time is from one call's end to the next one's."""
+    """Calls follow one another as fast as host and GPU can; the time is from one call's end to the
+    next one's.
+    """
     samples: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(n_rounds):
         for name, run in runs.items():
@@ -665,7 +728,10 @@ def back_to_back_ms(
 
 
 def slowest_medians_ms(samples: dict[str, list[float]]) -> dict[str, float]:
-    """The median of each contender on the rank where it is largest. Collective where there are ranks."""
+    """The median of each contender on the rank where it is largest.
+
+    Collective where there are ranks.
+    """
     medians = torch.tensor([statistics.median(times) for times in samples.values()], device="cuda")
     if dist.is_initialized():
         dist.all_reduce(medians, dist.ReduceOp.MAX)

@@ -1,12 +1,15 @@
 # mypy: disable-error-code="no-untyped-def"
-# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions carry none.
-"""The weighted sum over a token's experts, pushed to the token's owner, and the owner's sum over ranks: two Triton kernels.
+# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions
+# carry none.
+"""The weighted sum over a token's experts, pushed to the token's owner, and the owner's sum over
+ranks: two Triton kernels.
 
 Knows tokens, shards, quarters and flags; knows nothing of products, streams or process groups.
 
-A shard is the m = M / W tokens of one owner, and moves in quarters: quarter q is its tokens q * m // 4 to (q + 1) * m // 4. Flags count
-units, a unit being up to `UNIT_COLS` columns of a row, and there is a flag for each (sender, quarter) with every config: a
-rank that sends two quarters at once raises both flags, and a receiver waits for as many units as a quarter has. So nothing goes wrong
+A shard is the m = M / W tokens of one owner, and moves in quarters: quarter q is its tokens q * m
+// 4 to (q + 1) * m // 4. Flags count units, a unit being up to `UNIT_COLS` columns of a row, and
+there is a flag for each (sender, quarter) with every config: a rank that sends two quarters at once
+raises both flags, and a receiver waits for as many units as a quarter has. So nothing goes wrong
 where ranks run different configs, as they may while they are tuned.
 """
 
@@ -29,8 +32,12 @@ N_QUARTERS = 4
 
 N_PROGRAMS_INTERPRETED = 2
 MOST_REGISTERS = 128
-"""Of a thread, at most; Triton 3.6 takes 80 to 128. So two programs of 16 warps, of either kernel, do not share an SM, nor does one with a
-large tile of the product: a push that starts first keeps the product off as many SMs as the product leaves free, smaller ones off more."""
+"""Of a thread, at most; Triton 3.6 takes 80 to 128.
+
+So two programs of 16 warps, of either kernel, do not share an SM, nor does one with a
+large tile of the product: a push that starts first keeps the product off as many SMs as the product
+leaves free, smaller ones off more.
+"""
 # What covers the latency of NVLink and memory is what is under way: 32 elements of each thread.
 BLOCK_ROWS, BLOCK_COLS, N_WARPS = (16, 64, 4) if triton.knobs.runtime.interpret else (16, 1024, 16)
 """What a program sums at a time."""
@@ -77,7 +84,9 @@ def _combine(results, weights, tokens, is_token, cols, is_col, N, TOP_K: tl.cons
 def push_kernel(
     results,
     weights,
-    done,  # int32: units of `results` that are stored, by part: CHUNKS parts for each peer, from rank + 1 upwards
+    # Int32: units of `results` that are stored, by part: CHUNKS parts for each peer, from rank + 1
+    # upwards
+    done,
     slots,
     flags,
     shard_tokens,
@@ -92,7 +101,9 @@ def push_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
-    """Sums for the peers, each stored where its owner reads it; rank + 1 is served first, rank - 1 last."""
+    """Sums for the peers, each stored where its owner reads it; rank + 1 is served first, rank - 1
+    last.
+    """
     program, n_programs = tl.program_id(0), tl.num_programs(0)
     n_col_blocks, n_units = (N + BLOCK_COLS - 1) // BLOCK_COLS, (N + UNIT_COLS - 1) // UNIT_COLS
     for step in range(1, WORLD):
@@ -158,7 +169,9 @@ def reduce_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
-    """The own sum plus those of the peers, in float32, rank - 1's first; rounded once, when it is stored."""
+    """The own sum plus those of the peers, in float32, rank - 1's first; rounded once, when it is
+    stored.
+    """
     program, n_programs = tl.program_id(0), tl.num_programs(0)
     n_col_blocks, n_units = (N + BLOCK_COLS - 1) // BLOCK_COLS, (N + UNIT_COLS - 1) // UNIT_COLS
     slot, flag = pointer_at(slots, rank, ELEMENT), pointer_at(flags, rank, tl.int32)
@@ -198,7 +211,9 @@ def reduce_kernel(
 
 
 def push(partials: Partials, done: torch.Tensor, n_chunks: int, n_sms: int) -> None:
-    """Queue the sums for the peers on the current stream: each chunk once `done` says that its results are stored, on `n_sms` SMs."""
+    """Queue the sums for the peers on the current stream: each chunk once `done` says that its
+    results are stored, on `n_sms` SMs.
+    """
     of, (tokens, n) = partials, partials.sizes
     n_programs = N_PROGRAMS_INTERPRETED if triton.knobs.runtime.interpret else n_sms
     operands = (of.results, of.weights, done, of.slots, of.flags)
@@ -213,9 +228,11 @@ def push(partials: Partials, done: torch.Tensor, n_chunks: int, n_sms: int) -> N
 
 
 def reduce(partials: Partials, out: torch.Tensor, n_push_sms: int) -> None:
-    """Queue the sum of this rank's tokens on the current stream, behind the products of the same stream.
+    """Queue the sum of this rank's tokens on the current stream, behind the products of the same
+    stream.
 
-    `n_push_sms` SMs are left free: the push, which peers wait for, finds room also if this kernel, which waits for peers, comes first.
+    `n_push_sms` SMs are left free: the push, which peers wait for, finds room also if this kernel,
+    which waits for peers, comes first.
     """
     of, (tokens, n) = partials, partials.sizes
     is_interpreted = triton.knobs.runtime.interpret

@@ -1,8 +1,10 @@
-"""MoE-ReduceScatter, the second layer of a mixture of experts: grouped GEMM, weighted sum over each token's experts, reduce-scatter.
+"""MoE-ReduceScatter, the second layer of a mixture of experts: grouped GEMM, weighted sum over each
+token's experts, reduce-scatter.
 
-out[M / W, N] of each rank = sum over ranks and over j of weight[t, j] * hidden[t * top_k + j, K / W] @ B[expert[t, j]][N, K / W].T, with
-the sums and their way to the owner hidden behind the product. The kernels are in grouped_gemm.py and moe_combine.py, the sorting in
-routing.py; what the command line does is in cases.py. Without a GPU the same step runs under the Triton interpreter on
+out[M / W, N] of each rank = sum over ranks and over j of weight[t, j] * hidden[t * top_k + j, K /
+W] @ B[expert[t, j]][N, K / W].T, with the sums and their way to the owner hidden behind the
+product. The kernels are in grouped_gemm.py and moe_combine.py, the sorting in routing.py; what the
+command line does is in cases.py. Without a GPU the same step runs under the Triton interpreter on
 gloo ranks.
 
     launch/launch.sh kernels/moe_reduce_rs.py 8192 2048 1536 32 2 --check --autotune
@@ -38,7 +40,9 @@ from kernels.shard_gemm import require_free_sms
 from kernels.symmetric import N_SLOTS, StepOrder, SymmetricMemory, next_step, refuse_capture
 
 N_CHUNKS = (1, 2, 4)
-"""Pieces of a shard that are multiplied, and then sent, one after the other: each has tiles of its own, so more of them pad more."""
+"""Pieces of a shard that are multiplied, and then sent, one after the other: each has tiles of its
+own, so more of them pad more.
+"""
 N_PUSH_SMS = (8, 16, 32)
 MUCH = 2**30
 """More units than a part has."""
@@ -47,12 +51,13 @@ MUCH = 2**30
 class MoeReduceScatter(GroupStep):
     """One step of MoE-ReduceScatter.
 
-    The product takes the peers' tokens first. As soon as it is done with a chunk of them, a second stream sums the chunk over its experts
-    and stores the sums in the owner's memory, in the dtype of the operands; the owner adds its own part and the peers' in float32.
+    The product takes the peers' tokens first. As soon as it is done with a chunk of them, a second
+    stream sums the chunk over its experts and stores the sums in the owner's memory, in the dtype
+    of the operands; the owner adds its own part and the peers' in float32.
 
-    Order, beyond rules 1 to 4 of symmetric.py: a rank needs no credit to store into slot e mod 2 in step e. Its own step e - 1 has ended,
-    so the sums of all peers' step e - 1 were there. A peer sends those only after its reduction of step e - 2, the last reader of that
-    slot.
+    Order, beyond rules 1 to 4 of symmetric.py: a rank needs no credit to store into slot e mod 2 in
+    step e. Its own step e - 1 has ended, so the sums of all peers' step e - 1 were there. A peer
+    sends those only after its reduction of step e - 2, the last reader of that slot.
 
     Experts are 0 to E - 1: a step with another number never ends.
     """
@@ -76,7 +81,8 @@ class MoeReduceScatter(GroupStep):
         out: torch.Tensor | None = None,
         config: triton.Config | None = None,
     ) -> torch.Tensor:
-        """This rank's [M / W, N], written to `out` if given; `hidden` is [M * top_k, K / W], `experts_b` [E, N, K / W].
+        """This rank's [M / W, N], written to `out` if given; `hidden` is [M * top_k, K / W],
+        `experts_b` [E, N, K / W].
 
         `config`, if given, is used for this call in place of the object's.
         """
@@ -88,7 +94,8 @@ class MoeReduceScatter(GroupStep):
         if len(hidden) != n_tokens * top_k or n_tokens % self.n_ranks:
             given = f"{n_tokens} tokens on {self.n_ranks} ranks, top_k {top_k}, {len(hidden)} rows"
             raise ValueError(
-                f"need as many tokens for each rank, and a row for each choice of a token; got {given}"
+                "need as many tokens for each rank, and a row for each choice of a token; got"
+                f" {given}"
             )
         out = output_for(hidden, (n_tokens // self.n_ranks, n), out)
         hidden, flat = loadable(hidden), loadable(experts_b.flatten(0, 1))
@@ -138,7 +145,9 @@ class MoeReduceScatter(GroupStep):
         return self._buffers[key]
 
     def _sorter_for(self, routing: Routing, n_experts: int, n_chunks: int) -> RowSorter:
-        """The sorting of rows into parts, which have a counter each: the chunks of rank + 1, those of rank + 2, ..., the own shard."""
+        """The sorting of rows into parts, which have a counter each: the chunks of rank + 1, those
+        of rank + 2, ..., the own shard.
+        """
         (n_tokens, top_k), device = routing.experts.shape, routing.experts.device
         key = n_tokens, top_k, n_experts, n_chunks, device
         if key not in self._sorters:
@@ -186,7 +195,9 @@ class Buffers:
 
 
 def config_space() -> list[dict[str, int]]:
-    """Knobs of the communication, as arguments of `moe_reduce_rs`; the product's configs are those of its own `triton.autotune`."""
+    """Knobs of the communication, as arguments of `moe_reduce_rs`; the product's configs are those
+    of its own `triton.autotune`.
+    """
     push_sms = (
         N_PUSH_SMS[:1] if triton.knobs.runtime.interpret else N_PUSH_SMS
     )  # under the interpreter it changes nothing
@@ -207,6 +218,9 @@ def moe_reduce_rs(
     n_push_sms: int,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The step of `ctx` with the knobs that the tuner chooses; below `contextual_autotune` the product's config is tuned with them."""
-    # Called by its class's name: a record counts for the code that it was made with, and an argument's code is not looked at.
+    """The step of `ctx` with the knobs that the tuner chooses; below `contextual_autotune` the
+    product's config is tuned with them.
+    """
+    # Called by its class's name: a record counts for the code that it was made with, and an
+    # argument's code is not looked at.
     return MoeReduceScatter.__call__(ctx, hidden, experts_b, routing, n_chunks, n_push_sms, out=out)

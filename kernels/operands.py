@@ -1,4 +1,7 @@
-"""What the products and the steps between ranks share: their operands, and the group of a step. Knows no kernel."""
+"""What the products and the steps between ranks share: their operands, and the group of a step.
+
+Knows no kernel.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ TMA_ALIGNMENT_BYTES = 16
 def check_operands(
     a: torch.Tensor, b: torch.Tensor, shapes: str = "A as [M, K] and B as [N, K]", n_dims: int = 2
 ) -> None:
-    """Raise if A @ B.T cannot be computed; B has `n_dims` dimensions, the last two of which are its rows and columns.
+    """Raise if A @ B.T cannot be computed; B has `n_dims` dimensions, the last two of which are its
+    rows and columns.
 
     Raises:
         ValueError: with what is needed and what was given.
@@ -37,12 +41,15 @@ def check_operands(
     else:
         return
     raise ValueError(
-        f"{needed}; got {list(a.shape)} {a.dtype} {a.device} and {list(b.shape)} {b.dtype} {b.device}"
+        f"{needed}; got {list(a.shape)} {a.dtype} {a.device} and {list(b.shape)} {b.dtype}"
+        f" {b.device}"
     )
 
 
 def loadable(operand: torch.Tensor) -> torch.Tensor:
-    """`operand` as a tensor descriptor can read it: contiguous, aligned, K padded with zeros to a multiple of 16 bytes."""
+    """`operand` as a tensor descriptor can read it: contiguous, aligned, K padded with zeros to a
+    multiple of 16 bytes.
+    """
     alignment = TMA_ALIGNMENT_BYTES // operand.element_size()
     if operand.shape[1] % alignment:
         return F.pad(operand, (0, -operand.shape[1] % alignment))
@@ -52,7 +59,8 @@ def loadable(operand: torch.Tensor) -> torch.Tensor:
 
 
 def output_for(like: torch.Tensor, shape: Shape, out: torch.Tensor | None) -> torch.Tensor:
-    """`out` if it is given and fits, or else a new tensor of a shape, with the dtype and device of another.
+    """`out` if it is given and fits, or else a new tensor of a shape, with the dtype and device of
+    another.
 
     Raises:
         ValueError: it does not fit.
@@ -66,21 +74,24 @@ def output_for(like: torch.Tensor, shape: Shape, out: torch.Tensor | None) -> to
         or not out.is_contiguous()
     ):
         raise ValueError(
-            f"need out as contiguous {list(shape)} {like.dtype} on {like.device}; got {list(out.shape)} {out.dtype}"
+            f"need out as contiguous {list(shape)} {like.dtype} on {like.device}; got"
+            f" {list(out.shape)} {out.dtype}"
         )
     return out
 
 
 class GroupStep:
-    """A step on a process group; calling it queues the step on the current stream and returns its result.
+    """A step on a process group; calling it queues the step on the current stream and returns its
+    result.
 
-    Collective: every rank of the group calls it, with the same shapes and dtype, and with the same routing if there is one. Sizes can be
-    any number from 1 that ranks can share; where the depth of a product is no multiple of 8, both operands are padded first, which costs
-    a copy of each.
+    Collective: every rank of the group calls it, with the same shapes and dtype, and with the same
+    routing if there is one. Sizes can be any number from 1 that ranks can share; where the depth of
+    a product is no multiple of 8, both operands are padded first, which costs a copy of each.
 
     Args:
         group: the ranks that hold the operands; the default group if None.
-        config: the product's launch config. None: the one in its kernel's cache, tuned on a miss by the tuner around the step.
+        config: the product's launch config. None: the one in its kernel's cache, tuned on a miss by
+            the tuner around the step.
 
     Attributes:
         rank: this rank in the group.
@@ -98,7 +109,8 @@ class GroupStep:
         group = dist.group.WORLD if group is None else group
         if group is None:
             raise ValueError(
-                f"{type(self).__name__} needs a process group: call torch.distributed.init_process_group first"
+                f"{type(self).__name__} needs a process group: call"
+                " torch.distributed.init_process_group first"
             )
         self.group, self.rank, self.n_ranks = (
             group,
@@ -116,5 +128,7 @@ class GroupStep:
 def key_fn(
     a: torch.Tensor, b: torch.Tensor, ctx: GroupStep, *args: Any, **kwargs: Any
 ) -> tuple[Hashable, ...]:
-    """Calls of a step that share a config: the same operands and travelling type, on as many ranks, spread alike."""
+    """Calls of a step that share a config: the same operands and travelling type, on as many ranks,
+    spread alike.
+    """
     return to_hashable(a), to_hashable(b), str(ctx.partial_dtype), ctx.n_ranks, ctx.n_local_ranks

@@ -1,7 +1,8 @@
 """Row-parallel products on a process group: who sums which rows, and how partial results get there.
 
-Knows memory, tables, streams and launches; the kernels are in push_gemm.py and sum_parts.py, the rules of memory order in symmetric.py.
-Used by gemm_rs.py, where each rank keeps the rows that it sums, and by gemm_allreduce.py, where all ranks get all rows.
+Knows memory, tables, streams and launches; the kernels are in push_gemm.py and sum_parts.py, the
+rules of memory order in symmetric.py. Used by gemm_rs.py, where each rank keeps the rows that it
+sums, and by gemm_allreduce.py, where all ranks get all rows.
 """
 
 from __future__ import annotations
@@ -41,14 +42,22 @@ SUM_PROGRAMS_PER_SM = 4
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """How partial results travel, and where they are summed: the knobs of communication, the same on all ranks in a step."""
+    """How partial results travel, and where they are summed: the knobs of communication, the same
+    on all ranks in a step.
+    """
 
     move: Move = "push"
-    """push: the product stores its tiles where they are summed; pull: the rank that sums loads them; copy: copy engines bring chunks."""
+    """push: the product stores its tiles where they are summed; pull: the rank that sums loads
+    them; copy: copy engines bring chunks.
+    """
     reduction: Literal["inside", "beside", "behind"] = "inside"
-    """inside: the product adds what the peers have sent to its own tiles; beside: a kernel runs along with it; behind: a kernel follows."""
+    """inside: the product adds what the peers have sent to its own tiles; beside: a kernel runs
+    along with it; behind: a kernel follows.
+    """
     sms: int = 0
-    """Multiprocessors of a reduction beside the product, which leaves them free, or behind it; 0 behind it: all."""
+    """Multiprocessors of a reduction beside the product, which leaves them free, or behind it; 0
+    behind it: all.
+    """
     chunk_rows: int = 256
     """Rows that a copy engine moves, or a program of the reduction waits for, at once."""
 
@@ -61,7 +70,8 @@ class Exchange:
             self.move == "copy" and self.chunk_rows < FLAG_ROWS
         ):
             raise ValueError(
-                f"chunk_rows must be a power of two, for copies {FLAG_ROWS}, the rows of a flag, or more; got {self.chunk_rows}"
+                f"chunk_rows must be a power of two, for copies {FLAG_ROWS}, the rows of a flag, or"
+                f" more; got {self.chunk_rows}"
             )
 
 
@@ -101,7 +111,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Addresses for the kernels of one slot; the kernels' arguments of the same names. The last three: None if the plan does not gather."""
+    """Addresses for the kernels of one slot; the kernels' arguments of the same names.
+
+    The last three: None if the plan does not gather.
+    """
 
     targets: torch.Tensor
     arrivals: torch.Tensor
@@ -115,12 +128,14 @@ class Tables:
 
 
 class Copier:
-    """The copies of one plan by copy engines: from staging memory of this rank to the rank that sums a part, chunk by chunk.
+    """The copies of one plan by copy engines: from staging memory of this rank to the rank that
+    sums a part, chunk by chunk.
 
-    The product stores a part for a peer in `staged` and counts it in `counts`, as it would at the peer. The copy stream waits for the
-    counts of a chunk (no kernel does, no program is taken up), copies it, and writes into the peer's flags what they are to be after the
-    step: the number that they would have if the product had counted there itself. So a product may wait, on all multiprocessors, for what
-    its peers' engines copy.
+    The product stores a part for a peer in `staged` and counts it in `counts`, as it would at the
+    peer. The copy stream waits for the counts of a chunk (no kernel does, no program is taken up),
+    copies it, and writes into the peer's flags what they are to be after the step: the number that
+    they would have if the product had counted there itself. So a product may wait, on all
+    multiprocessors, for what its peers' engines copy.
 
     Use: the product, then `queue`; last `join`.
     """
@@ -134,7 +149,9 @@ class Copier:
         self._stream = torch.cuda.Stream(memory.device, priority=-1)
 
     def queue(self, slot: int, epoch: int, chunk_rows: int, started: Any) -> None:
-        """Queue the copies of a step, whose product is queued; `started` is the event before the product."""
+        """Queue the copies of a step, whose product is queued; `started` is the event before the
+        product.
+        """
         self._n_done += 1
         self._stream.wait_event(started)
         for peer, elements, wait, write in self._words_of(chunk_rows):
@@ -144,11 +161,15 @@ class Copier:
             write.queue(self._stream, epoch)
 
     def join(self) -> None:
-        """Let the current stream go on when the copies are made: the next product overwrites the staging memory."""
+        """Let the current stream go on when the copies are made: the next product overwrites the
+        staging memory.
+        """
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def _words_of(self, chunk_rows: int) -> list[tuple[int, slice, MemoryOps, MemoryOps]]:
-        """The chunks in the product's order: a peer, elements of its part, counts to wait for, flags to write, both by rows' elements."""
+        """The chunks in the product's order: a peer, elements of its part, counts to wait for,
+        flags to write, both by rows' elements.
+        """
         if chunk_rows not in self._words:
             found = self._words[chunk_rows] = []
             rank, n_ranks, n = self._memory.rank, self._memory.n_ranks, self._plan.n
@@ -178,7 +199,8 @@ class PartialSums:
     def __init__(self, plan: Plan, device: torch.device, group: dist.ProcessGroup) -> None:
         if plan.n * FLAG_ROWS >= 2**29:
             raise ValueError(
-                f"N is {plan.n}: a flag that counts {FLAG_ROWS} rows of it could not tell two steps apart"
+                f"N is {plan.n}: a flag that counts {FLAG_ROWS} rows of it could not tell two steps"
+                " apart"
             )
         self.plan, self._rank, self._n_ranks = (
             plan,
@@ -214,9 +236,11 @@ class PartialSums:
         *,
         config: triton.Config | None,
     ) -> None:
-        """Queue one step on the current stream: `c` is the own part of the sum, or all of it if the plan gathers. Collective.
+        """Queue one step on the current stream: `c` is the own part of the sum, or all of it if the
+        plan gathers. Collective.
 
-        `a` [M, K] and `b` [N, K] are loadable; `config` None leaves the product's config to the tuner.
+        `a` [M, K] and `b` [N, K] are loadable; `config` None leaves the product's config to the
+        tuner.
         """
         refuse_capture("a step that sends partial results")
         plan, (epoch, slot) = self.plan, next_step(self._n_done)
@@ -225,7 +249,8 @@ class PartialSums:
         if exchange.move == "copy":
             if plan.n_parts < self._n_ranks:
                 raise ValueError(
-                    "copy engines serve the rank that sums a part; where all ranks sum all rows, push or pull"
+                    "copy engines serve the rank that sums a part; where all ranks sum all rows,"
+                    " push or pull"
                 )
             if self._device.type == "cpu":  # which has no copy engine
                 exchange = replace(exchange, move="push")
@@ -235,8 +260,9 @@ class PartialSums:
         )
         if exchange.move == "copy" and exchange.reduction == "inside" and is_blocking:
             raise ValueError(
-                "CUDA_LAUNCH_BLOCKING=1 lets a launch return when its kernel has ended, but a product that adds what copy engines bring "
-                "ends only when they are queued, behind its launch: unset it, or use reduction='behind', or move='push'"
+                "CUDA_LAUNCH_BLOCKING=1 lets a launch return when its kernel has ended, but a"
+                " product that adds what copy engines bring ends only when they are queued, behind"
+                " its launch: unset it, or use reduction='behind', or move='push'"
             )
         if exchange.reduction == "beside":
             require_free_sms("sms", exchange.sms)
@@ -260,7 +286,9 @@ class PartialSums:
     def _reduce(
         self, c: torch.Tensor, tables: Tables, exchange: Exchange, *, epoch: int, started: Any
     ) -> None:
-        """Queue the kernels behind the product or beside it: one that sums, where the product does not, and one that gathers the sums."""
+        """Queue the kernels behind the product or beside it: one that sums, where the product does
+        not, and one that gathers the sums.
+        """
         plan, own = self.plan, self._memory.own
         sizes = (plan.n, plan.part_rows, plan.n_flags, self._rank, epoch)
         if exchange.reduction != "inside":
@@ -348,7 +376,9 @@ class PartialSums:
             tiles = (
                 plan.n_parts * -(-plan.part_rows // meta["BLOCK_M"]) * -(-plan.n // meta["BLOCK_N"])
             )
-            if is_interpreted:  # programs run one after the other there, so one that waits for peers must have sent all tiles itself
+            # Programs run one after the other there, so one that waits for peers must have sent all
+            # tiles itself
+            if is_interpreted:
                 return (1 if is_inside else min(3 * meta["PER_SM"], tiles),)
             withheld = exchange.sms if exchange.reduction == "beside" else 0
             sms = device_properties()["multiprocessor_count"] - withheld
@@ -368,7 +398,9 @@ class PartialSums:
         exchange: Exchange,
         started: torch.cuda.Event | None,
     ) -> None:
-        """Queue a reduction, on a stream of its own where it is beside the product; the current stream goes on behind it."""
+        """Queue a reduction, on a stream of its own where it is beside the product; the current
+        stream goes on behind it.
+        """
         items = (
             fixed["PARTS"]
             * -(-self.plan.part_rows // exchange.chunk_rows)
@@ -393,8 +425,9 @@ class PartialSums:
             self._side = torch.cuda.Stream(self._device, priority=-1)
         self._side.wait_event(started)
         with torch.cuda.stream(self._side):
-            # No more programs than multiprocessors that the product leaves free, however many programs it has on each of the others:
-            # wherever they start, they cannot keep a program of the product off the GPU, for whose tiles a peer may wait.
+            # No more programs than multiprocessors that the product leaves free, however many
+            # programs it has on each of the others: wherever they start, they cannot keep a program
+            # of the product off the GPU, for whose tiles a peer may wait.
             launch(sum_kernel, (min(items, exchange.sms),), args, fixed, key=key)
         torch.cuda.current_stream().wait_stream(self._side)
 
@@ -431,7 +464,8 @@ class RowParallelGemm(GroupStep):
 
     Args:
         group, config: those of any `GroupStep`.
-        partial_dtype: the type in which partial results travel: None for the operands' type, or torch.float32, which doubles the bytes.
+        partial_dtype: the type in which partial results travel: None for the operands' type, or
+            torch.float32, which doubles the bytes.
         exchange: how partial results travel, where a call does not say.
     """
 

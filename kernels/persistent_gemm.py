@@ -1,13 +1,15 @@
-"""Persistent GEMM C = A @ B.T, one compiled kernel for all sizes, one tuned config for all sizes of a bucket.
+"""Persistent GEMM C = A @ B.T, one compiled kernel for all sizes, one tuned config for all sizes of
+a bucket.
 
 As many programs as the GPU has multiprocessors, each running every n-th tile. Two caches, two keys:
 
-- compiled kernels, by *kernel key*: dtype and config. Sizes are runtime arguments that nothing is compiled for. The cache is
-  Triton's own; `kernels_by_key` shows what it holds, so that a size which does get a kernel of its own is seen;
+- compiled kernels, by *kernel key*: dtype and config. Sizes are runtime arguments that nothing is
+  compiled for. The cache is Triton's own; `kernels_by_key` shows what it holds, so that a size
+  which does get a kernel of its own is seen;
 - results of tuning, by *config key*: M, N and K, each rounded up to a power of two, and the dtype.
 
-Tuned by `autotune`, since what is tuned here is a function that takes its config: `triton.autotune` knows neither buckets nor a
-space that depends on the sizes.
+Tuned by `autotune`, since what is tuned here is a function that takes its config: `triton.autotune`
+knows neither buckets nor a space that depends on the sizes.
 
     python kernels/persistent_gemm.py --case check
     python kernels/persistent_gemm.py --case perf --shape 4096,4096,4096 --dtype fp16
@@ -41,10 +43,14 @@ from kernels.shard_gemm import N_PROGRAMS_INTERPRETED, device_properties, tile_b
 HOPPER_SHARED_BYTES = 232448
 """Shared memory of a program where there is no GPU to ask."""
 MAX_ACCUMULATORS = 128
-"""Float32 sums of a thread: of its 255 registers the others hold addresses and what is being loaded."""
+"""Float32 sums of a thread: of its 255 registers the others hold addresses and what is being
+loaded.
+"""
 INTERPRETER_BLOCKS = ((64, 32), (64, 32), (64, 32))
 GPU_BLOCKS = ((128, 64, 256), (128, 64, 256), (64, 32, 128))
-"""BLOCK_M, BLOCK_N, BLOCK_K, those of an untuned call first: powers of two, for others do not compile."""
+"""BLOCK_M, BLOCK_N, BLOCK_K, those of an untuned call first: powers of two, for others do not
+compile.
+"""
 
 
 def all_configs() -> list[triton.Config]:
@@ -64,7 +70,10 @@ def all_configs() -> list[triton.Config]:
 
 
 def reason_to_drop(config: triton.Config, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    """Why a config is not worth compiling for a product of `shape` [M, N, K]; empty if it is. Equal for all sizes of a bucket."""
+    """Why a config is not worth compiling for a product of `shape` [M, N, K]; empty if it is.
+
+    Equal for all sizes of a bucket.
+    """
     block = config.kwargs
     block_m, block_n, block_k = block["BLOCK_M"], block["BLOCK_N"], block["BLOCK_K"]
     shared_bytes = (
@@ -90,7 +99,9 @@ def reason_to_drop(config: triton.Config, shape: tuple[int, ...], dtype: torch.d
 
 
 def search_space(m: int, n: int, k: int, dtype: torch.dtype) -> list[triton.Config]:
-    """The configs worth trying for a product of [M, K] and [N, K]; the same for all sizes of a bucket."""
+    """The configs worth trying for a product of [M, K] and [N, K]; the same for all sizes of a
+    bucket.
+    """
     return [config for config in all_configs() if not reason_to_drop(config, (m, n, k), dtype)]
 
 
@@ -100,14 +111,15 @@ def kernel_cache_key(dtype: torch.dtype, config: triton.Config) -> Hashable:
 
 
 kernels_by_key: dict[Hashable, set[str]] = {}
-"""Kernel key -> hashes of the kernels that Triton has launched for it in this process; more than one would be a hidden dependence.
+"""Kernel key -> hashes of the kernels that Triton has launched for it in this process; more than
+one would be a hidden dependence.
 
 A look into Triton's cache, not another one. Empty under the interpreter, which compiles nothing.
 """
 
 
-# Without do_not_specialize Triton compiles once more for sizes that are 1 and for those that are multiples of 16. Descriptors
-# promise the alignment that loads need, so nothing is lost.
+# Without do_not_specialize Triton compiles once more for sizes that are 1 and for those that are
+# multiples of 16. Descriptors promise the alignment that loads need, so nothing is lost.
 @triton.jit(do_not_specialize=["M", "N", "K"])
 def persistent_gemm_kernel(
     a,  # descriptor of [M, K]
@@ -122,7 +134,10 @@ def persistent_gemm_kernel(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Every n-th tile of C, n being the number of programs. Descriptors read zeros outside, and do not write there."""
+    """Every n-th tile of C, n being the number of programs.
+
+    Descriptors read zeros outside, and do not write there.
+    """
     m_tiles, n_tiles = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     for tile in range(tl.program_id(0), m_tiles * n_tiles, tl.num_programs(0)):
         row, col = tile_block(tile, m_tiles, n_tiles, GROUP)
@@ -140,7 +155,8 @@ def config_key(a: torch.Tensor, b: torch.Tensor) -> Hashable:
     """M, N, K and dtype, by which results are kept; `bucket=power_of_two` rounds the sizes up.
 
     Raises:
-        ValueError: operands that do not go together; here, since in a tuning it would read as a fault of the configs.
+        ValueError: operands that do not go together; here, since in a tuning it would read as a
+            fault of the configs.
     """
     check_operands(a, b)
     return a.shape[0], b.shape[0], a.shape[1], a.dtype
@@ -157,8 +173,8 @@ def fits(config: Any, a: torch.Tensor, b: torch.Tensor) -> bool:
 def persistent_gemm(a: torch.Tensor, b: torch.Tensor, config: triton.Config) -> torch.Tensor:
     """C [M, N] of A [M, K] and B [N, K], summed in float32; `config` comes from the tuner.
 
-    Rows of C begin at multiples of 16 bytes: where N is no multiple of 8, C is a view of a wider matrix. Where K is none, both
-    operands are copied.
+    Rows of C begin at multiples of 16 bytes: where N is no multiple of 8, C is a view of a wider
+    matrix. Where K is none, both operands are copied.
 
     Raises:
         ValueError: operands that do not go together.

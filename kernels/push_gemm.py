@@ -1,9 +1,12 @@
 # mypy: disable-error-code="no-untyped-def"
-# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions carry none.
-"""A row-parallel product whose tiles go to the ranks that sum them: the Triton kernel and its launch configs.
+# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions
+# carry none.
+"""A row-parallel product whose tiles go to the ranks that sum them: the Triton kernel and its
+launch configs.
 
-Knows tiles, tables of addresses and flags; knows nothing of process groups, of streams or of who holds which memory: partials.py makes
-the tables. Parts and flags are those of sum_parts.py, the order of memory that of symmetric.py.
+Knows tiles, tables of addresses and flags; knows nothing of process groups, of streams or of who
+holds which memory: partials.py makes the tables. Parts and flags are those of sum_parts.py, the
+order of memory that of symmetric.py.
 """
 
 from __future__ import annotations
@@ -20,21 +23,28 @@ from kernels.symmetric import pointer_at, signal, wait_until
 MOST_REGISTERS = 255
 """Of a thread; a compiler that is not told fewer may take them all."""
 LEAST_GROUP_ROWS, MOST_GROUP_ROWS = tl.constexpr(512), tl.constexpr(1024)
-"""Rows whose tiles run together, so that they share tiles of B: half of a part, within these limits. The first half is copied to a peer
-while the second one is computed, and is there when the peer adds it to its own first half."""
+"""Rows whose tiles run together, so that they share tiles of B: half of a part, within these
+limits. The first half is copied to a peer
+while the second one is computed, and is there when the peer adds it to its own first half.
+"""
 RESERVED_BYTES = 1024
-"""Shared memory that each program takes besides its own. An SM has that much more than one program may have."""
+"""Shared memory that each program takes besides its own.
+
+An SM has that much more than one program may have.
+"""
 
 
 def set_block_shapes(nargs: dict[str, Any]) -> None:
     """Give the tensor descriptors of a launch the blocks of its config (a `Config.pre_hook`).
 
     Raises:
-        ValueError: an SM has no room for all programs that the config asks for, or it asks for none.
+        ValueError: an SM has no room for all programs that the config asks for, or it asks for
+            none.
     """
     if nargs["PER_SM"] < 1:
         raise ValueError(
-            f"PER_SM, the programs of push_gemm_kernel on each SM, must be 1 or more, got {nargs['PER_SM']}"
+            "PER_SM, the programs of push_gemm_kernel on each SM, must be 1 or more, got"
+            f" {nargs['PER_SM']}"
         )
     if nargs["PER_SM"] > 1 and (reason := no_room(nargs, nargs["num_stages"], nargs["num_warps"])):
         raise ValueError(f"{reason}. Give the config fewer stages or warps, or PER_SM=1")
@@ -55,7 +65,8 @@ def make_config(
 ) -> triton.Config:
     """A launch config of `push_gemm_kernel`.
 
-    Of `per_sm` programs on an SM, one sends a tile while another multiplies; with `stagger` from the first tile on.
+    Of `per_sm` programs on an SM, one sends a tile while another multiplies; with `stagger` from
+    the first tile on.
     """
     blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
     choices = {"SPLIT_STORE": split, "PER_SM": per_sm, "STAGGER": stagger}
@@ -65,7 +76,8 @@ def make_config(
 
 
 def gpu_configs() -> list[triton.Config]:
-    """The blocks that serve the AllGather-GEMM on Hopper, narrow ones for few rows, where reading B is the limit, and pairs of programs.
+    """The blocks that serve the AllGather-GEMM on Hopper, narrow ones for few rows, where reading B
+    is the limit, and pairs of programs.
 
     No loop is flattened: Triton 3.6 fails to compile that where a branch follows the product.
     """
@@ -104,7 +116,9 @@ def gpu_configs() -> list[triton.Config]:
 
 
 def interpreter_configs() -> list[triton.Config]:
-    """A few block shapes: the interpreter ignores warps and stages, and each program costs milliseconds."""
+    """A few block shapes: the interpreter ignores warps and stages, and each program costs
+    milliseconds.
+    """
     configs = [make_config(*block, warps=4, stages=2) for block in ((64, 64, 64), (32, 64, 64))]
     return [
         *configs,
@@ -113,7 +127,8 @@ def interpreter_configs() -> list[triton.Config]:
 
 
 def shared_bytes(block: dict[str, Any], n_stages: int) -> int:
-    """Shared memory of a program, at most: its stages with a barrier of 8 bytes each, or, where they were, a tile on its way out.
+    """Shared memory of a program, at most: its stages with a barrier of 8 bytes each, or, where
+    they were, a tile on its way out.
 
     A tile changes its layout there, and takes half of its bytes as float32.
     """
@@ -122,10 +137,11 @@ def shared_bytes(block: dict[str, Any], n_stages: int) -> int:
 
 
 def no_room(block: dict[str, Any], n_stages: int, n_warps: int) -> str:
-    """Why the programs of a config are not all on the GPU at once; empty if they are, as far as that is foreseen.
+    """Why the programs of a config are not all on the GPU at once; empty if they are, as far as
+    that is foreseen.
 
-    One that is not keeps those waiting that need its tiles. One program may have all registers of an SM; of several, each gets its part, as
-    a compiler may take `MOST_REGISTERS` for each thread.
+    One that is not keeps those waiting that need its tiles. One program may have all registers of
+    an SM; of several, each gets its part, as a compiler may take `MOST_REGISTERS` for each thread.
     """
     if triton.knobs.runtime.interpret:
         return ""
@@ -139,39 +155,47 @@ def no_room(block: dict[str, Any], n_stages: int, n_warps: int) -> str:
     if n_bytes <= most_bytes and (per_sm == 1 or n_warps <= most_warps):
         return ""
     return (
-        f"{per_sm} programs of push_gemm_kernel need room on an SM at once: got {n_bytes} bytes of shared memory and {n_warps} warps "
-        f"each for at most {most_bytes} and {most_warps}"
+        f"{per_sm} programs of push_gemm_kernel need room on an SM at once: got {n_bytes} bytes of"
+        f" shared memory and {n_warps} warps each for at most {most_bytes} and {most_warps}"
     )
 
 
 def drop_hopeless(
     configs: list[triton.Config], nargs: dict[str, Any], **meta: Any
 ) -> list[triton.Config]:
-    """Drop the configs that need more of an SM than there is for their programs, and tiles of which few rows are needed."""
+    """Drop the configs that need more of an SM than there is for their programs, and tiles of which
+    few rows are needed.
+    """
     if triton.knobs.runtime.interpret:
         return configs
     most_rows = 2 * max(nargs["part_rows"], 16)
     flat = [each for each in configs if each.kwargs["BLOCK_M"] < most_rows]
-    # Where none fits, the compiler's own error, or that of the config's hook, says more than an empty list.
+    # Where none fits, the compiler's own error, or that of the config's hook, says more than an
+    # empty list.
     return [
         each for each in flat if not no_room(each.kwargs, each.num_stages, each.num_warps)
     ] or configs[:1]
 
 
 def refuse_repeats(kernel_call: Any, quantiles: Any = None) -> Any:
-    """Raise a RuntimeError in place of `triton.autotune`'s own measurement, which launches a kernel many times in one step."""
+    """Raise a RuntimeError in place of `triton.autotune`'s own measurement, which launches a kernel
+    many times in one step.
+    """
     raise RuntimeError(
-        "push_gemm_kernel counts what it sends in its peers' flags, so it runs once a step and cannot be timed by repeating it: "
-        "tune the step with contextual_autotune or autotune of dist_tune, or pass a launch config"
+        "push_gemm_kernel counts what it sends in its peers' flags, so it runs once a step and"
+        " cannot be timed by repeating it: tune the step with contextual_autotune or autotune of"
+        " dist_tune, or pass a launch config"
     )
 
 
 @triton.jit
 def start_cycles(program, n_programs, block_elements, K, PER_SM: tl.constexpr):
-    """Cycles by which a program starts later than the first one of its SM: those that the tensor cores take for a tile of each before it.
+    """Cycles by which a program starts later than the first one of its SM: those that the tensor
+    cores take for a tile of each before it.
 
-    Tensor cores of a Hopper SM do 4096 operations of 16-bit operands a cycle. Programs that start together finish their tiles together,
-    on all SMs: then the tensor cores wait for NVLink, and later it for them. Plain arithmetic: `start_cycles.fn` answers in Python, too.
+    Tensor cores of a Hopper SM do 4096 operations of 16-bit operands a cycle. Programs that start
+    together finish their tiles together, on all SMs: then the tensor cores wait for NVLink, and
+    later it for them. Plain arithmetic: `start_cycles.fn` answers in Python, too.
     """
     return program * PER_SM // n_programs * (2 * block_elements // 4096) * K
 
@@ -196,19 +220,45 @@ def _wait_cycles(cycles):
 
 @triton.jit
 def _trade_credits(credits, own_credits, rank, epoch, WORLD: tl.constexpr):
-    """Say to all peers that the step before is over here, and wait until the one before that is over there: its slot is free now."""
+    """Say to all peers that the step before is over here, and wait until the one before that is
+    over there: its slot is free now.
+    """
     for i in range(1, WORLD):
         if tl.program_id(0) == 0:
             signal(pointer_at(credits, (rank + i) % WORLD, tl.int32) + rank, 1)
     for i in range(1, WORLD):
-        # The peer has started step epoch - 1. Stores need no 0 added to their addresses: none is moved up over an acquire.
+        # The peer has started step epoch - 1. Stores need no 0 added to their addresses: none is
+        # moved up over an acquire.
         wait_until(own_credits + (rank + i) % WORLD, epoch - 1)
 
 
 @triton.jit
-def _finish(acc, row, col, end_row, N, part, c, targets, arrivals, sources, own_arrivals, n_flags, finals, final_arrivals, rank, count,
-            INSIDE: tl.constexpr, SPREAD: tl.constexpr, WORLD: tl.constexpr, FLAG_ROWS: tl.constexpr, ELEMENT: tl.constexpr):  # fmt: skip
-    """Send a block to where it is summed; or, of the own part where the product sums, add what the peers have sent and store the result."""
+def _finish(
+    acc,
+    row,
+    col,
+    end_row,
+    N,
+    part,
+    c,
+    targets,
+    arrivals,
+    sources,
+    own_arrivals,
+    n_flags,
+    finals,
+    final_arrivals,
+    rank,
+    count,
+    INSIDE: tl.constexpr,
+    SPREAD: tl.constexpr,
+    WORLD: tl.constexpr,
+    FLAG_ROWS: tl.constexpr,
+    ELEMENT: tl.constexpr,
+):
+    """Send a block to where it is summed; or, of the own part where the product sums, add what the
+    peers have sent and store the result.
+    """
     BLOCK_M: tl.constexpr = acc.shape[0]
     n_columns = tl.minimum(N - col, acc.shape[1])
     if not INSIDE:
@@ -272,7 +322,9 @@ def push_gemm_kernel(
     n_flags,
     rank,
     count,  # the number of this step, modulo 2^32
-    move,  # how tiles travel, a number: for the key alone, as the best config differs and the code does not
+    # How tiles travel, a number: for the key alone, as the best config differs and the code does
+    # not
+    move,
     PARTS: tl.constexpr,
     WORLD: tl.constexpr,
     INSIDE: tl.constexpr,
@@ -287,11 +339,14 @@ def push_gemm_kernel(
     PER_SM: tl.constexpr,
     STAGGER: tl.constexpr,
 ):
-    """Persistent GEMM: a program runs every n-th tile, part by part, its own last, and sends each tile as soon as it is computed.
+    """Persistent GEMM: a program runs every n-th tile, part by part, its own last, and sends each
+    tile as soon as it is computed.
 
-    Where INSIDE, tiles of the own part come last and wait for the peers' tiles. Each program has sent all its tiles before it waits, and
-    all programs are on the GPU at once, so ranks cannot wait for each other in a circle: the grid has PER_SM programs for each SM, and a
-    config with more than one is launched only if an SM has shared memory and registers for them, as many as the compiler may take.
+    Where INSIDE, tiles of the own part come last and wait for the peers' tiles. Each program has
+    sent all its tiles before it waits, and all programs are on the GPU at once, so ranks cannot
+    wait for each other in a circle: the grid has PER_SM programs for each SM, and a config with
+    more than one is launched only if an SM has shared memory and registers for them, as many as the
+    compiler may take.
     """
     m_tiles, n_tiles = tl.cdiv(part_rows, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tiles_per_part = m_tiles * n_tiles
@@ -315,14 +370,78 @@ def push_gemm_kernel(
         row, col = block_row * BLOCK_M, block_col * BLOCK_N
         end_row = tl.minimum(M - part * part_rows, part_rows)
         if SPLIT_STORE:
-            # Two halves: fewer registers hold what the peers have sent, and the way out takes half the shared memory.
+            # Two halves: fewer registers hold what the peers have sent, and the way out takes half
+            # the shared memory.
             left, right = tl.split(
                 tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
             )
-            _finish(left, row, col, end_row, N, part, c, targets, arrivals, sources, own_arrivals, n_flags, finals, final_arrivals, rank,
-                    count, INSIDE, SPREAD, WORLD, FLAG_ROWS, ELEMENT)  # fmt: skip
-            _finish(right, row, col + BLOCK_N // 2, end_row, N, part, c, targets, arrivals, sources, own_arrivals, n_flags, finals,
-                    final_arrivals, rank, count, INSIDE, SPREAD, WORLD, FLAG_ROWS, ELEMENT)  # fmt: skip
+            _finish(
+                left,
+                row,
+                col,
+                end_row,
+                N,
+                part,
+                c,
+                targets,
+                arrivals,
+                sources,
+                own_arrivals,
+                n_flags,
+                finals,
+                final_arrivals,
+                rank,
+                count,
+                INSIDE,
+                SPREAD,
+                WORLD,
+                FLAG_ROWS,
+                ELEMENT,
+            )
+            _finish(
+                right,
+                row,
+                col + BLOCK_N // 2,
+                end_row,
+                N,
+                part,
+                c,
+                targets,
+                arrivals,
+                sources,
+                own_arrivals,
+                n_flags,
+                finals,
+                final_arrivals,
+                rank,
+                count,
+                INSIDE,
+                SPREAD,
+                WORLD,
+                FLAG_ROWS,
+                ELEMENT,
+            )
         else:
-            _finish(acc, row, col, end_row, N, part, c, targets, arrivals, sources, own_arrivals, n_flags, finals, final_arrivals, rank,
-                    count, INSIDE, SPREAD, WORLD, FLAG_ROWS, ELEMENT)  # fmt: skip
+            _finish(
+                acc,
+                row,
+                col,
+                end_row,
+                N,
+                part,
+                c,
+                targets,
+                arrivals,
+                sources,
+                own_arrivals,
+                n_flags,
+                finals,
+                final_arrivals,
+                rank,
+                count,
+                INSIDE,
+                SPREAD,
+                WORLD,
+                FLAG_ROWS,
+                ELEMENT,
+            )

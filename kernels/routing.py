@@ -1,13 +1,16 @@
 # mypy: disable-error-code="no-untyped-def"
-# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions carry none.
-"""Routing of a mixture of experts: top-k experts of each token, and tokens sorted by expert into tiles, on the device.
+# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions
+# carry none.
+"""Routing of a mixture of experts: top-k experts of each token, and tokens sorted by expert into
+tiles, on the device.
 
-Knows experts, tiles and parts of the tokens; knows nothing of ranks, weights of experts or products. A row is one (token, choice)
-pair: row t * top_k + j is token t with its j-th expert. No size depends on the routing, so the host never waits for the device:
-buffers hold the worst case, at most n_rows // BLOCK_M + n_experts tiles where parts share tiles.
+Knows experts, tiles and parts of the tokens; knows nothing of ranks, weights of experts or
+products. A row is one (token, choice) pair: row t * top_k + j is token t with its j-th expert. No
+size depends on the routing, so the host never waits for the device: buffers hold the worst case, at
+most n_rows // BLOCK_M + n_experts tiles where parts share tiles.
 
-The experts' rows are padded to the largest tile, and there is a list of tiles for each height of `BLOCKS_M`: the kernel that reads
-them is free to choose BLOCK_M, and no tile of any list is empty.
+The experts' rows are padded to the largest tile, and there is a list of tiles for each height of
+`BLOCKS_M`: the kernel that reads them is free to choose BLOCK_M, and no tile of any list is empty.
 """
 
 from __future__ import annotations
@@ -23,15 +26,24 @@ import triton.language as tl
 from kernels.steady_launch import launch
 
 BLOCKS_M = (32, 64) if triton.knobs.runtime.interpret else (16, 32, 64, 128)
-"""Heights of tiles, each twice the one before; there is a list of tiles for each. The interpreter takes 10 ms for each list."""
+"""Heights of tiles, each twice the one before; there is a list of tiles for each.
+
+The interpreter takes 10 ms for each list.
+"""
 ROWS_PER_STEP = 64 if triton.knobs.runtime.interpret else 1024
-"""Rows that a program of the sorting looks at together; few under the interpreter, so that tests see several steps."""
+"""Rows that a program of the sorting looks at together; few under the interpreter, so that tests
+see several steps.
+"""
 TILES_PER_STEP = 64
 TILE_FIELDS = 4
-"""Expert, first place in `rows`, and the positions of the first and of the last part that the tile has rows of."""
+"""Expert, first place in `rows`, and the positions of the first and of the last part that the tile
+has rows of.
+"""
 
 Order = Literal["arrival", "part"]
-"""arrival: an expert's parts share tiles, and tiles come in the order in which their last part does; part: each part has its own."""
+"""arrival: an expert's parts share tiles, and tiles come in the order in which their last part
+does; part: each part has its own.
+"""
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 
@@ -61,20 +73,25 @@ class Routing:
             raise ValueError(f"need experts and weights as [M, top_k], contiguous; got {given}")
         if self.experts.dtype != torch.int32 or self.weights.dtype != torch.float32:
             raise ValueError(
-                f"need int32 experts and float32 weights; got {self.experts.dtype} and {self.weights.dtype}"
+                f"need int32 experts and float32 weights; got {self.experts.dtype} and"
+                f" {self.weights.dtype}"
             )
 
 
 def route(logits: torch.Tensor, top_k: int) -> Routing:
-    """The `top_k` most probable experts of each token, for router outputs [M, E]; softmax first, then normalised once more."""
+    """The `top_k` most probable experts of each token, for router outputs [M, E]; softmax first,
+    then normalised once more.
+    """
     weights, experts = logits.float().softmax(dim=-1).topk(top_k, dim=-1)
     return Routing(experts.int(), weights / weights.sum(dim=-1, keepdim=True))
 
 
 def skewed_logits(n_tokens: int, n_experts: int, skew: float, device: torch.device) -> torch.Tensor:
-    """Router outputs [n_tokens, n_experts] whose first choices are spread by Zipf's law: expert e with a share of (e + 1) ** -skew.
+    """Router outputs [n_tokens, n_experts] whose first choices are spread by Zipf's law: expert e
+    with a share of (e + 1) ** -skew.
 
-    0 is a balanced routing. From the generator of the device, so ranks that are to have the same logits need the same seed.
+    0 is a balanced routing. From the generator of the device, so ranks that are to have the same
+    logits need the same seed.
     """
     popularity = -skew * torch.arange(1, n_experts + 1, device=device, dtype=torch.float32).log()
     # The largest of log p + Gumbel noise is distributed as p.
@@ -87,20 +104,26 @@ class SortedRows:
     """Rows by expert, and lists of their tiles, in device memory."""
 
     rows: torch.Tensor
-    """int32: row numbers, the rows of each expert at multiples of the largest BLOCK_M, and n_rows for padding."""
+    """int32: row numbers, the rows of each expert at multiples of the largest BLOCK_M, and n_rows
+    for padding.
+    """
     tiles: torch.Tensor
     """int32 [len(BLOCKS_M), most tiles, TILE_FIELDS]; entries from n_tiles on are undefined."""
     n_tiles: torch.Tensor
     """int32 [len(BLOCKS_M)]: no tile is without a row."""
     counters: torch.Tensor
-    """int32 [parts]: 0 once the rows are sorted, for a kernel that reads the tiles to count what it has done of each part."""
+    """int32 [parts]: 0 once the rows are sorted, for a kernel that reads the tiles to count what it
+    has done of each part.
+    """
 
 
 class RowSorter:
-    """Sorts the rows of steps of one shape; the buffers are its own, so one sorting is valid until the next.
+    """Sorts the rows of steps of one shape; the buffers are its own, so one sorting is valid until
+    the next.
 
     Args:
-        parts: [first row, end) of each part of the rows, in the order in which tiles are to run. Together they are all rows.
+        parts: [first row, end) of each part of the rows, in the order in which tiles are to run.
+            Together they are all rows.
         n_experts: experts are 0 to n_experts - 1; a row of any other number is in no tile.
         order: the order of tiles.
         device: where the experts of steps are.
@@ -136,7 +159,9 @@ class RowSorter:
         self._sorted = SortedRows(rows, tiles, n_tiles, self.counters)
 
     def sort(self, experts: torch.Tensor) -> SortedRows:
-        """Queue the sorting of rows with these `experts` (int32 [M, top_k], contiguous) on the current stream."""
+        """Queue the sorting of rows with these `experts` (int32 [M, top_k], contiguous) on the
+        current stream.
+        """
         (n_parts, n_experts), to = self._counts.shape, self._sorted
         grid, key = (n_parts, n_experts), (self.n_rows, n_parts, n_experts, self.order)
         launch(
@@ -193,9 +218,11 @@ def _place_kernel(
     N_HEIGHTS: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Rows of one expert in one part go to their places, and its tiles into the lists: those whose last rows are in this part.
+    """Rows of one expert in one part go to their places, and its tiles into the lists: those whose
+    last rows are in this part.
 
-    Each program computes from all counts where its own things begin, so programs need not wait for one another.
+    Each program computes from all counts where its own things begin, so programs need not wait for
+    one another.
     """
     part, expert = tl.program_id(0), tl.program_id(1)
     if expert == 0:

@@ -1,9 +1,12 @@
 # mypy: disable-error-code="no-untyped-def"
-# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions carry none.
-"""C = A @ B.T where A is made of shards that arrive one by one: the Triton kernel and its launch configs.
+# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions
+# carry none.
+"""C = A @ B.T where A is made of shards that arrive one by one: the Triton kernel and its launch
+configs.
 
-Knows tiles, flags and tensor descriptors; knows nothing of ranks that copy, of streams or of process groups.
-Tiles are laid out shard by shard, so none straddles two shards, and each waits for one flag at most.
+Knows tiles, flags and tensor descriptors; knows nothing of ranks that copy, of streams or of
+process groups. Tiles are laid out shard by shard, so none straddles two shards, and each waits for
+one flag at most.
 """
 
 from __future__ import annotations
@@ -56,7 +59,9 @@ def make_config(
 
 
 def gpu_configs() -> list[triton.Config]:
-    """What was ever near the best on a Hopper GPU: 128 x 256 tiles for long runs, smaller ones where they fill the last wave."""
+    """What was ever near the best on a Hopper GPU: 128 x 256 tiles for long runs, smaller ones
+    where they fill the last wave.
+    """
     plain, split = [False], [True]
     return [
         make_config(bm, bn, 64, warps=warps, stages=stages, flatten=flatten, split=is_split)
@@ -77,7 +82,9 @@ def gpu_configs() -> list[triton.Config]:
 
 
 def interpreter_configs() -> list[triton.Config]:
-    """A few block shapes: the interpreter ignores warps and stages, and each program costs milliseconds."""
+    """A few block shapes: the interpreter ignores warps and stages, and each program costs
+    milliseconds.
+    """
     blocks = [
         (128, 128, 128),
         (128, 128, 64),
@@ -104,17 +111,21 @@ def _properties_of(device: int) -> dict[str, int]:
 
 
 def require_free_sms(name: str, n_sms: int) -> None:
-    """Raise a ValueError if a kernel beside a product, which waits for it, has no multiprocessor, or leaves the product none."""
+    """Raise a ValueError if a kernel beside a product, which waits for it, has no multiprocessor,
+    or leaves the product none.
+    """
     n_all = 0 if triton.knobs.runtime.interpret else device_properties()["multiprocessor_count"]
     if n_all and not 0 < n_sms < n_all:
         raise ValueError(
-            f"{name}, the SMs of a kernel beside the product, must be 1 to {n_all - 1} on this GPU of {n_all} SMs, got {n_sms}"
+            f"{name}, the SMs of a kernel beside the product, must be 1 to {n_all - 1} on this GPU"
+            f" of {n_all} SMs, got {n_sms}"
         )
 
 
 @triton.jit
 def tile_block(tile, m_tiles, n_tiles, group_m):
-    """Block row and column of a tile of a shard: columns of `group_m` tiles, so that programs that run together share B.
+    """Block row and column of a tile of a shard: columns of `group_m` tiles, so that programs that
+    run together share B.
 
     Plain arithmetic: `tile_block.fn` answers in Python, too.
     """
@@ -138,7 +149,8 @@ def _store_tile(acc, c_tiles, c, shard, row, col, M_shard, N, SPLIT_STORE: tl.co
             at, acc.to(c.dtype.element_ty), mask=(rows < M_shard)[:, None] & (cols < N)[None, :]
         )
     elif SPLIT_STORE:
-        # Two halves: the staging buffer in shared memory is half as large, which can buy a pipeline stage.
+        # Two halves: the staging buffer in shared memory is half as large, which can buy a pipeline
+        # stage.
         halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
         left, right = tl.split(halves)
         left = left.to(c.dtype.element_ty).reshape(1, BLOCK_M, BLOCK_N // 2)
@@ -156,7 +168,8 @@ def _store_tile(acc, c_tiles, c, shard, row, col, M_shard, N, SPLIT_STORE: tl.co
 @triton.jit(do_not_specialize=["rank", "epoch"])
 def ag_gemm_kernel(
     a_own,  # descriptor of this rank's shard [M / WORLD, K]
-    a_gathered,  # descriptor of the gathered [M, K]; rows of shard r are valid once flags[r] has reached epoch
+    # Descriptor of the gathered [M, K]; rows of shard r are valid once flags[r] has reached epoch
+    a_gathered,
     b,  # descriptor of [N, K]
     c_tiles,  # descriptor of C as [WORLD, M / WORLD, N], or None: store through the pointer
     c,  # [M, N]
@@ -174,9 +187,11 @@ def ag_gemm_kernel(
     FLATTEN: tl.constexpr,
     SPLIT_STORE: tl.constexpr,
 ):
-    """Persistent GEMM: a program runs every n-th tile, first those of its own shard, then shard by shard as they arrive.
+    """Persistent GEMM: a program runs every n-th tile, first those of its own shard, then shard by
+    shard as they arrive.
 
-    Shards come in the order in which `gather.py` sends them: rank, rank - 1, rank - 2, ... (modulo WORLD).
+    Shards come in the order in which `gather.py` sends them: rank, rank - 1, rank - 2, ... (modulo
+    WORLD).
     """
     M_shard = M // WORLD
     m_tiles = tl.cdiv(M_shard, BLOCK_M)
@@ -186,7 +201,8 @@ def ag_gemm_kernel(
     # 2048 rows of A and about as many of B are read at a time: least traffic, and both stay in L2.
     GROUP_M: tl.constexpr = 2048 // BLOCK_M
 
-    # Tiles of the own shard come first; they are read where the caller has it, with no copy and no wait.
+    # Tiles of the own shard come first; they are read where the caller has it, with no copy and no
+    # wait.
     stored = program - n_programs
     for tile in tl.range(program, tiles_per_shard * WORLD, n_programs, flatten=FLATTEN):
         block_row, block_col = tile_block(tile % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
@@ -206,7 +222,8 @@ def ag_gemm_kernel(
             if INTERPRETED:  # it multiplies the bits of bfloat16 as integers
                 a_block, b_block = a_block.to(tl.float32), b_block.to(tl.float32)
             acc = tl.dot(a_block, b_block.T, acc)
-        # Counted anew rather than taken from `tile`: a flattened loop would carry the value through every stage.
+        # Counted anew rather than taken from `tile`: a flattened loop would carry the value through
+        # every stage.
         stored += n_programs
         block_row, block_col = tile_block(stored % tiles_per_shard, m_tiles, n_tiles, GROUP_M)
         shard = (rank + WORLD - stored // tiles_per_shard) % WORLD
@@ -233,10 +250,12 @@ def multiply_shards(
     rank: int,
     config: triton.Config | None = None,
 ) -> None:
-    """Queue C = A @ B.T on the current stream, each shard of A read once its flag has reached `epoch`.
+    """Queue C = A @ B.T on the current stream, each shard of A read once its flag has reached
+    `epoch`.
 
-    `a_own` [M / W, K] is this rank's shard, `a_gathered` [M, K] holds the others, `b` is [N, K], `c` [M, N], all contiguous;
-    the rows of `a_own` and `b` start at multiples of 16 bytes. `config` is used as it is; None leaves the choice to the tuner.
+    `a_own` [M / W, K] is this rank's shard, `a_gathered` [M, K] holds the others, `b` is [N, K],
+    `c` [M, N], all contiguous; the rows of `a_own` and `b` start at multiples of 16 bytes. `config`
+    is used as it is; None leaves the choice to the tuner.
     """
     (m, n), k, n_ranks = c.shape, b.shape[1], len(flags)
     c_tiles = None

@@ -1,4 +1,5 @@
-"""Launches of `triton.jit` kernels that Triton looks up once: a look-up of some 20 arguments takes the host four times what a launch takes.
+"""Launches of `triton.jit` kernels that Triton looks up once: a look-up of some 20 arguments takes
+the host four times what a launch takes.
 
 Knows compiled kernels; knows nothing of steps. For launches for which no tuner chooses a config.
 """
@@ -16,7 +17,9 @@ from triton.runtime.jit import JITFunction
 ALIGNMENT_BYTES = 16
 """Triton compiles another kernel where an address is no multiple of this."""
 _compiled: dict[Hashable, tuple[Any, Any, tuple[Any, ...]]] = {}
-"""Kernel, device, knobs, key and alignments -> that kernel, its compiled form, and the values of its constexpr arguments."""
+"""Kernel, device, knobs, key and alignments -> that kernel, its compiled form, and the values of
+its constexpr arguments.
+"""
 
 
 def launch(
@@ -27,10 +30,12 @@ def launch(
     *,
     key: Hashable,
 ) -> None:
-    """Queue a kernel on the current stream; `args` in its order, among them tensors, and `fixed`: what it takes by name.
+    """Queue a kernel on the current stream; `args` in its order, among them tensors, and `fixed`:
+    what it takes by name.
 
-    `key` is to say all that Triton compiles for but the alignment of tensors: dtypes, numbers that are specialised on, and `fixed`. Tensor
-    descriptors are taken to start at multiples of 16 bytes, as they have to.
+    `key` is to say all that Triton compiles for but the alignment of tensors: dtypes, numbers that
+    are specialised on, and `fixed`. Tensor descriptors are taken to start at multiples of 16 bytes,
+    as they have to.
     """
     if not isinstance(kernel, JITFunction) or _has_more_to_do(kernel):
         kernel[n_programs](*args, **fixed)
@@ -38,7 +43,8 @@ def launch(
     aligned = tuple(
         [arg.data_ptr() % ALIGNMENT_BYTES == 0 for arg in args if isinstance(arg, torch.Tensor)]
     )
-    # Of the current device, which need not be that of the tensors: a compiled kernel is loaded there.
+    # Of the current device, which need not be that of the tensors: a compiled kernel is loaded
+    # there.
     whole_key = id(kernel), driver.active.get_current_device(), _knobs(), key, aligned
     known = _compiled.get(whole_key)
     if known is not None:
@@ -55,9 +61,11 @@ def launch(
 
 
 def _has_more_to_do(kernel: JITFunction[Any]) -> bool:
-    """True where a launch is to pass through Triton's look-up, and what that answers is not to be kept.
+    """True where a launch is to pass through Triton's look-up, and what that answers is not to be
+    kept.
 
-    As where the look-up is replaced, in replays of a tuner, which may note launches or leave them out; and where it calls hooks.
+    As where the look-up is replaced, in replays of a tuner, which may note launches or leave them
+    out; and where it calls hooks.
     """
     is_own = getattr(JITFunction.run, "__globals__", None) is vars(jit)
     return (
@@ -68,7 +76,9 @@ def _has_more_to_do(kernel: JITFunction[Any]) -> bool:
 
 
 def _knobs() -> Hashable:
-    """The knobs that Triton reads at each launch and compiles for: debugging, instruments of a profiler, and one of Triton 3.9."""
+    """The knobs that Triton reads at each launch and compiles for: debugging, instruments of a
+    profiler, and one of Triton 3.9.
+    """
     compilation = knobs.compilation
     return (
         knobs.runtime.debug,

@@ -1,14 +1,18 @@
 # mypy: disable-error-code="no-untyped-def"
-# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions carry none.
-"""Partial results that come from all ranks, counted by flags and summed: Triton functions, and the kernel that sums.
+# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions
+# carry none.
+"""Partial results that come from all ranks, counted by flags and summed: Triton functions, and the
+kernel that sums.
 
-Knows tables of addresses and flags; knows nothing of products, of process groups or of who holds which memory. partials.py makes the
-tables, which alone say whether a block is stored into a peer's memory or kept for a peer that pulls it.
+Knows tables of addresses and flags; knows nothing of products, of process groups or of who holds
+which memory. partials.py makes the tables, which alone say whether a block is stored into a peer's
+memory or kept for a peer that pulls it.
 
-A result of [M, N] consists of parts of `part_rows` rows: one for each rank that sums, or one that all ranks sum. A flag counts the
-*elements* of FLAG_ROWS rows of a part that have come from one source: after step e it is e x rows x N modulo 2^32 for all tiles, chunks
-and ways to travel. So a rank may run another product config than its peers, and all of them another one in the next
-step; only pull and push (or copy) use memory differently, and are to be the same on all ranks in a step.
+A result of [M, N] consists of parts of `part_rows` rows: one for each rank that sums, or one that
+all ranks sum. A flag counts the *elements* of FLAG_ROWS rows of a part that have come from one
+source: after step e it is e x rows x N modulo 2^32 for all tiles, chunks and ways to travel. So a
+rank may run another product config than its peers, and all of them another one in the next step;
+only pull and push (or copy) use memory differently, and are to be the same on all ranks in a step.
 """
 
 from __future__ import annotations
@@ -21,14 +25,19 @@ from kernels.symmetric import pointer_at, signal, wait_until
 FLAG_ROWS = 16 if triton.knobs.runtime.interpret else 64
 """Rows that share a flag; under the interpreter few, so that small shapes have several flags."""
 SUM_BLOCK = (8, 512)
-"""Rows and columns that a program of `sum_kernel` sums at once: 1024 bytes of a row, 16 elements of a source for each thread."""
+"""Rows and columns that a program of `sum_kernel` sums at once: 1024 bytes of a row, 16 elements of
+a source for each thread.
+"""
 TO_OWNER, TO_ALL, FOR_ALL = 0, 1, 2
-"""Where a tile goes: to the rank that sums its part; to all ranks; into memory that all ranks pull from."""
+"""Where a tile goes: to the rank that sums its part; to all ranks; into memory that all ranks pull
+from.
+"""
 
 
 @triton.jit
 def count_rows(flags, row, end_row, n_columns, ROWS: tl.constexpr, FLAG_ROWS: tl.constexpr):
-    """Count `n_columns` elements of each of ROWS rows from `row` on, and of none from `end_row` on, in the flags of their rows.
+    """Count `n_columns` elements of each of ROWS rows from `row` on, and of none from `end_row` on,
+    in the flags of their rows.
 
     ROWS and FLAG_ROWS are powers of two, and `row` is a multiple of ROWS.
     """
@@ -42,7 +51,9 @@ def count_rows(flags, row, end_row, n_columns, ROWS: tl.constexpr, FLAG_ROWS: tl
 
 @triton.jit
 def wait_rows(flags, row, end_row, N, count, ROWS: tl.constexpr, FLAG_ROWS: tl.constexpr):
-    """Spin until all N elements of each of these rows have come `count` times; return an unforeseeable 0, as `wait_until` does."""
+    """Spin until all N elements of each of these rows have come `count` times; return an
+    unforeseeable 0, as `wait_until` does.
+    """
     zero = 0
     for i in tl.static_range((ROWS + FLAG_ROWS - 1) // FLAG_ROWS):
         flag = row // FLAG_ROWS + i
@@ -70,7 +81,9 @@ def store_to(
     WORLD: tl.constexpr,
     ELEMENT: tl.constexpr,
 ):
-    """Store a block of a part where the tables say: for its owner, for each rank, or once for all of them."""
+    """Store a block of a part where the tables say: for its owner, for each rank, or once for all
+    of them.
+    """
     rows, cols = row + tl.arange(0, acc.shape[0]), col + tl.arange(0, acc.shape[1])
     at = rows.to(tl.int64)[:, None] * N + cols[None, :]
     mask = (rows < end_row)[:, None] & (cols < N)[None, :]
@@ -97,7 +110,9 @@ def count_for(
     WORLD: tl.constexpr,
     FLAG_ROWS: tl.constexpr,
 ):
-    """Count what `store_to` has stored, where its reader waits; behind all of the stores, because a release waits for those before it."""
+    """Count what `store_to` has stored, where its reader waits; behind all of the stores, because a
+    release waits for those before it.
+    """
     if SPREAD == 0:
         count_rows(pointer_at(arrivals, part, tl.int32), row, end_row, n_columns, ROWS, FLAG_ROWS)
     else:
@@ -134,7 +149,9 @@ def sum_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Sum each part over its sources in float32, chunk by chunk as they come; store the sum in `c`, or into the memory of all ranks."""
+    """Sum each part over its sources in float32, chunk by chunk as they come; store the sum in `c`,
+    or into the memory of all ranks.
+    """
     chunks, strips = tl.cdiv(part_rows, CHUNK_ROWS), tl.cdiv(N, COLUMNS)
     for item in range(tl.program_id(0), PARTS * chunks * strips, tl.num_programs(0)):
         part = (rank + item // (chunks * strips)) % PARTS

@@ -1,43 +1,60 @@
 # mypy: disable-error-code="no-untyped-def"
-# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions carry none.
-"""Symmetric memory: buffers that every rank of a group can address, the flags that go with them, and their order.
+# Triton reads a kernel's annotations as argument types, so the arguments of @triton.jit functions
+# carry none.
+"""Symmetric memory: buffers that every rank of a group can address, the flags that go with them,
+and their order.
 
-Knows named tensors, addresses, flags and epochs; knows nothing of products, tiles or streams that copy. On GPUs the memory is torch's
-symmetric memory over NVLink; on CPUs it is a file that the processes of one host map, so that the same kernels store into a
-peer's memory and spin on flags under Triton's interpreter.
+Knows named tensors, addresses, flags and epochs; knows nothing of products, tiles or streams that
+copy. On GPUs the memory is torch's symmetric memory over NVLink; on CPUs it is a file that the
+processes of one host map, so that the same kernels store into a peer's memory and spin on flags
+under Triton's interpreter.
 
 The rules of order, for kernels that store into a peer's memory:
 
-1. *Stores, then the flag.* Every thread of a program stores its part of a tile; `signal` then joins the threads (`bar.sync`) and one thread
-   adds to the flag with release semantics at system scope. The barrier orders the stores of all threads before that add, and a release is
-   cumulative: a peer that reads the new count sees the stores of all threads, not of the one thread alone. GPU scope would be too
-   narrow, because the reader is another GPU or a copy engine.
-2. *The flag, then loads.* `wait_until` reads the flag with acquire semantics at system scope, and a barrier behind it orders the loads of
-   all threads. Triton's software pipelining may still move a load up; `wait_until` returns a 0 that it cannot foresee, and a caller
-   that adds the 0 to the addresses of the loads makes them depend on the wait. LLVM, which comes later, does fold the 0, and moves no
-   load over the acquire and its barriers, which are volatile to it.
-3. *Bulk copies (TMA)* read and write through the async proxy, which rules 1 and 2 do not order. Loads: pass the 0 through
-   `fence_bulk_loads` between the wait and the load. Stores: a program waits until the source of a descriptor store may be
-   overwritten (`wait_group.read`), which says nothing of its target; tiles for a peer are therefore stored through pointers.
-   What the same GPU reads after the kernel has ended may be stored in either way.
-4. *Copy engines* take their turn in a stream, between a wait for a word and a write of one (`gather.MemoryOps`). The wait is for a flag
-   of the same GPU, which a kernel raises by rule 1: its release at system scope orders its stores before the engine's reads, too. The
-   write has a fence at system scope before it, which orders the copy before the flag, for a reader that keeps rule 2. A write sets a
-   flag to what counting would make of it, so no flag is to be written and counted at once: the next launch waits for the copies.
-   A kernel that spins on such a flag may have all multiprocessors, as no program makes the copy; but the host must be able to queue
-   the copy while the kernel runs.
-5. *Flags count and are never reset.* Resetting would need a moment without additions and reads. A flag that counts steps is waited
-   for with `epoch`; one that counts elements, with epoch x elements of a step. Both wrap around at 2^32: compare differences, which
-   are right as long as no flag is 2^31 ahead of what is waited for.
-6. *Reuse.* A buffer has `N_SLOTS` slots, used in turn. Slot e mod 2 may be written in step e once *all* its readers of step e - 2 are
-   done. A rank says so for its own reads by a credit to every peer: at the start of step e - 1, when stream order has ended its
-   step e - 2. A rank waits for the credits of step e - 2 before its first store of step e. No order of execution can deadlock,
-   because the peer queued that credit before anything of its own that waits for step e of this rank.
-7. *The same step on all ranks.* A step that raises before its first launch has not advanced the epoch; its repetition is the same step.
+1. *Stores, then the flag.* Every thread of a program stores its part of a tile; `signal` then joins
+  the threads (`bar.sync`) and one thread
+   adds to the flag with release semantics at system scope. The barrier orders the stores of all
+   threads before that add, and a release is cumulative: a peer that reads the new count sees the
+   stores of all threads, not of the one thread alone. GPU scope would be too narrow, because the
+   reader is another GPU or a copy engine.
+2. *The flag, then loads.* `wait_until` reads the flag with acquire semantics at system scope, and a
+  barrier behind it orders the loads of
+   all threads. Triton's software pipelining may still move a load up; `wait_until` returns a 0 that
+   it cannot foresee, and a caller that adds the 0 to the addresses of the loads makes them depend
+   on the wait. LLVM, which comes later, does fold the 0, and moves no load over the acquire and its
+   barriers, which are volatile to it.
+3. *Bulk copies (TMA)* read and write through the async proxy, which rules 1 and 2 do not order.
+  Loads: pass the 0 through
+   `fence_bulk_loads` between the wait and the load. Stores: a program waits until the source of a
+   descriptor store may be overwritten (`wait_group.read`), which says nothing of its target; tiles
+   for a peer are therefore stored through pointers. What the same GPU reads after the kernel has
+   ended may be stored in either way.
+4. *Copy engines* take their turn in a stream, between a wait for a word and a write of one
+  (`gather.MemoryOps`). The wait is for a flag
+   of the same GPU, which a kernel raises by rule 1: its release at system scope orders its stores
+   before the engine's reads, too. The write has a fence at system scope before it, which orders the
+   copy before the flag, for a reader that keeps rule 2. A write sets a flag to what counting would
+   make of it, so no flag is to be written and counted at once: the next launch waits for the
+   copies. A kernel that spins on such a flag may have all multiprocessors, as no program makes the
+   copy; but the host must be able to queue the copy while the kernel runs.
+5. *Flags count and are never reset.* Resetting would need a moment without additions and reads. A
+  flag that counts steps is waited
+   for with `epoch`; one that counts elements, with epoch x elements of a step. Both wrap around at
+   2^32: compare differences, which are right as long as no flag is 2^31 ahead of what is waited
+   for.
+6. *Reuse.* A buffer has `N_SLOTS` slots, used in turn. Slot e mod 2 may be written in step e once
+  *all* its readers of step e - 2 are
+   done. A rank says so for its own reads by a credit to every peer: at the start of step e - 1,
+   when stream order has ended its step e - 2. A rank waits for the credits of step e - 2 before its
+   first store of step e. No order of execution can deadlock, because the peer queued that credit
+   before anything of its own that waits for step e of this rank.
+7. *The same step on all ranks.* A step that raises before its first launch has not advanced the
+  epoch; its repetition is the same step.
    A CUDA graph would replay one epoch for ever, so `refuse_capture` raises.
 
-    memory = SymmetricMemory({"tiles": ((2, 128, 64), torch.bfloat16), "flags": ((8,), torch.int32)}, device, group)
-    memory.own["tiles"], memory.on(1)["flags"], memory.addresses("tiles")  # own tensor, rank 1's tensor, int64 [W] for kernels
+    memory = SymmetricMemory({"tiles": ((2, 128, 64), torch.bfloat16), "flags": ((8,),
+    torch.int32)}, device, group) memory.own["tiles"], memory.on(1)["flags"],
+    memory.addresses("tiles")  # own tensor, rank 1's tensor, int64 [W] for kernels
 """
 
 from __future__ import annotations
@@ -59,7 +76,9 @@ Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 N_SLOTS = 2
 """Buffers used in turn: a rank one step ahead stores into the one that nobody reads any more."""
 ALIGNMENT_BYTES = 128
-"""Where each tensor of a block starts: vector stores and bulk copies need 16, and tensors of two writers share no cache line."""
+"""Where each tensor of a block starts: vector stores and bulk copies need 16, and tensors of two
+writers share no cache line.
+"""
 
 
 def offsets(layout: Layout) -> tuple[dict[str, int], int]:
@@ -74,8 +93,9 @@ def offsets(layout: Layout) -> tuple[dict[str, int], int]:
 class SymmetricMemory:
     """Named tensors in one block per rank, zero at first, that every rank of a group can address.
 
-    Construction is collective: every rank of the group, the same layout. The block of a rank lives as long as a process maps it; ranks
-    leave together (a barrier), because a peer may still store into the block of one that is done.
+    Construction is collective: every rank of the group, the same layout. The block of a rank lives
+    as long as a process maps it; ranks leave together (a barrier), because a peer may still store
+    into the block of one that is done.
 
     Raises:
         ValueError: ranks gave different layouts.
@@ -100,9 +120,11 @@ class SymmetricMemory:
             blocks = _mapped_blocks(n_bytes, group)
         self._tensors = [
             {
-                name: block[starts[name] : starts[name] + math.prod(shape) * dtype.itemsize]
-                .view(dtype)
-                .view(shape)
+                name: (
+                    block[starts[name] : starts[name] + math.prod(shape) * dtype.itemsize]
+                    .view(dtype)
+                    .view(shape)
+                )
                 for name, (shape, dtype) in layout.items()
             }
             for block in blocks
@@ -120,17 +142,23 @@ class SymmetricMemory:
         return self._tensors[rank]
 
     def addresses(self, name: str) -> torch.Tensor:
-        """Int64 [W] on the device: where the tensor of each rank starts. The same tensor at every call."""
+        """Int64 [W] on the device: where the tensor of each rank starts.
+
+        The same tensor at every call.
+        """
         if name not in self._addresses:
             self._addresses[name] = self.table([tensors[name] for tensors in self._tensors])
         return self._addresses[name]
 
     def table(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """Int64 on the device: where each of some tensors starts, for `pointer_at`; they are to start at multiples of 16 bytes."""
+        """Int64 on the device: where each of some tensors starts, for `pointer_at`; they are to
+        start at multiples of 16 bytes.
+        """
         starts = [tensor.data_ptr() for tensor in tensors]
         if any(start % 16 for start in starts):
             raise ValueError(
-                f"need tensors that start at multiples of 16 bytes, got offsets {[start % 16 for start in starts]}"
+                "need tensors that start at multiples of 16 bytes, got offsets"
+                f" {[start % 16 for start in starts]}"
             )
         return torch.tensor(starts, dtype=torch.int64).to(self.device)
 
@@ -138,7 +166,9 @@ class SymmetricMemory:
 def _cuda_blocks(
     n_bytes: int, device: torch.device, group: dist.ProcessGroup
 ) -> tuple[list[torch.Tensor], object]:
-    """The block of each rank, in torch's symmetric memory, and the handle that keeps the peers' blocks mapped. Collective."""
+    """The block of each rank, in torch's symmetric memory, and the handle that keeps the peers'
+    blocks mapped. Collective.
+    """
     import torch.distributed._symmetric_memory as symmetric_memory
 
     rank, n_ranks, failure = dist.get_rank(group), dist.get_world_size(group), ""
@@ -161,12 +191,15 @@ def _cuda_blocks(
     blocks = [
         own if r == rank else memory.get_buffer(r, [n_bytes], torch.uint8) for r in range(n_ranks)
     ]
-    # The handle goes along: a tensor of `get_buffer` is a bare address, which does not hold what it points to.
+    # The handle goes along: a tensor of `get_buffer` is a bare address, which does not hold what it
+    # points to.
     return blocks, memory
 
 
 def _mapped_blocks(n_bytes: int, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """The block of each rank, as a file that all processes of a host map; the files have no name any more when this returns. Collective."""
+    """The block of each rank, as a file that all processes of a host map; the files have no name
+    any more when this returns. Collective.
+    """
     rank, n_ranks = dist.get_rank(group), dist.get_world_size(group)
     shared = Path("/dev/shm")  # memory: no disk is written
     folder = (
@@ -180,7 +213,8 @@ def _mapped_blocks(n_bytes: int, group: dist.ProcessGroup) -> list[torch.Tensor]
     try:
         if len(hosts) > 1:
             raise RuntimeError(
-                f"CPU ranks share memory on one host only, got ranks on {sorted(hosts)}: start them on one"
+                f"CPU ranks share memory on one host only, got ranks on {sorted(hosts)}: start them"
+                " on one"
             )
         with (root / str(rank)).open("wb") as block:
             block.truncate(n_bytes)
@@ -196,14 +230,18 @@ def _mapped_blocks(n_bytes: int, group: dist.ProcessGroup) -> list[torch.Tensor]
 
 
 def next_step(n_done: int) -> tuple[int, int]:
-    """Epoch and slot of the step that follows `n_done` steps: a step that raised before its first launch is not one of them."""
+    """Epoch and slot of the step that follows `n_done` steps: a step that raised before its first
+    launch is not one of them.
+    """
     return as_int32(n_done + 1), (n_done + 1) % N_SLOTS
 
 
 class StepOrder:
-    """Steps one after another on the device, also where the caller changes streams: credits say that stream order has ended a step.
+    """Steps one after another on the device, also where the caller changes streams: credits say
+    that stream order has ended a step.
 
-    Flags order ranks, not the steps of one rank: memory that only this rank uses is overwritten when the next step begins.
+    Flags order ranks, not the steps of one rank: memory that only this rank uses is overwritten
+    when the next step begins.
     """
 
     def __init__(self) -> None:
@@ -228,7 +266,8 @@ def refuse_capture(step: str) -> None:
     """Raise a RuntimeError if the current stream is captured in a CUDA graph."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            f"{step} cannot be captured in a CUDA graph: its epoch would be the same at every replay"
+            f"{step} cannot be captured in a CUDA graph: its epoch would be the same at every"
+            " replay"
         )
 
 
@@ -240,15 +279,21 @@ def element_type(dtype: torch.dtype) -> tl.dtype:
 
 @triton.jit
 def pointer_at(addresses, index, ELEMENT: tl.constexpr):
-    """The address at `index` of an int64 table (`SymmetricMemory.addresses`) as a pointer to ELEMENT, a Triton dtype."""
-    # Without the hint a loaded address counts as unaligned, and a tile is stored element by element.
+    """The address at `index` of an int64 table (`SymmetricMemory.addresses`) as a pointer to
+    ELEMENT, a Triton dtype.
+    """
+    # Without the hint a loaded address counts as unaligned, and a tile is stored element by
+    # element.
     return tl.multiple_of(tl.load(addresses + index).to(tl.pointer_type(ELEMENT)), 16)
 
 
 @triton.jit
 def signal(flag, amount):
-    """Add `amount` to a flag, own or a peer's: what all threads of this program stored before is visible to a reader of the new count."""
-    tl.debug_barrier()  # the release below is one thread's, and orders the other threads' stores through this barrier
+    """Add `amount` to a flag, own or a peer's: what all threads of this program stored before is
+    visible to a reader of the new count.
+    """
+    # The release below is one thread's, and orders the other threads' stores through this barrier
+    tl.debug_barrier()
     tl.atomic_add(flag, amount, sem="release", scope="sys")
 
 
@@ -256,9 +301,11 @@ def signal(flag, amount):
 def wait_until(flag, count):
     """Spin until `flag` has reached `count`; return 0 by a path that Triton cannot foresee.
 
-    A caller adds the 0 to the addresses of its loads: then no load, however deep the pipeline, is placed before the wait.
+    A caller adds the 0 to the addresses of its loads: then no load, however deep the pipeline, is
+    placed before the wait.
     """
-    # At system scope, for the writer is another GPU. The difference is compared: counts wrap around.
+    # At system scope, for the writer is another GPU. The difference is compared: counts wrap
+    # around.
     behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - count
     while behind < 0:
         behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - count
@@ -268,7 +315,9 @@ def wait_until(flag, count):
 
 @triton.jit
 def fence_bulk_loads(zero, INTERPRETED: tl.constexpr):
-    """The 0 of `wait_until`, behind a fence that orders bulk loads (TMA), which an acquire does not order, after the wait."""
+    """The 0 of `wait_until`, behind a fence that orders bulk loads (TMA), which an acquire does not
+    order, after the wait.
+    """
     if INTERPRETED:  # it has no inline assembly
         return zero
     else:

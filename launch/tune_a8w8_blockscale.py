@@ -1,11 +1,14 @@
-"""Tunes kernels/gemm_a8w8_blockscale.py for a list of weights, and writes the JSON files that its launcher reads.
+"""Tunes kernels/gemm_a8w8_blockscale.py for a list of weights, and writes the JSON files that its
+launcher reads.
 
-    .venv/bin/python launch/tune_a8w8_blockscale.py                                 # one GPU: five weights, 1944 configs
-    launch/launch.sh launch/tune_a8w8_blockscale.py                                 # all GPUs: problems are shared out over them
-    .venv/bin/python launch/tune_a8w8_blockscale.py --m 64 512 --n 7168 --k 2048    # your own sizes
-    .venv/bin/python launch/tune_a8w8_blockscale.py --compare                       # replaces what is at least 3 % slower, and shows both
+    .venv/bin/python launch/tune_a8w8_blockscale.py                                 # one GPU: five
+    weights, 1944 configs launch/launch.sh launch/tune_a8w8_blockscale.py
+    # all GPUs: problems are shared out over them .venv/bin/python launch/tune_a8w8_blockscale.py
+    --m 64 512 --n 7168 --k 2048    # your own sizes .venv/bin/python launch/tune_a8w8_blockscale.py
+    --compare                       # replaces what is at least 3 % slower, and shows both
 
-Started again after it was interrupted, it goes on where it was. `--record FILE` keeps the times of all configs instead of writing configs.
+Started again after it was interrupted, it goes on where it was. `--record FILE` keeps the times of
+all configs instead of writing configs.
 """
 
 from __future__ import annotations
@@ -45,13 +48,14 @@ from dist_tune.offline import (
     small_medium_large,
     tune_files,
     tune_problems,
-)  # fmt: skip
+)
 
 MIN_GAIN = 0.03
 """With --compare an older config is replaced if the new one is faster by this share."""
 SIZES = [256, 2048, 4096]
 WEIGHTS = [(1024, 1024), (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]
-"""(N, K) of attention heads and feed-forward layers: those of aiter's tuning script for this GEMM."""
+"""(N, K) of attention heads and feed-forward layers: those of aiter's tuning script for this GEMM.
+"""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Weight = tuple[int, int]
 
@@ -59,7 +63,9 @@ Weight = tuple[int, int]
 def make_for_size(
     n: int, k: int, dtype: torch.dtype, device: torch.device, m: int
 ) -> Callable[[gemm.Config], Any]:
-    """Inputs and reference for one problem, made once, when the first config asks for them; then a run for each config."""
+    """Inputs and reference for one problem, made once, when the first config asks for them; then a
+    run for each config.
+    """
     made: list[Any] = []
 
     def make_run_and_gt(config: gemm.Config) -> tuple[Callable[[], torch.Tensor], torch.Tensor]:
@@ -68,9 +74,10 @@ def make_for_size(
             made.extend([inputs, gemm.reference(*inputs, dtype)])
         inputs, expected = made
         x, w, x_scale, w_scale = inputs
-        return lambda: gemm.gemm_a8w8_blockscale(
-            x, w, x_scale, w_scale, dtype, config=config
-        ), expected
+        return (
+            lambda: gemm.gemm_a8w8_blockscale(x, w, x_scale, w_scale, dtype, config=config),
+            expected,
+        )
 
     return make_run_and_gt
 
@@ -96,9 +103,11 @@ def weights_of(options: argparse.Namespace) -> list[Weight]:
 
 
 def full_space() -> list[gemm.Config]:
-    """Every config that a tuner may try: 3645 on NVIDIA, 5832 on AMD, which has no TMA and one option more.
+    """Every config that a tuner may try: 3645 on NVIDIA, 5832 on AMD, which has no TMA and one
+    option more.
 
-    They are the values of aiter's tuning script for this GEMM; on NVIDIA also five stages, and tiles by TMA, which knows no cache modifier.
+    They are the values of aiter's tuning script for this GEMM; on NVIDIA also five stages, and
+    tiles by TMA, which knows no cache modifier.
     """
     blocks: list[list[Any]] = [
         [32, 64, 128],
@@ -121,7 +130,9 @@ def full_space() -> list[gemm.Config]:
 
 
 def small_space() -> list[gemm.Config]:
-    """Two dozen configs of `full_space`: large tiles for many rows, small tiles and a split K where few tiles would leave SMs idle."""
+    """Two dozen configs of `full_space`: large tiles for many rows, small tiles and a split K where
+    few tiles would leave SMs idle.
+    """
     large = [
         (128, 128, 8, 3, 1),
         (128, 128, 8, 4, 1),
@@ -160,7 +171,9 @@ def space_of(name: str) -> list[gemm.Config]:
 
 
 def atol_of(options: argparse.Namespace) -> float:
-    """A hundredth of what an element of y is like: a sum of K products of normally distributed numbers."""
+    """A hundredth of what an element of y is like: a sum of K products of normally distributed
+    numbers.
+    """
     return 1e-2 * math.sqrt(min(k for _, k in weights_of(options)))
 
 
@@ -190,7 +203,9 @@ def show(settled: list[Settled], console: Console) -> None:
 
 
 def compare(options: argparse.Namespace, device: torch.device, console: Console) -> None:
-    """The tuned configs beside the untuned default and cuBLAS, each at its size: microseconds and TFLOP/s, after an L2 flush."""
+    """The tuned configs beside the untuned default and cuBLAS, each at its size: microseconds and
+    TFLOP/s, after an L2 flush.
+    """
     table = Table(
         "M",
         "N",
@@ -216,12 +231,14 @@ def compare(options: argparse.Namespace, device: torch.device, console: Console)
                 lambda inputs=inputs, config=config: gemm.gemm_a8w8_blockscale(
                     *inputs, config=config
                 ),  # type: ignore[misc]
-                # cuBLAS' closest: one scale for a row of x and of w, in place of one for each block.
+                # cuBLAS' closest: one scale for a row of x and of w, in place of one for each
+                # block.
                 lambda x=inputs[0], w=inputs[1], r=rows, c=columns: torch._scaled_mm(
                     x, w.T, r, c, out_dtype=torch.bfloat16
                 ),  # type: ignore[misc]
             ]
-            # In turn, and the medians of three rounds: a GPU that changes its clock does so to all of them.
+            # In turn, and the medians of three rounds: a GPU that changes its clock does so to all
+            # of them.
             rounds = [[measure(run, num_iters=50).median_us for run in runs] for _ in range(3)]
             default, tuned, blas = (sorted(times)[1] for times in zip(*rounds, strict=True))
             gains.append(default / tuned)
@@ -241,7 +258,9 @@ def compare(options: argparse.Namespace, device: torch.device, console: Console)
 
 
 def record(files: list[ConfigFile], how: dict[str, Any], path: Path) -> None:
-    """Keep the times of all configs of all problems: one list of configs, and for each problem its times in microseconds."""
+    """Keep the times of all configs of all problems: one list of configs, and for each problem its
+    times in microseconds.
+    """
     problems = [file.problem(size) for file in files for size in file.sizes]
     ended = tune_problems(problems, **how)
     if os.environ.get("RANK", "0") != "0":
@@ -260,14 +279,16 @@ def record(files: list[ConfigFile], how: dict[str, Any], path: Path) -> None:
     ]
     body = ",\n".join(json.dumps(row) for row in rows)
     path.write_text(
-        f'{{"device": "{gemm.device_name()}", "configs": {json.dumps(texts)},\n"problems": [\n{body}\n]}}\n'
+        f'{{"device": "{gemm.device_name()}", "configs": {json.dumps(texts)},\n"problems":'
+        f" [\n{body}\n]}}\n"
     )
 
 
 def parsed() -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    # The capitals are for those who call torchrun themselves: it takes --m for an abbreviation of an option of its own.
+    # The capitals are for those who call torchrun themselves: it takes --m for an abbreviation of
+    # an option of its own.
     parser.add_argument(
         "--m", "--M", type=int, nargs="+", default=SIZES, help=f"rows of x; default {SIZES}"
     )
@@ -318,13 +339,19 @@ def main() -> int:
     is_first = os.environ.get("RANK", "0") == "0"
     console = Console(width=None if sys.stdout.isatty() else 200, quiet=not is_first)
     console.print(
-        f"{gemm.device_name()}, torch {torch.__version__}, {os.environ.get('WORLD_SIZE', '1')} ranks",
+        f"{gemm.device_name()}, torch {torch.__version__}, {os.environ.get('WORLD_SIZE', '1')}"
+        " ranks",
         markup=False,
     )
     how: dict[str, Any] = {
-        "num_iters": options.iters, "atol": atol_of(options), "rtol": 2e-2, "search": options.search, "max_configs": options.max_configs,
-        "budget_s": options.budget_s, "mode": options.mode,
-    }  # fmt: skip
+        "num_iters": options.iters,
+        "atol": atol_of(options),
+        "rtol": 2e-2,
+        "search": options.search,
+        "max_configs": options.max_configs,
+        "budget_s": options.budget_s,
+        "mode": options.mode,
+    }
     files, began = files_of(options, device), time.monotonic()
     if options.record is not None:
         record(files, how, options.record)

@@ -1,4 +1,6 @@
-"""``dist-tune`` for tests: its exit code and streams, records for it to find, and the files in a folder."""
+"""``dist-tune`` for tests: its exit code and streams, records for it to find, and the files in a
+folder.
+"""
 
 import json
 from contextlib import redirect_stderr, redirect_stdout

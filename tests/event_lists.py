@@ -1,4 +1,5 @@
-"""The lists of events in docs/reference.md, made of the docstrings of ``dist_tune/output/events.py``.
+"""The lists of events in docs/reference.md, made of the docstrings of
+``dist_tune/output/events.py``.
 
     python -m tests.event_lists
 
@@ -33,10 +34,10 @@ def _event(model: ast.ClassDef, aliases: dict[str, str]) -> list[str]:
     """One event's. A field without a docstring has that of its type."""
     said = _described(model.body)
     fields = {
-        each.target.id: ast.unparse(each.annotation)
+        each.target.id: ast.unparse(each.annotation)  # type: ignore[union-attr]
         for each in model.body
         if isinstance(each, ast.AnnAssign)
-    }  # type: ignore[union-attr]
+    }
     kind = fields.pop("kind", "Fields of every event").removeprefix("Literal['").removesuffix("']")
     rows = [
         f"- `{name}`: {said.get(name) or aliases[annotation]}"

@@ -1,8 +1,10 @@
-"""Triton's interpreter with less to do, for the fork server of tests, which hands it down to ranks and programs.
+"""Triton's interpreter with less to do, for the fork server of tests, which hands it down to ranks
+and programs.
 
-Most of its time for a small kernel goes into finding again what it found before: what it sets in triton.language at each launch and at each
-call of a device function, and the types of each operation. Here it finds them once. It also computes each sum of integers a second time, to
-look for overflows, which GPUs do not. The kernels that most tests launch are computed by numpy in one go.
+Most of its time for a small kernel goes into finding again what it found before: what it sets in
+triton.language at each launch and at each call of a device function, and the types of each
+operation. Here it finds them once. It also computes each sum of integers a second time, to look for
+overflows, which GPUs do not. The kernels that most tests launch are computed by numpy in one go.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from triton.language import core
 
 
 def _patched_once(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What ``patch`` sets depends on the modules that the kernel's file has, and on whether it is called by an interpreted kernel."""
+    """What ``patch`` sets depends on the modules that the kernel's file has, and on whether it is
+    called by an interpreted kernel.
+    """
     found: dict[Any, list[tuple[Any, str, Any]]] = {}
 
     def patched(fn: Any) -> Any:
@@ -53,7 +57,9 @@ def _once(of: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Tuple(core.tuple):  # type: ignore[misc]
-    """A tuple that makes its type when that is read: a shape is a tuple, and few shapes are asked for their type."""
+    """A tuple that makes its type when that is read: a shape is a tuple, and few shapes are asked
+    for their type.
+    """
 
     def __init__(self, args: Any, type: Any = None) -> None:
         self.values, self._type = list(args), type
@@ -71,7 +77,9 @@ class _Tuple(core.tuple):  # type: ignore[misc]
 
 
 ELEMENTWISE: dict[Any, Callable[[Any, Any], Any]] = {}
-"""Function of a kernel of one-dimensional blocks, ``kernel(x_ptr, y_ptr, n, BLOCK)`` -> what it writes to y, of all elements of x and y."""
+"""Function of a kernel of one-dimensional blocks, ``kernel(x_ptr, y_ptr, n, BLOCK)`` -> what it
+writes to y, of all elements of x and y.
+"""
 
 _BLOCKS = {2**k for k in range(21)}
 """What Triton takes."""

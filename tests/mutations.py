@@ -3,10 +3,11 @@
     python -m tests.mutations                       # all guards
     python -m tests.mutations --jobs 2 "MAX over ranks" "vote"
 
-A guard is what could be wrong without an error: a vote that is not taken, a deadline that never ends, a lock that is left
-open. It is broken through its seam, a function of the package by its qualified name, wherever that stands, and by what is
-done there to a name: moved or reformatted code changes no row of the table. It is broken in a copy of the files that git
-knows, where the tests named beside the guard run until the first fails. A guard whose tests stay green is written as
+A guard is what could be wrong without an error: a vote that is not taken, a deadline that never
+ends, a lock that is left open. It is broken through its seam, a function of the package by its
+qualified name, wherever that stands, and by what is done there to a name: moved or reformatted code
+changes no row of the table. It is broken in a copy of the files that git knows, where the tests
+named beside the guard run until the first fails. A guard whose tests stay green is written as
 ``SURVIVED``, and the exit status is their number.
 """
 
@@ -32,7 +33,9 @@ LIMIT_S = 600.0
 
 
 class Way(NamedTuple):
-    """What is done in the function of a seam: to each place that has all of the names, or to the one of the number ``at``."""
+    """What is done in the function of a seam: to each place that has all of the names, or to the
+    one of the number ``at``.
+    """
 
     how: Literal["never", "always", "without", "instead", "does"]
     names: str = ""
@@ -56,7 +59,10 @@ def without(name: str) -> Way:
 
 
 def instead(name: str, code: str) -> Way:
-    """Where the name is read stands this expression; of an attribute, called with its owner. ".name" is of attributes alone."""
+    """Where the name is read stands this expression; of an attribute, called with its owner.
+
+    ".name" is of attributes alone.
+    """
     return Way("instead", name, code)
 
 
@@ -70,7 +76,9 @@ class Guard(NamedTuple):
 
     claim: str
     seam: str
-    """A function or constant by its qualified name, after that of its module where two modules have one."""
+    """A function or constant by its qualified name, after that of its module where two modules have
+    one.
+    """
     way: Way
     tests: str
     """Arguments of pytest."""
@@ -207,7 +215,8 @@ GUARDS = (
         "times._reduce",
         instead(
             "max",
-            "lambda found, key=None: max(found, key=key) if found is not ms else min(found, key=key)",
+            "lambda found, key=None: max(found, key=key) if found is not ms else min(found,"
+            " key=key)",
         ),
         "tests/search",
     ),
@@ -425,7 +434,8 @@ GUARDS = (
         "reset before each replay",
         "Replayer.restart",
         without("_reset"),
-        "tests/tuning tests/ranks/test_replays.py tests/ranks/test_agree.py tests/ranks/test_nested.py",
+        "tests/tuning tests/ranks/test_replays.py tests/ranks/test_agree.py"
+        " tests/ranks/test_nested.py",
     ),
     Guard(
         "generators are restored for the last run",
@@ -461,7 +471,8 @@ GUARDS = (
         "a stand-in disturbs the replay",
         "Trials._launch_first",
         without("disturb"),
-        "tests/tuning tests/ranks/test_failed.py tests/ranks/test_functions.py tests/ranks/test_agree.py",
+        "tests/tuning tests/ranks/test_failed.py tests/ranks/test_functions.py"
+        " tests/ranks/test_agree.py",
     ),
     Guard(
         "a wrong result is out",
@@ -639,7 +650,8 @@ GUARDS = (
         "nothing is tuned under capture",
         "_ClosureTuner.tuned.call",
         always("is_capturing"),
-        "tests/ranks/test_hooks.py tests/ranks/test_nested.py tests/ranks/test_agree.py tests/tuning",
+        "tests/ranks/test_hooks.py tests/ranks/test_nested.py tests/ranks/test_agree.py"
+        " tests/tuning",
     ),
     Guard("a hang ends the process", "Watchdog._run", never("limit_s"), "tests/ranks/test_late.py"),
     Guard(
@@ -845,7 +857,9 @@ def _name(node: ast.AST) -> str:
 
 
 def is_noticed(guard: Guard, folder: Path) -> bool:
-    """True if the tests fail with the guard broken, in ``folder``, which holds a copy of the project."""
+    """True if the tests fail with the guard broken, in ``folder``, which holds a copy of the
+    project.
+    """
     path, text = broken(guard, folder)
     path.write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,7 +1,9 @@
-"""Pauses of ranks and programs at random, for `make test-pauses`: what they agree on must not depend on who is late.
+"""Pauses of ranks and programs at random, for `make test-pauses`: what they agree on must not
+depend on who is late.
 
-The fork server of tests imports this. With ``PAUSES`` set, each process that it forks is stopped and goes on again and again; both last
-exponentially distributed times of ``PAUSES`` seconds in the mean, a pause 0.4 s at most, far below all deadlines.
+The fork server of tests imports this. With ``PAUSES`` set, each process that it forks is stopped
+and goes on again and again; both last exponentially distributed times of ``PAUSES`` seconds in the
+mean, a pause 0.4 s at most, far below all deadlines.
 """
 
 from __future__ import annotations

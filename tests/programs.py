@@ -1,7 +1,9 @@
-"""Python programs as tests start them, without their imports' seconds: forked from the server that ranks come from.
+"""Python programs as tests start them, without their imports' seconds: forked from the server that
+ranks come from.
 
-A program has a process, streams, environment and folder of its own; torch, Triton and dist_tune are imported before it starts. Tests of
-what happens before that (launch.sh, torchrun, an entry point) and of Python's own start or end use ``subprocess``.
+A program has a process, streams, environment and folder of its own; torch, Triton and dist_tune are
+imported before it starts. Tests of what happens before that (launch.sh, torchrun, an entry point)
+and of Python's own start or end use ``subprocess``.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def of_checkout(cwd: Path, path: str = "", **variables: str) -> dict[str, str]:
-    """The environment of a program that interprets kernels, imports from `path` and the checkout, and keeps its caches in `cwd`."""
+    """The environment of a program that interprets kernels, imports from `path` and the checkout,
+    and keeps its caches in `cwd`.
+    """
     paths = os.pathsep.join(filter(None, [path, str(ROOT), os.environ.get("PYTHONPATH", "")]))
     own = {
         "CUDA_VISIBLE_DEVICES": "",
@@ -50,10 +54,12 @@ def run_python(
     n_ranks: int = 0,
     timeout_s: float = 250.0,
 ) -> Done:
-    """``python *command`` (a script, ``-m`` and a module, or ``-c`` and code) in a forked process; waits for its end.
+    """``python *command`` (a script, ``-m`` and a module, or ``-c`` and code) in a forked process;
+    waits for its end.
 
-    ``env`` is the whole environment. With ``n_ranks``, as many processes get the environment that torchrun gives them and write to the same
-    streams; when one fails, the others are ended and the return code is 1.
+    ``env`` is the whole environment. With ``n_ranks``, as many processes get the environment that
+    torchrun gives them and write to the same streams; when one fails, the others are ended and the
+    return code is 1.
 
     Raises:
         subprocess.TimeoutExpired: not done after ``timeout_s`` seconds; it was killed.

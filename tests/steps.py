@@ -120,7 +120,9 @@ def best(kernel: Any) -> list[int]:
 
 
 def tuned(kernel: Any, closure: Any = None, **options: Any) -> Any:
-    """A closure, or the launch of ``kernel`` alone, tuned on all ranks with one replay a candidate."""
+    """A closure, or the launch of ``kernel`` alone, tuned on all ranks with one replay a
+    candidate.
+    """
     options = {"is_dist": True, "n_repeat": 1, "n_warmup": 0, **options}
     return contextual_autotune(**options)(closure or (lambda x: launch(kernel, x)))
 
@@ -133,7 +135,7 @@ def is_unpatched() -> bool:
     )
 
 
-# -- a step under either decorator -------------------------------------------------------------------------------------
+# -- a step under either decorator -----------------------------------------------------------------
 
 Face = Literal["contextual", "function"]
 FACES: tuple[Face, ...] = ("contextual", "function")
@@ -142,13 +144,16 @@ _steps: dict[str, Any] = {}
 
 
 class Step:
-    """One step with some configs under either decorator: what it ran, and what was chosen. Its value is its tensor plus 1.
+    """One step with some configs under either decorator: what it ran, and what was chosen.
+
+    Its value is its tensor plus 1.
 
         step = Step(face, {16: 2.0, 32: 1.0 + rank}, rest=all_reduced)
         step(torch.zeros(64))
         assert (step.best, step.failures) == ([16], [None, None])
 
-    A second one of the same ``name`` is what a later job makes: its kernel or function is the same one, by code.
+    A second one of the same ``name`` is what a later job makes: its kernel or function is the same
+    one, by code.
     """
 
     def __init__(
@@ -161,17 +166,20 @@ class Step:
         name: str = "step",
         **options: Any,
     ) -> None:
-        """``ms``: block -> milliseconds of its launch on this rank, or blocks alone, the smaller the slower.
+        """``ms``: block -> milliseconds of its launch on this rank, or blocks alone, the smaller
+        the slower.
 
-        ``act(block)`` is called in each launch, and ``rest(y)`` after it; both may raise, sleep, or talk to other ranks. Options are those
-        of the decorators; each config is timed once if they say nothing else.
+        ``act(block)`` is called in each launch, and ``rest(y)`` after it; both may raise, sleep, or
+        talk to other ranks. Options are those of the decorators; each config is timed once if they
+        say nothing else.
         """
         self.ran: list[int] = []
         """The block of each launch."""
         self.ms = dict(ms) if isinstance(ms, Mapping) else {block: 640.0 / block for block in ms}
 
         self.act, self.rest = act, rest
-        # What a hook or function captures is a part of its code, and ranks and jobs would have different ones.
+        # What a hook or function captures is a part of its code, and ranks and jobs would have
+        # different ones.
         _steps[name] = self
         options = {"n_repeat": 1, "n_warmup": 0, **options}
         if face == "contextual":
@@ -228,11 +236,13 @@ def all_reduced(y: torch.Tensor) -> torch.Tensor:
     return y
 
 
-# -- jobs that share a cache -------------------------------------------------------------------------------------------
+# -- jobs that share a cache -----------------------------------------------------------------------
 
 
 class Job(Step):
-    """The first two calls of a step in the next job of all ranks, which decorates it anew, as another process would."""
+    """The first two calls of a step in the next job of all ranks, which decorates it anew, as
+    another process would.
+    """
 
     def __init__(
         self,
@@ -244,7 +254,10 @@ class Job(Step):
         settings: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
-        """The cache lies at ``path``, and variables ``DIST_TUNE_...`` are set as ``settings`` says. Other options are those of ``Step``."""
+        """The cache lies at ``path``, and variables ``DIST_TUNE_...`` are set as ``settings`` says.
+
+        Other options are those of ``Step``.
+        """
         if dist.is_initialized():
             dist.barrier()
         super().__init__(face, ms, **options)
@@ -258,7 +271,9 @@ class Job(Step):
             """The blocks of the first call's launches."""
             self.record: Any = self.records[-1] if self.records else None
             self.how = self.error.kind
-            """"tuned 64", "hit 64", "given 64" (without a tuning or a record of its own), or the error's name."""
+            """"tuned 64", "hit 64", "given 64" (without a tuning or a record of its own), or the
+            error's name.
+            """
             if values:
                 n_records = len(self.records)
                 values.append(self(x))
@@ -290,7 +305,9 @@ def edited(
     environment: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> None:
-    """Change fields of all records of a rank at ``path``, or else of all ranks, and keep each under its new key; ``winner`` is a block."""
+    """Change fields of all records of a rank at ``path``, or else of all ranks, and keep each under
+    its new key; ``winner`` is a block.
+    """
     if path is None:
         dist.barrier()
     cache = Cache(path or folder())
@@ -319,12 +336,14 @@ def own_records(face: Face, rank: int, winner: int = 32, **options: Any) -> Path
     return path
 
 
-# -- functions with configs --------------------------------------------------------------------------------
+# -- functions with configs ------------------------------------------------------------------------
 
 QUICK: Any = {"n_warmup": 0, "n_repeat": 1, "cache": False}
 BLOCKS = [{"block": block} for block in (1, 2, 4)]
 runs_of_this_process: list[int] = []
-"""Not a variable of a test's function: what a function has captured is a part of its code, and so of its cache key."""
+"""Not a variable of a test's function: what a function has captured is a part of its code, and so
+of its cache key.
+"""
 
 
 def shape_of(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -349,13 +368,17 @@ def names(tuned: Any) -> list[tuple[str, bool]]:
 
 
 def named(name: str, function: Any) -> Any:
-    """A rank that has left one call may wait in the next one, and others come late: they tell calls apart by names."""
+    """A rank that has left one call may wait in the next one, and others come late: they tell calls
+    apart by names.
+    """
     function.__qualname__ = name
     return function
 
 
 def told(call: Any) -> tuple[str, str, float]:
-    """The error that a call raises, its message, and after how many seconds; empty if there is none."""
+    """The error that a call raises, its message, and after how many seconds; empty if there is
+    none.
+    """
     began = time.monotonic()
     try:
         call()
@@ -374,7 +397,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(f"DIST_TUNE_{name}", value)
 
 
-# -- jobs that are tuned in their own calls ----------------------------------------------------------------------------
+# -- jobs that are tuned in their own calls --------------------------------------------------------
 
 
 def constants_of(source: Any) -> dict[str, Any]:
@@ -398,7 +421,9 @@ def run_job(
     n_most: int = 4000,
     is_over: Callable[[], bool] = lambda: not online_threads(),
 ) -> list[Any]:
-    """The values of ``step(k)``, called until its tuning is over on all ranks and ``n_more`` times after that."""
+    """The values of ``step(k)``, called until its tuning is over on all ranks and ``n_more`` times
+    after that.
+    """
     values, n_left = list[Any](), n_more
     while n_left and len(values) < n_most:
         values.append(step(len(values)))
@@ -438,11 +463,13 @@ class Layer(torch.nn.Module):
         return y
 
 
-# -- kernels of libraries ----------------------------------------------------------------------------------
+# -- kernels of libraries --------------------------------------------------------------------------
 
 
 class Filed(Autotuner):  # type: ignore[misc]  # Triton is not typed
-    """As libraries make it that keep configs in files of their own: a copy of Triton's run, with another key."""
+    """As libraries make it that keep configs in files of their own: a copy of Triton's run, with
+    another key.
+    """
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         self.nargs: Any = dict(zip(self.arg_names, args, strict=False))

@@ -1,4 +1,6 @@
-"""Kinds of GPUs: names, versions, leads and clocks of AMD's and Intel's, which are faked, and of NVIDIA's, which stay as they were."""
+"""Kinds of GPUs: names, versions, leads and clocks of AMD's and Intel's, which are faked, and of
+NVIDIA's, which stay as they were.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,19 @@ class Gpu:
         self.events: list[dict[str, Any]] = []
         api = torch.xpu if kind == "xpu" else torch.cuda
         name, properties = {
-            "cuda": ("NVIDIA H200", H200), "hip": ("AMD Instinct MI300X", MI300X), "xpu": ("Intel(R) Data Center GPU Max 1550", MAX_1550),
-        }[kind]  # fmt: skip
+            "cuda": ("NVIDIA H200", H200),
+            "hip": ("AMD Instinct MI300X", MI300X),
+            "xpu": ("Intel(R) Data Center GPU Max 1550", MAX_1550),
+        }[kind]
         functions = {
-            "is_available": lambda: True, "device_count": lambda: 2, "current_device": lambda: 1, "get_device_name": lambda: name,
-            "get_device_properties": lambda device=None: properties, "_sleep": self.slept.append,
+            "is_available": lambda: True,
+            "device_count": lambda: 2,
+            "current_device": lambda: 1,
+            "get_device_name": lambda: name,
+            "get_device_properties": lambda device=None: properties,
+            "_sleep": self.slept.append,
             "Event": lambda **options: self.events.append(options),
-        }  # fmt: skip
+        }
         for each, function in functions.items():
             if (kind, each) != ("xpu", "_sleep"):
                 patch.setattr(api, each, function, raising=False)
@@ -74,7 +82,9 @@ class Gpu:
 def test_a_record_is_of_one_kind_of_gpu(
     monkeypatch: pytest.MonkeyPatch, kind: str, name: str, version: str
 ):
-    """A CUDA record's key has the bare name and number, as always; others have the runtime's name, and the units of a part of a GPU."""
+    """A CUDA record's key has the bare name and number, as always; others have the runtime's name,
+    and the units of a part of a GPU.
+    """
     Gpu(monkeypatch, kind)
     here = environment(world_size=2, ranks_per_host=2)
     assert (accelerator.kind(), here.device, here.cuda, here.device_count) == (
@@ -107,7 +117,10 @@ def test_leads_are_as_long_as_asked(monkeypatch: pytest.MonkeyPatch):
 def test_free_memory_that_a_driver_does_not_tell_is_all_that_is_not_held(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Some of Intel's do not; what the allocator holds without using it is free, too. On other GPUs the error stands."""
+    """Some of Intel's do not; what the allocator holds without using it is free, too.
+
+    On other GPUs the error stands.
+    """
 
     def fails(device: torch.device) -> tuple[int, int]:
         raise RuntimeError("The device doesn't support querying the available free memory.")
@@ -199,13 +212,16 @@ def f(x, seconds=0.0):
 f(torch.zeros(4))
 record = f.records[0]
 print(json.dumps([record.best.config, record.environment.device, record.environment.cuda, sorted(used)]))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow  # it imports torch anew, which takes seconds
 @pytest.mark.processes
 def test_a_function_is_tuned_on_an_intel_gpu(tmp_path: Path):
-    """By events of torch.xpu, without a lead; torch.cuda is not asked. No kernel is launched: Triton's wheel has no compiler."""
+    """By events of torch.xpu, without a lead; torch.cuda is not asked.
+
+    No kernel is launched: Triton's wheel has no compiler.
+    """
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(FAKE_XPU))
     variables = {"TRITON_INTERPRET": "0", "DIST_TUNE_LOG_DIR": str(tmp_path)}

@@ -99,7 +99,9 @@ def gemm(
 
 
 def test_a_mapping_is_one_line_and_plain_fields():
-    """What is in a triton.Config is in brackets, or has the name of the parameter before it; interpreted kernels read as others."""
+    """What is in a triton.Config is in brackets, or has the name of the parameter before it;
+    interpreted kernels read as others.
+    """
     config = {
         "gemm_config": triton.Config({"BLOCK_M": 64}, num_warps=8),
         "persistent": True,
@@ -110,11 +112,16 @@ def test_a_mapping_is_one_line_and_plain_fields():
         == "gemm_config=(BLOCK_M=64 num_warps=8 num_stages=3) persistent=True mode=<Mode.FAST: 1>"
     )
     assert config_fields(config) == {
-        "gemm_config.BLOCK_M": 64, "gemm_config.num_warps": 8, "gemm_config.num_stages": 3, "persistent": True, "mode": "<Mode.FAST: 1>"
-    }  # fmt: skip
+        "gemm_config.BLOCK_M": 64,
+        "gemm_config.num_warps": 8,
+        "gemm_config.num_stages": 3,
+        "persistent": True,
+        "mode": "<Mode.FAST: 1>",
+    }
     assert stable_repr(InterpretedFunction(hook)) == "InterpretedFunction(tests.test_configs:hook)"
-    assert describe({"f": gemm, "c": Plain, "o": Plain(), "t": torch.float16}) == (
-        f"f={__name__}.gemm c={__name__}.Plain o=<{__name__}.Plain object> t=torch.float16"
+    assert (
+        describe({"f": gemm, "c": Plain, "o": Plain(), "t": torch.float16})
+        == f"f={__name__}.gemm c={__name__}.Plain o=<{__name__}.Plain object> t=torch.float16"
     )
 
 
@@ -160,7 +167,9 @@ def test_what_differs_is_kept_and_what_is_equal_is_not():
     )
 )
 def test_no_two_candidates_read_alike(space: list[dict[str, Any]]):
-    """Each is described once, in order; plain values that differ, if only in type, or in the order of names, are all there."""
+    """Each is described once, in order; plain values that differ, if only in type, or in the order
+    of names, are all there.
+    """
     configs, texts = distinct(space)
     assert len(set(texts)) == len(texts) == len(configs)
     assert [config for config in configs if config not in space] == []
@@ -181,7 +190,9 @@ def test_configs_of_one_kind_differ_in_warps_stages_and_numbers_other_than_one()
 
 
 def test_a_space_becomes_mappings():
-    """Mappings stay; a bare value goes to ``config``, a bare triton.Config to the one parameter annotated so. Functions are told."""
+    """Mappings stay; a bare value goes to ``config``, a bare triton.Config to the one parameter
+    annotated so. Functions are told.
+    """
     tile = triton.Config({"BLOCK_M": 64})
     assert as_configs([tile], gemm) == [{"gemm_config": tile}]
     assert as_configs(({"config": 1}, 2), lambda x, config: x) == [{"config": 1}, {"config": 2}]
@@ -210,7 +221,9 @@ def test_a_space_that_does_not_fit_its_function(space: Any, function: Any, words
 
 
 def test_a_view_of_a_config_is_what_prune_fn_expects():
-    """A mapping by keyword, and what is in the first triton.Config, in all ways in which examples write it."""
+    """A mapping by keyword, and what is in the first triton.Config, in all ways in which examples
+    write it.
+    """
     config = triton.Config({"BLOCK_M": 64}, num_warps=8, num_stages=2)
     view = ConfigView({"gemm_config": config, "persistent": True})
     assert dict(view).keys() == {"gemm_config", "persistent"}

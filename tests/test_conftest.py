@@ -15,11 +15,13 @@ import subprocess, sys
 from contextlib import suppress
 import pytest
 
-@pytest.mark.parametrize("mark", [pytest.param(mark, marks=getattr(pytest.mark, mark)) for mark in ("slow", "processes", "gpu")])
+MARKS = ("slow", "processes", "gpu")
+
+@pytest.mark.parametrize("mark", [pytest.param(each, marks=getattr(pytest.mark, each)) for each in MARKS])
 def test_start(mark):
     with suppress(AssertionError):
         subprocess.run([sys.executable, "-c", ""])
-"""
+"""  # noqa: E501
 LEFT_OUT = """
 import pytest
 
@@ -39,10 +41,12 @@ def test_skips():
 
 @pytest.mark.processes
 def test_the_rules_for_tests_hold(tmp_path: Path):
-    """A process fails a test without the mark, also where the code under test takes the error for one of its own.
+    """A process fails a test without the mark, also where the code under test takes the error for
+    one of its own.
 
-    Tests of GPUs, which no CI runs, need none. A test of ranks that skips has failed. A file whose tests are all left out is not
-    imported: its ``pytestmark`` says so, and marks of single tests say nothing of the file.
+    Tests of GPUs, which no CI runs, need none. A test of ranks that skips has failed. A file whose
+    tests are all left out is not imported: its ``pytestmark`` says so, and marks of single tests
+    say nothing of the file.
     """
     files = {
         "test_starts.py": TESTS,

@@ -39,7 +39,9 @@ FENCE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def program(page: str) -> str:
-    """All python blocks of a page, each on the lines where the page has it: a traceback names the page's lines."""
+    """All python blocks of a page, each on the lines where the page has it: a traceback names the
+    page's lines.
+    """
     lines: list[str] = []
     for block in FENCE.finditer(page):
         n_before = page.count("\n", 0, block.start(1))
@@ -68,7 +70,9 @@ def test_the_examples_of_a_page_run(tmp_path: Path, page: Path):
 
 
 def test_each_field_of_the_api_page_says_what_it_is():
-    """The page leaves out a field without a docstring, and its reader would not know that it exists."""
+    """The page leaves out a field without a docstring, and its reader would not know that it
+    exists.
+    """
     nodes = [
         node
         for path, nodes in NODES.items()

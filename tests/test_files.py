@@ -1,4 +1,6 @@
-"""Files that are whole or not there, whatever a disk, a signal or another file in the place does; lines of JSON; warnings."""
+"""Files that are whole or not there, whatever a disk, a signal or another file in the place does;
+lines of JSON; warnings.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ _values = st.recursive(
 
 
 def test_a_file_takes_the_place_of_another(tmp_path: Path):
-    """The new content, no temporary file, and the permissions of any new file, or those that were asked for."""
+    """The new content, no temporary file, and the permissions of any new file, or those that were
+    asked for.
+    """
     path = tmp_path / ("x" * 100 + ".json")
     write_whole(path, b"old", PRIVATE)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -43,7 +47,9 @@ def test_a_file_takes_the_place_of_another(tmp_path: Path):
 
 
 def test_what_was_there_is_kept_where_that_is_asked_for(tmp_path: Path):
-    """Under a name of its own each time; nothing where nothing was there, and a folder is no file to replace."""
+    """Under a name of its own each time; nothing where nothing was there, and a folder is no file
+    to replace.
+    """
     copies = [write_whole(tmp_path / "file", text.encode(), keeps_old=True) for text in "abc"]
     assert [copy and copy.read_text() for copy in copies] == [None, "a", "b"]
     (tmp_path / "folder").mkdir()
@@ -80,7 +86,10 @@ def test_nothing_is_left_behind(
     [("fifo", 2**20), ("/dev/zero", 2**20), ("huge", 2**20), ("/proc/self/maps", 100)],
 )
 def test_what_is_no_regular_file_is_not_read(tmp_path: Path, path: str, limit_bytes: int):
-    """A FIFO would wait, a device might never end, a huge file fill the memory. A link is followed if that is asked for."""
+    """A FIFO would wait, a device might never end, a huge file fill the memory.
+
+    A link is followed if that is asked for.
+    """
     os.mkfifo(tmp_path / "fifo")
     with open(tmp_path / "huge", "wb") as file:
         file.truncate(2**40)
@@ -97,17 +106,20 @@ def test_a_line_is_read_as_what_json_writes(values: Any):
     line = json_bytes(values)
     assert json.loads(line) == json.loads(json.dumps(values))
     assert b"\n" not in line
-    # What JSON does not know is text: a path by its name, a lone surrogate as a question mark, integers as names of fields by their digits.
+    # What JSON does not know is text: a path by its name, a lone surrogate as a question mark,
+    # integers as names of fields by their digits.
     assert json.loads(json_bytes({"folder": Path("/a"), 3: ("x",)})) == {"folder": "/a", "3": ["x"]}
     assert json_bytes({"file": "a\udcff", "folder": Path("/a")}) == b'{"file":"a?","folder":"/a"}'
 
 
-# -- warnings, in a process of their own -------------------------------------------------------------------------------
+# -- warnings, in a process of their own -----------------------------------------------------------
 
 
 @on_each_rank(1, is_dist=False)
 def test_a_warning_names_the_programs_line_and_is_given_once(rank: int):
-    """And none of this package, which says nothing to its reader; where warnings are errors it is written to the terminal."""
+    """And none of this package, which says nothing to its reader; where warnings are errors it is
+    written to the terminal.
+    """
     os.environ["DIST_TUNE_DEADLINE_S"] = "soon"
     tuned: Any = autotune(BLOCKS, None, n_warmup=0, n_repeat=1)(lambda x, block=0: x)
     with pytest.warns(UserWarning, match="DIST_TUNE_DEADLINE_S='soon' cannot be read") as told:

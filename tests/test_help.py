@@ -1,4 +1,7 @@
-"""``--help`` of every script: the usage on stdout, exit code 0, and nothing is changed. Commands: tests/cli/test_main.py."""
+"""``--help`` of every script: the usage on stdout, exit code 0, and nothing is changed.
+
+Commands: tests/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ ASK = """
 import contextlib, io, json, runpy, sys, traceback
 told, programs = {}, sys.argv[1:]
 for program in programs:
-    sys.argv, sys.path[0], shown, code = [program, "--help"], program.rpartition("/")[0], io.StringIO(), None
+    sys.argv, sys.path[0] = [program, "--help"], program.rpartition("/")[0]
+    shown, code = io.StringIO(), None
     try:
         with contextlib.redirect_stdout(shown):
             runpy.run_path(program, run_name="__main__")
@@ -52,7 +56,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def programs() -> list[str]:
-    """Python files that are run as they are. Those in dist_tune are commands or are run by them, and those of tests by pytest.
+    """Python files that are run as they are.
+
+    Those in dist_tune are commands or are run by them, and those of tests by pytest.
 
     Not those named train.py: they are as people write them, with libraries that are not here.
     """

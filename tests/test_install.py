@@ -1,4 +1,6 @@
-"""``install`` and ``python -m dist_tune.install``: what is wrapped, when, what is said, and that a program does not notice."""
+"""``install`` and ``python -m dist_tune.install``: what is wrapped, when, what is said, and that a
+program does not notice.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ slotted = Slotted()
 
 @pytest.fixture(autouse=True)
 def at_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Generator[list[Callable[[], None]]]:
-    """Modules of a folder of its own, and ``install`` without targets of other tests; what it leaves to the end of the program."""
+    """Modules of a folder of its own, and ``install`` without targets of other tests; what it
+    leaves to the end of the program.
+    """
     ends: list[Callable[[], None]] = []
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.delattr(sys, "last_type", raising=False)
@@ -139,10 +143,11 @@ def is_wrapped(function: object) -> bool:
     return hasattr(function, "records")
 
 
-# -- what is wrapped ---------------------------------------------------------------------------------------------------
+# -- what is wrapped -------------------------------------------------------------------------------
 
 
-# A target, what else is wrapped then because it is the same function, and what a program does with it.
+# A target, what else is wrapped then because it is the same function, and what a program does with
+# it.
 TARGETS = """
 step                    alias trainer.callback loop.step  step(2), alias(2), part(), loop.run(2), again(step) is step, again(part)()
 alias                                                     alias(2), again(alias) is alias, again(step) is step
@@ -160,7 +165,7 @@ trainer.static                                            trainer.static(5)
 trainer.made                                              trainer.made()
 trainer.inherited                                         trainer.inherited() is trainer, [each.inherited() is each for each in copies()]
 trainer.callback                                          trainer.callback(3), again(trainer.callback) is trainer.callback
-"""
+"""  # noqa: E501
 ROWS = [
     (line[:24].strip(), line[24:58].split(), line[58:]) for line in TARGETS.strip().splitlines()
 ]
@@ -171,7 +176,9 @@ ROWS = [
 def test_functions_and_methods_of_all_kinds_act_as_before(
     target: str, others: list[str], use: str, is_late: bool
 ):
-    """Installed before the import or after it: for one class or one object, pickled, with its defaults, cells and ``super()``."""
+    """Installed before the import or after it: for one class or one object, pickled, with its
+    defaults, cells and ``super()``.
+    """
 
     def seen(text: str) -> Any:
         shop, loop = (importlib.import_module(f"shop.{name}") for name in ("trainer", "loop"))
@@ -197,9 +204,9 @@ def test_functions_and_methods_of_all_kinds_act_as_before(
 def test_the_loader_of_a_module_is_its_own():
     """Also after a reload, which is wrapped anew."""
     shop = loaded("step", "Trainer.made")
-    assert [type(each) for each in (shop.__loader__, shop.__spec__.loader)] == [
+    assert [type(each) for each in (shop.__loader__, shop.__spec__.loader)] == [  # type: ignore[union-attr]
         SourceFileLoader
-    ] * 2  # type: ignore[union-attr]
+    ] * 2
     assert inspect.getsource(shop) == MODULE
     importlib.reload(shop)
     assert is_wrapped(shop.step)
@@ -243,20 +250,26 @@ def test_a_folder_without_init_is_imported_as_ever(tmp_path: Path):
 def test_a_function_of_a_module_whose_import_has_begun_is_told_of(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    """Installed by what the module imports: what it has defined before is wrapped, what comes later is not."""
+    """Installed by what the module imports: what it has defined before is wrapped, what comes later
+    is not.
+    """
     (tmp_path / "shop/setup.py").write_text(
-        "import dist_tune\nfor name in 'step', 'late':\n    dist_tune.install(f'shop.begun:{name}')\n"
+        "import dist_tune\nfor name in 'step', 'late':\n   "
+        " dist_tune.install(f'shop.begun:{name}')\n"
     )
     (tmp_path / "shop/begun.py").write_text(
         "def step(x):\n    return x\nimport shop.setup\ndef late(x):\n    return x\n"
     )
     shop = importlib.import_module("shop.begun")
     assert [is_wrapped(each) for each in (shop.step, shop.late)] == [True, False]
-    told = "dist_tune: shop.begun:late is not tuned: there is no such function yet: install it before the import of its module begins\n"
+    told = (
+        "dist_tune: shop.begun:late is not tuned: there is no such function yet: install it before"
+        " the import of its module begins\n"
+    )
     assert capfd.readouterr().err == told
 
 
-# -- what is refused, and said -----------------------------------------------------------------------------------------
+# -- what is refused, and said ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -334,16 +347,18 @@ def test_the_end_says_what_was_never_imported_or_called(
     shop.step(1)
     *_, called, imported = ended()
     assert called.startswith(
-        "dist_tune: shop.trainer:Trainer.training_step was never called, other than inside another tuned step: "
+        "dist_tune: shop.trainer:Trainer.training_step was never called, other than inside another"
+        " tuned step: "
     )
     assert imported.startswith(
-        "dist_tune: shop.trainr:step is not tuned: the program never imported shop.trainr. If that is the script, "
+        "dist_tune: shop.trainr:step is not tuned: the program never imported shop.trainr. If that"
+        " is the script, "
     )
     monkeypatch.setattr(sys, "last_type", RuntimeError, raising=False)
     assert ended() == []
 
 
-# -- programs: Python as it starts and ends, with an empty module for Triton ---------------------------------------------
+# -- programs: Python as it starts and ends, with an empty module for Triton -----------------------
 
 PROGRAM = '''
 """Shows itself."""
@@ -373,7 +388,7 @@ if "raise" in sys.argv:
 if "interrupt" in sys.argv:
     raise KeyboardInterrupt
 sys.exit(7 if "exit" in sys.argv else None)
-'''
+'''  # noqa: E501
 JOB = """
 import sys
 print("begins")
@@ -418,12 +433,19 @@ def python(*words: str, cwd: Path) -> Done:
 @pytest.mark.parametrize(
     ("program", "how"),
     [
-        ("jobs/train.py", ""), ("jobs/train.py", "raise"), ("jobs/train.py", "exit"), ("jobs/train.py", "interrupt"),
-        ("-m jobs.train", "raise"), ("-m jobs.train", "exit"), ("jobs/wrong.py", ""),
+        ("jobs/train.py", ""),
+        ("jobs/train.py", "raise"),
+        ("jobs/train.py", "exit"),
+        ("jobs/train.py", "interrupt"),
+        ("-m jobs.train", "raise"),
+        ("-m jobs.train", "exit"),
+        ("jobs/wrong.py", ""),
     ],
-)  # fmt: skip
+)
 def test_a_program_does_not_notice(tmp_path: Path, program: str, how: str):
-    """Its words, path, name, pickles, annotations, exit code and its part of a traceback are those of ``python program``."""
+    """Its words, path, name, pickles, annotations, exit code and its part of a traceback are those
+    of ``python program``.
+    """
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs/train.py").write_text(PROGRAM)
     (tmp_path / "shop/plain.py").write_text("def step(x):\n    return x\n")
@@ -459,15 +481,17 @@ COMMANDS = """
 1               --step shop.trainer.step:x jobs/job.py            no module shop.trainer.step on sys.path when the program begins
 0 begins True   --step zzzz:step --step=outer.inner.steps:step jobs/job.py
 0 True          --step packed:step job.zip
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("row", COMMANDS.strip().splitlines())
 def test_a_step_of_the_command_is_found_or_ends_the_program(tmp_path: Path, row: str):
-    """Before it begins where that shows without an import, else as soon as its module is imported, and with 2 if it is misunderstood.
+    """Before it begins where that shows without an import, else as soon as its module is imported,
+    and with 2 if it is misunderstood.
 
-    Found are also modules in folders without ``__init__.py``, in an archive, and in a folder that the program adds.
+    Found are also modules in folders without ``__init__.py``, in an archive, and in a folder that
+    the program adds.
     """
     expected, words, line = re.fullmatch("(.*?)   +(.*?)(?:   +(.*))?", row).groups(default="")  # type: ignore[union-attr]
     (tmp_path / "jobs/outer/inner").mkdir(parents=True)
@@ -516,7 +540,9 @@ def test_a_sitecustomize_imports_nothing_heavy_and_is_silent_in_tools(tmp_path: 
     ],
 )
 def test_children_of_a_program_are_silent(tmp_path: Path, words: str, line: str):
-    """The program itself hears of a module that it did not import, but not after a failure of another kind."""
+    """The program itself hears of a module that it did not import, but not after a failure of
+    another kind.
+    """
     if "--step" not in words:
         (tmp_path / "sitecustomize.py").write_text(
             "import dist_tune\ndist_tune.install('shop.none:step')\n"
@@ -528,17 +554,20 @@ def test_children_of_a_program_are_silent(tmp_path: Path, words: str, line: str)
     assert done.stderr.startswith(line)
 
 
-# -- a trainer of a library --------------------------------------------------------------------------------------------
+# -- a trainer of a library ------------------------------------------------------------------------
 
 LIBRARY = {
-    "trainers/__init__.py": """
+    "trainers/__init__.py": (
+        """
 def __getattr__(name):
     if name != "Trainer":
         raise AttributeError(name)
     from trainers.trainer import Trainer
     return Trainer
-""",
-    "trainers/trainer.py": """
+"""
+    ),
+    "trainers/trainer.py": (
+        """
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -561,8 +590,10 @@ class Trainer:
             self.optimizer.zero_grad()
             dist.all_reduce(loss)
             self.losses.append(loss.item())
-""",
-    "layers.py": """
+"""  # noqa: E501
+    ),
+    "layers.py": (
+        """
 import torch
 import triton
 import triton.language as tl
@@ -600,8 +631,10 @@ class Layer(torch.nn.Module):
 
     def forward(self, x):
         return Scale.apply(torch.nn.functional.dropout(self.linear(x), 0.1), self.weight)
-""",
-    "train.py": """
+"""
+    ),
+    "train.py": (
+        """
 import json
 import os
 from itertools import count, islice
@@ -642,7 +675,8 @@ with open(f"found-{dist.get_rank()}.json", "w") as file:
     in_use = [config.kwargs for config in scale_kernel.cache.values()]
     json.dump([is_same, [record["environment"]["world_size"] for record in records], in_use], file)
 os._exit(0)  # torch may abort as its interpreter ends, without dist_tune, too
-""",
+"""
+    ),
 }
 TARGET = "trainers.trainer:Trainer.training_step"
 
@@ -652,7 +686,10 @@ TARGET = "trainers.trainer:Trainer.training_step"
     "how", ["a word of the command", pytest.param("a sitecustomize", marks=pytest.mark.slow)]
 )
 def test_a_trainer_of_a_library_is_tuned_by(tmp_path: Path, how: str):
-    """Both ranks train as untuned, say so, and take the faster config. Its step adds to gradients, and so is tuned in its own calls."""
+    """Both ranks train as untuned, say so, and take the faster config.
+
+    Its step adds to gradients, and so is tuned in its own calls.
+    """
     for name, text in LIBRARY.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -1,4 +1,6 @@
-"""Tuning keys of functions: hashable, one line of text that tells them apart, and classes of sizes."""
+"""Tuning keys of functions: hashable, one line of text that tells them apart, and classes of
+sizes.
+"""
 
 import dataclasses
 import enum
@@ -56,7 +58,9 @@ class Context:
 
 
 def exactly(key: Any) -> Any:
-    """A key with the types of its scalars, so that 1, 1.0 and True differ, and nan equals itself."""
+    """A key with the types of its scalars, so that 1, 1.0 and True differ, and nan equals
+    itself.
+    """
     if isinstance(key, tuple):
         return tuple(map(exactly, key))
     return type(key), repr(key) if isinstance(key, float) else key
@@ -76,7 +80,9 @@ def test_a_tensor_is_its_shape_strides_and_dtype():
 
 
 def test_containers_become_tuples():
-    """Lists, dicts and sets within each other, in one order however they were filled; a dataclass that is not frozen, too."""
+    """Lists, dicts and sets within each other, in one order however they were filled; a dataclass
+    that is not frozen, too.
+    """
     x = torch.empty(2)
     assert to_hashable([x, (1, [2])]) == (((2,), (1,), torch.float32), (1, (2,)))
     assert (
@@ -130,8 +136,8 @@ def test_texts_are_equal_iff_keys_are(one: Any, other: Any):
 def test_texts_are_equal_in_every_process():
     """Sets of strings under another hash seed, and objects at another address."""
     program = (
-        "from dist_tune.keys import key_text\nclass Thing: pass\n"
-        "text = key_text([({'nccl', 'gloo', 'copy', 'push'}, dict.fromkeys({'a', 'b', 'c', 'd'}, 1)), (Thing(), len, Thing)])"
+        "from dist_tune.keys import key_text\nclass Thing: pass\ntext = key_text([({'nccl', 'gloo',"
+        " 'copy', 'push'}, dict.fromkeys({'a', 'b', 'c', 'd'}, 1)), (Thing(), len, Thing)])"
     )
     here: dict[str, Any] = {"__name__": "__main__"}
     exec(program, here)
@@ -250,7 +256,8 @@ KINDS = [
 
 @pytest.mark.parametrize(("n", "one", "other"), KINDS)
 def test_calls_are_of_one_kind_or_of_two(n: int, one: str, other: str):
-    """Tensors count by shape and dtype, all else by type; so do the number and order of arguments, and their names.
+    """Tensors count by shape and dtype, all else by type; so do the number and order of arguments,
+    and their names.
 
     A closer look says the same, and for each call the same again.
     """
@@ -288,7 +295,8 @@ def test_a_steady_call_reads_nothing_of_an_object(
 ):
     """A module searches in Python for what it lacks, and isinstance asks for its class.
 
-    Steady is the second call of a kind, by position or by name, also with nested tensors whose ragged sizes differ; by one read.
+    Steady is the second call of a kind, by position or by name, also with nested tensors whose
+    ragged sizes differ; by one read.
     """
     quiet(monkeypatch, tmp_path)
     read: list[str] = []
@@ -309,12 +317,14 @@ def test_a_steady_call_reads_nothing_of_an_object(
         assert max(n_read[1:]) <= (layout is not None)
 
 
-# -- nested tensors: a call with them is as one with any other ones ---------------------------------------------------------
+# -- nested tensors: a call with them is as one with any other ones --------------------------------
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_nested_tensor_is_a_key(layout: torch.layout):
-    """Of its layout, its dtype, and the sizes that all its parts share; ragged ones are left out."""
+    """Of its layout, its dtype, and the sizes that all its parts share; ragged ones are left
+    out.
+    """
     key = to_hashable(nested(layout, 3, 5))
     assert key == to_hashable(nested(layout, 2, 9))
     assert key_text(key) == f"[(2,None,8),'{layout}',torch.float32]"
@@ -335,7 +345,8 @@ def test_a_nested_result_is_compared_part_by_part(layout: torch.layout):
     assert "wrong" in difference(result, nested(layout, 3, 5) * 2.0)
     assert (
         difference(result, nested(layout, 3, 4))
-        == "returned a tensor [5, 8] torch.float32 in result[1], expected a tensor [4, 8] torch.float32"
+        == "returned a tensor [5, 8] torch.float32 in result[1], expected a tensor [4, 8]"
+        " torch.float32"
     )
     assert (
         difference(result, torch.ones(2))

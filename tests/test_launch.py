@@ -18,7 +18,8 @@ pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[1]
 
-# Stands in for the python of .venv: tells the number of GPUs, and instead of starting torchrun shows how it was called, but for real jobs.
+# Stands in for the python of .venv: tells the number of GPUs, and instead of starting torchrun
+# shows how it was called, but for real jobs.
 STUB = f"""#!{sys.executable}
 import json, os, sys
 if sys.argv[1] == "-c" and "device_count" in sys.argv[2]:
@@ -92,7 +93,9 @@ def start(checkout: Path, *arguments: str, **environment: str) -> Started:
 
 
 def test_without_gpus_two_ranks_interpret(checkout: Path):
-    """Two CPU ranks with one thread each, the checkout importable, multicast off; what the user has set stays."""
+    """Two CPU ranks with one thread each, the checkout importable, multicast off; what the user has
+    set stays.
+    """
     started = start(checkout, "job.py")
     assert started.options == ["--nnodes=1", "--nproc-per-node=2", "--standalone"]
     names = {
@@ -105,7 +108,10 @@ def test_without_gpus_two_ranks_interpret(checkout: Path):
     mine = dict.fromkeys(names, "3") | {"TRITON_INTERPRET": ""}
     assert (
         start(checkout, "job.py", PYTHONPATH="/mine", **mine).environment.items()
-        >= {**mine, "PYTHONPATH": f"{checkout}:/mine"}.items()
+        >= {
+            **mine,
+            "PYTHONPATH": f"{checkout}:/mine",
+        }.items()
     )
 
 
@@ -142,11 +148,15 @@ TWO = "--nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
             "NNODES=5 NODE_RANK=0 MASTER_ADDR=alpha MASTER_PORT=1234",
             f"{TWO} --rdzv-endpoint=beta:4321 --rdzv-id=dist_tune --rdzv-conf=is_host=0",
         ),
-        # Slurm needs no options: the first host of the job hosts the rendezvous, at a port that follows from the job.
+        # Slurm needs no options: the first host of the job hosts the rendezvous, at a port that
+        # follows from the job.
         (
             "",
             f"N_GPUS=8 {SLURM}",
-            "--nnodes=3 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=node07:22345 --rdzv-id=4012345 --rdzv-conf=is_host=0",
+            (
+                "--nnodes=3 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=node07:22345"
+                " --rdzv-id=4012345 --rdzv-conf=is_host=0"
+            ),
         ),
         ("--nnodes=1", SLURM, ONE),
         # A rendezvous of one's own is left alone.
@@ -171,7 +181,9 @@ def test_options_and_environment_become_options_of_torchrun(
 
 
 def test_script_arguments_are_the_script_s(checkout: Path):
-    """Spaces, empty words, a double dash and names of torchrun's options reach the script as they are; also behind a module's name."""
+    """Spaces, empty words, a double dash and names of torchrun's options reach the script as they
+    are; also behind a module's name.
+    """
     words = ["--nnodes", "7", "two words", "", "--", "--standalone", "*"]
     started = start(checkout, "job.py", *words)
     assert (started.options, started.script) == (ONE.split(), ["job.py", *words])
@@ -192,23 +204,27 @@ WRONG = """
 --step a.b job.py                       --step wants package.module:function or package.module:Class.method, got a.b
 --step=a:b --no-python program          --step needs a program in Python, not --no-python
 --is-dist job.py                        --is-dist is for --step
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("row", WRONG.strip("\n").splitlines())
 def test_a_call_that_cannot_work_says_why(checkout: Path, row: str):
     """In one line, and without a traceback of torchrun for each rank."""
     done = call(checkout, *row[:40].split())
-    assert (done.returncode, row[40:] in done.stderr, done.stderr.count("\n")) == (2, True, 1), (
-        done.stderr
-    )
+    assert (done.returncode, row[40:] in done.stderr, done.stderr.count("\n")) == (
+        2,
+        True,
+        1,
+    ), done.stderr
 
 
 INSTALL = ["-m", "--", "dist_tune.install", "--step=a.b:C.d", "--step=e:f", "--is-dist"]
 
 
 def test_steps_stand_before_the_program(checkout: Path):
-    """All ranks run it by dist_tune.install, supervised or not; words of the program that look like torchrun's stay the program's."""
+    """All ranks run it by dist_tune.install, supervised or not; words of the program that look like
+    torchrun's stay the program's.
+    """
     steps = ["--step", "a.b:C.d", "--is-dist", "--step=e:f"]
     assert start(checkout, *steps, "--nnodes=1", "job.py", "--m", "--", "x").arguments[-10:] == [
         *INSTALL,
@@ -250,7 +266,8 @@ def test_ranks_share_the_agent_s_store_unless_they_may_start_again(checkout: Pat
     )
 
 
-# A job of two ranks, of which the second dies in the first attempt: rank 0 hosts their port, which the agent must have left free.
+# A job of two ranks, of which the second dies in the first attempt: rank 0 hosts their port, which
+# the agent must have left free.
 JOB = """
 import json, os, signal, socket, time
 from pathlib import Path
@@ -296,9 +313,13 @@ def is_given_to_connections(port: int) -> bool:
 def test_each_attempt_has_a_free_port_that_connections_are_not_given(
     checkout: Path, option: str, n_machines: int
 ):
-    """The port asked for first is another program's, which costs no attempt. Rank 1 dies in the first one."""
+    """The port asked for first is another program's, which costs no attempt.
+
+    Rank 1 dies in the first one.
+    """
     (checkout / "job.py").write_text(JOB)
-    # The rendezvous of several machines is here, at a port that is bound from the start, and so on none of them.
+    # The rendezvous of several machines is here, at a port that is bound from the start, and so on
+    # none of them.
     rendezvous = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     env = {
         "PATH": os.environ["PATH"],
@@ -341,7 +362,10 @@ def test_each_attempt_has_a_free_port_that_connections_are_not_given(
 
 
 def test_a_supervised_job_is_restarted_with_a_back_off(checkout: Path):
-    """Three times, or as often as the user says; each rank waits before it starts again. Also modules and other programs."""
+    """Three times, or as often as the user says; each rank waits before it starts again.
+
+    Also modules and other programs.
+    """
     words = start(checkout, "--supervise", "--nnodes=1", "job.py", "--supervise", "-x").arguments
     shown = words[2 : words.index("bash")]
     assert shown == [
@@ -385,9 +409,14 @@ def test_help_before_the_script_is_its_own_and_behind_it_the_script_s(checkout: 
 
 
 def test_it_starts_from_an_installed_package(tmp_path: Path):
-    """As ``python -m dist_tune launch``: with this Python, without a PYTHONPATH of its own, and naming itself in its messages."""
+    """As ``python -m dist_tune launch``: with this Python, without a PYTHONPATH of its own, and
+    naming itself in its messages.
+    """
     files = {f"dist_tune/{name}": (ROOT / "dist_tune" / name).read_text() for name in PACKAGED}
-    shown = "import json, os, sys\nprint(json.dumps([[sys.executable, *sys.argv[1:]], dict(os.environ)]))\n"
+    shown = (
+        "import json, os, sys\nprint(json.dumps([[sys.executable, *sys.argv[1:]],"
+        " dict(os.environ)]))\n"
+    )
     fake = {
         "__init__": "class accelerator:\n    device_count = staticmethod(lambda: 3)\n",
         "distributed/__init__": "",

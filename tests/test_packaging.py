@@ -16,7 +16,8 @@ from dist_tune import errors
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dist_tune"
 
-# A module imports only from its own place and from places above it. A place is a folder, or some files of the package's root.
+# A module imports only from its own place and from places above it. A place is a folder, or some
+# files of the package's root.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("accelerator", "errors", "validation", "files", "settings", "configs", "keys", "pruning"),
     ("output",),
@@ -52,12 +53,16 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def name_of(path: Path) -> str:
-    """Dotted name below dist_tune: "search.race", "contextual"; of a folder's ``__init__`` the folder's."""
+    """Dotted name below dist_tune: "search.race", "contextual"; of a folder's ``__init__`` the
+    folder's.
+    """
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
-    """Dotted names of all that a module imports, also inside functions; relative ones as if they were absolute."""
+    """Dotted names of all that a module imports, also inside functions; relative ones as if they
+    were absolute.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -129,7 +134,9 @@ def trespasses(module: str, source: str) -> list[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_point_upward(path: Path):
-    """Each module imports only what stands above it, and only its owners touch triton or torch.distributed."""
+    """Each module imports only what stands above it, and only its owners touch triton or
+    torch.distributed.
+    """
     module = name_of(path)
     if module in ("", "__init__"):
         assert trespasses("dist_tune", path.read_text()) == []
@@ -219,13 +226,17 @@ def test_what_a_folder_exports_and_what_type_checkers_read_may_be_imported():
 
 
 def test_no_module_has_a_public_name():
-    """Importing `dist_tune.x` would put the module in the place of the function `x`; of `install` the module can be called."""
+    """Importing `dist_tune.x` would put the module in the place of the function `x`; of `install`
+    the module can be called.
+    """
     assert {name_of(path) for path in MODULES} & set(dist_tune.__all__) == {"install"}
 
 
 @pytest.mark.parametrize("folder", ["", "cache", "search"])
 def test_names_that_are_imported_on_use_are_those_that_type_checkers_read(folder: str):
-    """Each once, of the same module, and never the module itself; a misspelt name is not looked for anywhere else."""
+    """Each once, of the same module, and never the module itself; a misspelt name is not looked for
+    anywhere else.
+    """
     name = f"dist_tune.{folder}".rstrip(".")
     package = importlib.import_module(name)
     choice = next(
@@ -255,7 +266,9 @@ def test_modules_of_the_package_are_found_as_well():
 
 @pytest.mark.processes
 def test_importing_is_cheap_until_something_is_used_and_changes_nothing():
-    """It loads neither torch nor Triton, nor what reads settings or writes logs; Triton's Autotuner and the environment stay."""
+    """It loads neither torch nor Triton, nor what reads settings or writes logs; Triton's Autotuner
+    and the environment stay.
+    """
     program = """
 import sys
 import dist_tune
@@ -268,7 +281,7 @@ before = dict(vars(Autotuner)), dict(os.environ)
 from dist_tune import *
 assert (dict(vars(Autotuner)), dict(os.environ)) == before
 assert not torch.distributed.is_initialized()
-"""
+"""  # noqa: E501
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=110
     )
@@ -285,7 +298,7 @@ def test_every_error_that_ends_a_call_is_a_name_of_the_package():
     assert found - set(dist_tune.__all__) == {"AloneError", "JobEndedError"}
 
 
-# -- tests --------------------------------------------------------------------------------------------------------------
+# -- tests -----------------------------------------------------------------------------------------
 
 ROOTS = {"self", "cls", "os", "sys", "torch"}
 """Names whose attributes are none of ours."""
@@ -307,7 +320,9 @@ def private_names(trees: Iterable[ast.AST]) -> set[str]:
 
 
 def private_uses(tree: ast.AST, private: set[str]) -> list[str]:
-    """Uses of such names by a test: imported, as an attribute, or in the text that tells a patch what to replace."""
+    """Uses of such names by a test: imported, as an attribute, or in the text that tells a patch
+    what to replace.
+    """
     found, ours = [], private - private_names([tree])
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dist_tune"):

@@ -42,7 +42,9 @@ def keeps(given: Any, *others: Any, a: torch.Tensor = A, **named: Any) -> bool:
 
 @pytest.mark.usefixtures("h200")
 def test_what_cannot_fit_is_dropped(monkeypatch: pytest.MonkeyPatch):
-    """One stage is (128 + 256) * 64 * 2 = 49152 bytes; 232448 hold 4.7 of them, so five buffers are too many for every kernel."""
+    """One stage is (128 + 256) * 64 * 2 = 49152 bytes; 232448 hold 4.7 of them, so five buffers are
+    too many for every kernel.
+    """
     assert [keeps(config(stages=n)) for n in (1, 2, 5, 6, 9)] == [True, True, True, False, False]
     monkeypatch.setattr(FakeH200, "shared_limit_bytes", 2 * 49152)  # exactly the limit fits
     assert keeps(config(stages=3))
@@ -52,7 +54,9 @@ def test_what_cannot_fit_is_dropped(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.usefixtures("h200")
 def test_a_config_is_read_in_every_form():
-    """By itself, in a mapping, as prune_fn sees it, or as a mapping of its own; with either naming of tiles."""
+    """By itself, in a mapping, as prune_fn sees it, or as a mapping of its own; with either naming
+    of tiles.
+    """
     for name, stages, fits in (
         ("BLOCK_SIZE_", 5, True),
         ("BLOCK_SIZE_", 6, False),
@@ -91,8 +95,9 @@ LARGE, TINY = (
     config(128, 256, 128, stages=6),
     config(16, 16, 32, stages=1000),
 )  # half a KB in 256 threads
-# Elements count with their size, those of B as well where it is among the arguments, by its shape; else it is like A.
-# What goes through registers does not count: 8-bit operands that do not lie along K, and tiles of less than 4 bytes a thread.
+# Elements count with their size, those of B as well where it is among the arguments, by its shape;
+# else it is like A. What goes through registers does not count: 8-bit operands that do not lie
+# along K, and tiles of less than 4 bytes a thread.
 OPERANDS = """
 False   config(stages=6)
 True    config(stages=6), a=A.to(torch.float8_e4m3fn)
@@ -163,7 +168,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_row_a_group_is_for_what_memory_bounds(
     m: int, n: int, k: int, dtype: torch.dtype, is_kept: bool
 ):
-    """However B lies; a product that arithmetic bounds clearly needs no groups of one row, and larger groups are kept."""
+    """However B lies; a product that arithmetic bounds clearly needs no groups of one row, and
+    larger groups are kept.
+    """
     a, b = on_gpu((m, k), (n, k), dtype=dtype)
     assert [
         prune_by_group_size_m({"gemm_config": config(group=1)}, a, each) for each in (b, b.t())

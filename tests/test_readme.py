@@ -17,7 +17,8 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_the_readmes_example_runs(tmp_path: Path):
-    """Saved in an empty folder and started on two ranks, it prints the same winner on both, and leaves a log for each and records.
+    """Saved in an empty folder and started on two ranks, it prints the same winner on both, and
+    leaves a log for each and records.
 
     It is the first example of docs/index.md, whose examples are one program.
     """

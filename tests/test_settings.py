@@ -26,17 +26,29 @@ from dist_tune.settings import (
 
 OURS, THEIRS = "DIST_TUNE_", "TRITON_DIST_AUTOTUNE_"
 DEFAULTS = {
-    "deadline_s": 30.0, "log_dir": Path(".autotune_logs"), "log_level": "INFO", "progress": None, "verbosity": None,
-    "cache_dir": "~/.dist_tune/autotune", "cache_path": "", "always_tune": False, "cache_shared": False,
-    "version_check": True, "require_cache": False, "mode": None,
-}  # fmt: skip
+    "deadline_s": 30.0,
+    "log_dir": Path(".autotune_logs"),
+    "log_level": "INFO",
+    "progress": None,
+    "verbosity": None,
+    "cache_dir": "~/.dist_tune/autotune",
+    "cache_path": "",
+    "always_tune": False,
+    "cache_shared": False,
+    "version_check": True,
+    "require_cache": False,
+    "mode": None,
+}
 ENVIRONMENTS: list[tuple[str, dict[str, Any]]] = [
     (
         "ALWAYS_TUNE=1 DIST_TUNE_ALWAYS_TUNE= DIST_TUNE_DEADLINE_S=",
         {},
     ),  # without the prefix, or empty
     (
-        "DIST_TUNE_DEADLINE_S=2.5 DIST_TUNE_LOG_LEVEL=TRACE DIST_TUNE_LOG_DIR=/x/y DIST_TUNE_CACHE_DIR=/x",
+        (
+            "DIST_TUNE_DEADLINE_S=2.5 DIST_TUNE_LOG_LEVEL=TRACE DIST_TUNE_LOG_DIR=/x/y"
+            " DIST_TUNE_CACHE_DIR=/x"
+        ),
         {"deadline_s": 2.5, "log_level": "TRACE", "log_dir": Path("/x/y"), "cache_dir": "/x"},
     ),
     ("DIST_TUNE_VERBOSITY=quiet DIST_TUNE_PROGRESS=0", {"verbosity": "quiet", "progress": False}),
@@ -59,7 +71,9 @@ Set = Callable[[str], None]
 
 @pytest.fixture(autouse=True)
 def setting(monkeypatch: pytest.MonkeyPatch) -> Set:
-    """Sets variables, as in "DIST_TUNE_MODE=tune" (of a value with blanks with underscores), and unsets all others of ours."""
+    """Sets variables, as in "DIST_TUNE_MODE=tune" (of a value with blanks with underscores), and
+    unsets all others of ours.
+    """
 
     def put(texts: str) -> None:
         for name in [name for name in os.environ if name.upper().startswith((OURS, THEIRS))]:
@@ -82,7 +96,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize(("environment", "changed"), ENVIRONMENTS)
 def test_each_setting_has_its_variable(setting: Set, environment: str, changed: dict[str, Any]):
-    """DIST_TUNE_ and the field in capitals, or a name that programs have from elsewhere; all others keep their defaults."""
+    """DIST_TUNE_ and the field in capitals, or a name that programs have from elsewhere; all others
+    keep their defaults.
+    """
     setting(environment)
     assert Settings().model_dump() == {
         **DEFAULTS,
@@ -135,14 +151,17 @@ HOME = "~/.dist_tune/autotune"
         ("", "/c", ["/c"]),
         ("", "gs://c", [HOME, "gs://c"]),
         (":/a::~/b", "/c", ["/a", "~/b"]),
-        ("a:s3://b/r:http://localhost:8080/r:simplecache::s3://b/r:memory://:b", "",
-         ["a", "s3://b/r", "http://localhost:8080/r", "simplecache::s3://b/r", "memory://", "b"]),
+        (
+            "a:s3://b/r:http://localhost:8080/r:simplecache::s3://b/r:memory://:b",
+            "",
+            ["a", "s3://b/r", "http://localhost:8080/r", "simplecache::s3://b/r", "memory://", "b"],
+        ),
         ("x/my.s3:/b:c://d", "", ["x/my.s3", "/b", "c", "//d"]),
         ("s3://b/c:/a", "/c", ["/c", "s3://b/c", "/a"]),
         ("s3://b/c:/a", "gs://c", [HOME, "s3://b/c", "/a"]),
         ("package://d/e:f", "/c", ["/c", "package://d/e", "f"]),
     ],
-)  # fmt: skip
+)
 def test_of_several_folders_of_the_cache_the_first_path_is_written(
     setting: Set, path: str, folder: str, folders: list[str]
 ):
@@ -201,7 +220,7 @@ DIST_TUNE_REQUIRE_CACHE=ture                          DIST_TUNE_REQUIRE_CACHE='t
 DIST_TUNE_MOD=cached                                  DIST_TUNE_MOD is not read: did you mean DIST_TUNE_MODE?.
 DIST_TUNE_Modes=_requir DIST_TUNE_ALWAYS_TUNE=1       DIST_TUNE_Modes is not read: did you mean DIST_TUNE_MODE?
 DIST_TUNE_REQUIRECACHE=1 DIST_TUNE_MODE=              DIST_TUNE_REQUIRECACHE is not read: did you mean DIST_TUNE_REQUIRE_CACHE?
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
@@ -210,7 +229,9 @@ DIST_TUNE_REQUIRECACHE=1 DIST_TUNE_MODE=              DIST_TUNE_REQUIRECACHE is 
 def test_a_misspelt_variable_that_may_forbid_to_tune_is_an_error(
     setting: Set, environment: str, line: str
 ):
-    """One line with the nearest name, where a step is decorated; what merely says how to tune is still a default or a warning."""
+    """One line with the nearest name, where a step is decorated; what merely says how to tune is
+    still a default or a warning.
+    """
     setting(environment)
     for decorate in (contextual_autotune(), autotune([{"i": 1}, {"i": 2}], lambda x: x)):
         with pytest.raises(SettingsError) as caught:
@@ -224,16 +245,22 @@ def test_a_misspelt_variable_that_may_forbid_to_tune_is_an_error(
 @pytest.mark.parametrize(
     ("environment", "mode"),
     [
-        ("DIST_TUNE_MODE=cached DIST_TUNE_REQUIRE_CACHE=ture", "cached"), ("DIST_TUNE_MODE=_First_ DIST_TUNE_MOD=require", "first"),
-        ("DIST_TUNE_MODE=cachd DIST_TUNE_REQUIRE_CACHE=1", "require"), ("DIST_TUNE_Mode=cached", "cached"),
-        ("DIST_TUNE_MODEL=llama", "tune"), ("DIST_TUNE_MOD=tune", "tune"), ("DIST_TUNE_REQUIRE_CACH=0", "tune"),
+        ("DIST_TUNE_MODE=cached DIST_TUNE_REQUIRE_CACHE=ture", "cached"),
+        ("DIST_TUNE_MODE=_First_ DIST_TUNE_MOD=require", "first"),
+        ("DIST_TUNE_MODE=cachd DIST_TUNE_REQUIRE_CACHE=1", "require"),
+        ("DIST_TUNE_Mode=cached", "cached"),
+        ("DIST_TUNE_MODEL=llama", "tune"),
+        ("DIST_TUNE_MOD=tune", "tune"),
+        ("DIST_TUNE_REQUIRE_CACH=0", "tune"),
         ("DIST_TUNE_CACHE_SHARED=ture DIST_TUNE_VERSION_CHECK=flase", "tune"),
     ],
-)  # fmt: skip
+)
 def test_what_another_variable_says_or_nobody_forbids_is_no_error(
     setting: Set, environment: str, mode: str
 ):
-    """Where a mode can be read that one counts, and variables of other programs and versions cost a warning at most."""
+    """Where a mode can be read that one counts, and variables of other programs and versions cost a
+    warning at most.
+    """
     setting(environment)
     contextual_autotune()(lambda x: x)
     assert read_settings().effective_mode == mode
@@ -251,9 +278,23 @@ TEXTS = (
     st.text(max_size=20)
     | st.binary(max_size=10).map(os.fsdecode)
     | st.sampled_from(
-        ["1e999", "-0.0", "1_0", "٣", "0x10", " 1 ", "9" * 5000, "x" * 100_000, "\x1b[2J\nwinner=1", "TRACE\n", "true ", "{}", "~no/x"]
+        [
+            "1e999",
+            "-0.0",
+            "1_0",
+            "٣",
+            "0x10",
+            " 1 ",
+            "9" * 5000,
+            "x" * 100_000,
+            "\x1b[2J\nwinner=1",
+            "TRACE\n",
+            "true ",
+            "{}",
+            "~no/x",
+        ]
     )
-).map(lambda text: text.replace("\0", ""))  # fmt: skip
+).map(lambda text: text.replace("\0", ""))
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), TEXTS, max_size=4))

@@ -1,4 +1,6 @@
-"""Ranks on one machine, and the fake driver: both of Triton's modes in ranks of one fork server, and ranks that do not end well."""
+"""Ranks on one machine, and the fake driver: both of Triton's modes in ranks of one fork server,
+and ranks that do not end well.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,9 @@ def _summed(rank: int) -> Any:
 def test_tritons_own_kernels_are_in_the_mode_of_the_ranks(mode: Mode, expected: tuple[Any, ...]):
     """tl.sum and tl.cdiv are kernels, decorated in the fork server before the mode is known.
 
-    It has made the digest of Triton's files, because 0.3 CPU-seconds of each rank would be most of a small tuning. An interpreted grid
-    takes its time also where it is made of the launch's arguments, which are tensors of the interpreter's there.
+    It has made the digest of Triton's files, because 0.3 CPU-seconds of each rank would be most of
+    a small tuning. An interpreted grid takes its time also where it is made of the launch's
+    arguments, which are tensors of the interpreter's there.
     """
     assert values(
         on_ranks(
@@ -120,7 +123,8 @@ def test_functions_of_any_module_that_the_caller_can_import(
 ):
     """Its folder is on sys.path of the caller, and the fork server has started before."""
     (tmp_path / "steps_of_a_user.py").write_text(
-        "import torch.distributed as dist\ndef size(rank, more): return dist.get_world_size() + more\n"
+        "import torch.distributed as dist\ndef size(rank, more): return dist.get_world_size() +"
+        " more\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert values(on_ranks(2, importlib.import_module("steps_of_a_user").size, 5)) == [7, 7]
@@ -129,7 +133,9 @@ def test_functions_of_any_module_that_the_caller_can_import(
 
 @on_each_rank(1, is_dist=False)
 def test_kernels_that_numpy_computes_come_to_what_the_interpreter_comes_to(rank: int):
-    """Those of ``tests/interpreter.py``, also where no block divides the size, or the grid does not cover it."""
+    """Those of ``tests/interpreter.py``, also where no block divides the size, or the grid does not
+    cover it.
+    """
     x, known = torch.arange(100.0), dict(ELEMENTWISE)
 
     def results() -> list[torch.Tensor]:

@@ -1,4 +1,6 @@
-"""Tuned closures and functions that are traced and not run: first config, nothing tuned, nothing kept."""
+"""Tuned closures and functions that are traced and not run: first config, nothing tuned, nothing
+kept.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Made:
         self.scaled, self.step, self._folder = scaled, step, folder
 
     def assert_untuned(self, name: str = "") -> None:
-        """No record was made, in memory or on disk, and one line of the log says so of the function or closure."""
+        """No record was made, in memory or on disk, and one line of the log says so of the function
+        or closure.
+        """
         assert (self.scaled.records, self.step.records, list(self._folder.rglob("*.json"))) == (
             [],
             [],

@@ -64,7 +64,7 @@ autotune(configs=BLOCKS, key=["x", 3])            TypeError: key must be a list 
 autotune(configs=BLOCKS, key=lambda x: x)         TypeError: key= takes names of arguments.*a function is key_fn=
 autotune(configs=BLOCKS, key=["z"])               ValueError: .*'z', which is no argument of the function step; it has \['x', 'block'\]
 autotune(configs=BLOCKS, key=["block"])           ValueError: key names 'block', which is an argument that the configs choose
-"""
+"""  # noqa: E501
 NAMES = {
     "autotune": autotune,
     "contextual_autotune": contextual_autotune,
@@ -102,11 +102,13 @@ def test_what_a_call_or_a_check_is_given_is_named():
         matches(3)  # type: ignore[arg-type]
 
 
-# -- key= --------------------------------------------------------------------------------------------------------------
+# -- key= ------------------------------------------------------------------------------------------
 
 
 def test_names_of_arguments_are_a_key():
-    """By position, by name and by default; a tensor is its shape, strides and dtype; dtypes of all tensors count, as in Triton."""
+    """By position, by name and by default; a tensor is its shape, strides and dtype; dtypes of all
+    tensors count, as in Triton.
+    """
 
     @autotune(configs=BLOCKS, key=["n", "scale", "x"], **QUICK)
     def f(
@@ -125,11 +127,13 @@ def test_names_of_arguments_are_a_key():
     for args, kwargs in [*calls, ((y, 3), {"x": y, "scale": 8})]:
         tuned(*args, **kwargs)
     assert [record.key for record in f.records] == [
-        "[3,7,None,torch.float32]", "[3,7,None,torch.float64]", "[3,8,((2),(1),torch.float32),torch.float32,torch.float32]",
-    ]  # fmt: skip
+        "[3,7,None,torch.float32]",
+        "[3,7,None,torch.float64]",
+        "[3,8,((2),(1),torch.float32),torch.float32,torch.float32]",
+    ]
 
 
-# -- what cannot be heard ----------------------------------------------------------------------------------------------
+# -- what cannot be heard --------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -161,9 +165,14 @@ class OneByOne:
 
 
 DEFERRED = [
-    (managed, "context manager"), (managed_later, "context manager"), (later, "coroutine"), (one_by_one, "generator"),
-    (Later(), "coroutine"), (OneByOne(), "generator"), (functools.partial(one_by_one, 1), "generator"),
-]  # fmt: skip
+    (managed, "context manager"),
+    (managed_later, "context manager"),
+    (later, "coroutine"),
+    (one_by_one, "generator"),
+    (Later(), "coroutine"),
+    (OneByOne(), "generator"),
+    (functools.partial(one_by_one, 1), "generator"),
+]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +185,10 @@ def test_what_has_not_run_when_it_returns_is_refused(decorate: Any, function: An
     """With its kind, and without the address of an object."""
     with pytest.raises(
         TypeError,
-        match=f"which have run when they return; got .* makes a {kind}. Put .* decorate that one, .* {kind}$",
+        match=(
+            f"which have run when they return; got .* makes a {kind}. Put .* decorate that one, .*"
+            f" {kind}$"
+        ),
     ) as caught:
         decorate(function)
     assert " at 0x" not in str(caught.value)

@@ -1,4 +1,6 @@
-"""The watching thread on a clock that the test moves: when it tells of what does not end, and when it ends the process."""
+"""The watching thread on a clock that the test moves: when it tells of what does not end, and when
+it ends the process.
+"""
 
 from __future__ import annotations
 
@@ -81,9 +83,15 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     monkeypatch.setattr(watch, "to_terminal", lambda text: None)
     activity = SimpleNamespace(absent=(), late="")
     made.ranks = SimpleNamespace(
-        rank=0, asked=None, activity=activity, gather_s=60.0, is_alone=False, look=lambda tell: None, last_signs=last_signs,
+        rank=0,
+        asked=None,
+        activity=activity,
+        gather_s=60.0,
+        is_alone=False,
+        look=lambda tell: None,
+        last_signs=last_signs,
         end_from_outside=lambda error: "",
-    )  # fmt: skip
+    )
     log: Any = SimpleNamespace(
         warning=tell, error=tell, late=lambda text: None, path="the log", log_file=None
     )

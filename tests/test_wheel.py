@@ -1,4 +1,6 @@
-"""The wheel and the sdist: what is in them, what an index shows of them, and the package as it is installed."""
+"""The wheel and the sdist: what is in them, what an index shows of them, and the package as it is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ autotune(configs=3, key=["x"])  # wrong
 contextual_autotune(reset=5)  # wrong
 assert_type(dist_tune.__version__, str)
 dist_tune.contextual_autotun  # wrong
-"""
+"""  # noqa: E501
 TORCH = """
 class Tensor:
     def __mul__(self, factor: float) -> Tensor: ...
@@ -118,7 +120,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The python of an environment in which the wheel is installed, beside the packages of this one."""
+    """The python of an environment in which the wheel is installed, beside the packages of this
+    one.
+    """
     folder = tmp_path_factory.mktemp("installed")
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=100
@@ -153,7 +157,9 @@ def run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(built: Path):
-    """Every module, the page's template, py.typed, the launcher and the licence are in the wheel; kernels and tests are not."""
+    """Every module, the page's template, py.typed, the launcher and the licence are in the wheel;
+    kernels and tests are not.
+    """
     with zipfile.ZipFile(built / f"dist_tune-{__version__}-py3-none-any.whl") as archive:
         names = archive.namelist()
     about = f"dist_tune-{__version__}.dist-info/"
@@ -168,7 +174,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path):
 
 
 def test_the_sdist_holds_what_a_checkout_holds(built: Path):
-    """Docs, tests and all that these read: every file that git keeps but settings of its own and of CI."""
+    """Docs, tests and all that these read: every file that git keeps but settings of its own and of
+    CI.
+    """
     with tarfile.open(built / f"dist_tune-{__version__}.tar.gz") as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     done = subprocess.run(
@@ -240,7 +248,8 @@ def test_relative_links_become_their_text(text: str, left: str):
 
 
 def test_a_program_that_uses_the_wheel_is_type_checked(python: Path, tmp_path: Path):
-    """Line by line, by mypy --strict, which reads an installed package's types only where py.typed says so, beside a short torch.
+    """Line by line, by mypy --strict, which reads an installed package's types only where py.typed
+    says so, beside a short torch.
 
     Closures with their arguments, tuned functions by what they return, and methods of both.
     """

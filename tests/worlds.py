@@ -1,7 +1,10 @@
-"""Tests whose body runs on each rank. Those of a module share a world of ranks, which takes longer to start than most bodies run.
+"""Tests whose body runs on each rank.
 
-Each body has an environment, logs and caches of its own. What it returns must be equal on all ranks. Times do not depend on how busy the
-machine is: what is chosen among kernels is the same in every run.
+Those of a module share a world of ranks, which takes longer to start than most bodies run.
+
+Each body has an environment, logs and caches of its own. What it returns must be equal on all
+ranks. Times do not depend on how busy the machine is: what is chosen among kernels is the same in
+every run.
 """
 
 from __future__ import annotations
@@ -47,8 +50,11 @@ ENVIRONMENTS = {
     "gpu": {"DIST_TUNE_DEADLINE_S": "20"},
 }
 WITH_COMPILERS = ("tests.compiler.", "tests.ranks.test_compiled")
-"""Modules whose ranks start processes that compile, as a user's do, for 0.3 CPU-s each. Elsewhere ranks compile
-in their own processes, as dist_tune does where Triton's compiler has a listener."""
+"""Modules whose ranks start processes that compile, as a user's do, for 0.3 CPU-s each.
+
+Elsewhere ranks compile
+in their own processes, as dist_tune does where Triton's compiler has a listener.
+"""
 
 
 class World(NamedTuple):
@@ -79,9 +85,12 @@ def on_each_rank(
     is_dist: bool = True,
     is_alone: bool = False,
 ) -> Any:
-    """Make a test of a body that is called with the rank, and with a case if there are some. ``further(x)`` is a slow case.
+    """Make a test of a body that is called with the rank, and with a case if there are some.
 
-    Of several modes the interpreter's runs with one Triton alone. A body that breaks its group ``is_alone`` in its world.
+    ``further(x)`` is a slow case.
+
+    Of several modes the interpreter's runs with one Triton alone. A body that breaks its group
+    ``is_alone`` in its world.
     """
 
     def decorate(body: Body) -> Any:
@@ -251,7 +260,7 @@ def _told(error: Exception, path: str) -> str:
     return "".join(told.format()) + log()
 
 
-# -- worlds of a test's own, and what is asked of their ranks --------------------------------------------------
+# -- worlds of a test's own, and what is asked of their ranks --------------------------------------
 
 on_ranks = functools.partial(testing.on_ranks, clock="exact", timeout_s=110.0)
 
@@ -306,7 +315,9 @@ def gathered(value: object) -> list[Any]:
 
 
 def shown(work: Callable[[], object], *, all_lines: bool = False) -> list[str]:
-    """Lines of ours on the first rank's terminal, for all ranks; without those that begin and end a tuning. Other ranks show nothing."""
+    """Lines of ours on the first rank's terminal, for all ranks; without those that begin and end a
+    tuning. Other ranks show nothing.
+    """
     os.environ["DIST_TUNE_VERBOSITY"] = "normal"
     with contextlib.redirect_stderr(io.StringIO()) as terminal:
         work()
@@ -325,7 +336,9 @@ def shown(work: Callable[[], object], *, all_lines: bool = False) -> list[str]:
 
 
 def over_tcp(rank: int, lead: Callable[[int], int] = lambda port: port) -> None:
-    """Join a process group anew, over a TCP store that rank 0 hosts; others find it at the port to which ``lead`` leads."""
+    """Join a process group anew, over a TCP store that rank 0 hosts; others find it at the port to
+    which ``lead`` leads.
+    """
     n = dist.get_world_size()
     store = (
         dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
@@ -338,11 +351,13 @@ def over_tcp(rank: int, lead: Callable[[int], int] = lambda port: port) -> None:
 
 
 def further(*values: Any) -> Any:
-    """A case that shows what another one shows; `make test` leaves it out, `make test-faults` runs it."""
+    """A case that shows what another one shows; `make test` leaves it out, `make test-faults` runs
+    it.
+    """
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-# -- waits, logs of other ranks, ends, and a wire to the store ---------------------------------------------------------
+# -- waits, logs of other ranks, ends, and a wire to the store -------------------------------------
 
 
 def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
@@ -376,7 +391,9 @@ def left_with(outcome: Outcome, code: int) -> None:
 
 
 class Wire:
-    """A port that leads to another one, until it is cut: then nothing arrives, and nothing is closed."""
+    """A port that leads to another one, until it is cut: then nothing arrives, and nothing is
+    closed.
+    """
 
     def __init__(self, port: int, delay_s: float = 0.0) -> None:
         """``delay_s``: of all that it carries."""

@@ -1,4 +1,7 @@
-"""The script for all GPUs of a machine: what it refuses, and that what it starts is there. Its parts run for minutes."""
+"""The script for all GPUs of a machine: what it refuses, and that what it starts is there.
+
+Its parts run for minutes.
+"""
 
 from __future__ import annotations
 

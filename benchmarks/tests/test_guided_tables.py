@@ -1,4 +1,6 @@
-"""Guided search on the recorded tables of the AllGather-GEMM: as good as the criterion by which it is the default."""
+"""Guided search on the recorded tables of the AllGather-GEMM: as good as the criterion by which it
+is the default.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from benchmarks.guided_tables import LIMIT, kernels, line, n_compiled, runs_of
 
 @pytest.mark.processes  # it lasts seconds
 def test_guided_search_finds_the_best_of_the_recorded_tables():
-    """In 95 % of runs within 1 % of the best, with at most 45 of 76 and 97 of 216 candidates compiled."""
+    """In 95 % of runs within 1 % of the best, with at most 45 of 76 and 97 of 216 candidates
+    compiled.
+    """
     regrets = []
     for name, kernel in kernels().items():
         if len(kernel.ms) > 1000:  # minutes

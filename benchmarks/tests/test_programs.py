@@ -1,4 +1,6 @@
-"""Benchmarks as programs, on two ranks under the interpreter or alone on the fake driver: that they run, and what they tell."""
+"""Benchmarks as programs, on two ranks under the interpreter or alone on the fake driver: that they
+run, and what they tell.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ with without_arithmetic(device):
     found = of_all_ranks(getattr(bench_cache, phase)(ComparedStep(tuner, (2, 16, 8), device), json.loads(told), Console(quiet=True)))
 if torch.distributed.get_rank() == 0:
     print("found", json.dumps(found))
-"""
+"""  # noqa: E501
 
 
 def run(cwd: Path, *command: str, n_ranks: int = 0, **variables: str) -> Done:
@@ -41,7 +43,9 @@ def run(cwd: Path, *command: str, n_ranks: int = 0, **variables: str) -> Done:
 @pytest.mark.slow  # tests/ranks/test_cache.py has what is measured here
 @pytest.mark.parametrize("tuner", ["function", "contextual"])
 def test_what_some_processes_tune_others_find(tmp_path: Path, tuner: str) -> None:
-    """New processes take the config from the cache, first and later, which costs something; also where rank 1's folder is empty."""
+    """New processes take the config from the cache, first and later, which costs something; also
+    where rank 1's folder is empty.
+    """
     told: dict[str, Any] = {}
     for phase in ("tune", "hit", "one_missing"):
         done = run(
@@ -72,7 +76,9 @@ def test_what_some_processes_tune_others_find(tmp_path: Path, tuner: str) -> Non
 
 
 def test_one_command_runs_all_phases_in_new_processes_and_sums_up(tmp_path: Path) -> None:
-    """launch.sh is called for each phase, with one cache for all; the table has medians of the hits, and how far the step is off."""
+    """launch.sh is called for each phase, with one cache for all; the table has medians of the
+    hits, and how far the step is off.
+    """
     more = [{"first": ms, "anew": 2.0, "further": 1.0} for ms in (4.25, 9.5, 3.0)]
     ms = {"tuned": 2.02, "untuned": 2.0}
     hits = [
@@ -88,14 +94,11 @@ def test_one_command_runs_all_phases_in_new_processes_and_sums_up(tmp_path: Path
     }
     (tmp_path / "cache.bench.json").write_text(json.dumps(told))
     (tmp_path / "driver.py").write_text(
-        "import sys\n"
-        "from benchmarks import bench_cache\n"
-        "def run(command, env, check): print(command[0].name, *command[2:], env['DIST_TUNE_CACHE_DIR'], check)\n"
-        "bench_cache.subprocess.run = run\n"
-        "sys.argv = ['bench_cache.py', '--shape', '8,8,8']\n"
-        "bench_cache.main()\n"
-        "sys.argv = ['bench_cache.py', '--phase', 'hit']\n"
-        "bench_cache.main()\n"
+        "import sys\nfrom benchmarks import bench_cache\ndef run(command, env, check):"
+        " print(command[0].name, *command[2:], env['DIST_TUNE_CACHE_DIR'],"
+        " check)\nbench_cache.subprocess.run = run\nsys.argv = ['bench_cache.py', '--shape',"
+        " '8,8,8']\nbench_cache.main()\nsys.argv = ['bench_cache.py', '--phase',"
+        " 'hit']\nbench_cache.main()\n"
     )
     done = run(tmp_path, "driver.py")
     started = re.findall(
@@ -116,7 +119,9 @@ def test_one_command_runs_all_phases_in_new_processes_and_sums_up(tmp_path: Path
 
 @pytest.mark.slow
 def test_later_calls_are_timed_without_ranks(tmp_path: Path) -> None:
-    """On the fake driver: a line for a function that launches a kernel and one for a function that does nothing."""
+    """On the fake driver: a line for a function that launches a kernel and one for a function that
+    does nothing.
+    """
     done = run(tmp_path, f"{ROOT}/benchmarks/bench_cache.py", "--phase", "host")
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"(launches|does nothing)\W+([\d.]+)\W+([\d.]+)\W+-?[\d.]+", done.stdout)
@@ -126,7 +131,9 @@ def test_later_calls_are_timed_without_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fresh_processes_hit_alone_and_on_two_ranks(tmp_path: Path) -> None:
-    """A row for each step with its sites and times; a process that finds nothing in the cache would have failed it."""
+    """A row for each step with its sites and times; a process that finds nothing in the cache would
+    have failed it.
+    """
     done = run(
         tmp_path,
         "-m",

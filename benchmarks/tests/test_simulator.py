@@ -31,7 +31,9 @@ def spaced(n: int, by: float) -> Kernel:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_recorded_sites_are_tuned_well(name: str):
-    """With 1 % noise and 0.3 % hiccups at most 1 % slower than the best in all runs, one winner in nine of ten, and few replays."""
+    """With 1 % noise and 0.3 % hiccups at most 1 % slower than the best in all runs, one winner in
+    nine of ten, and few replays.
+    """
     runs = [play(World({name: kernel_of(TABLES[name])}), seed=seed) for seed in range(N_RUNS)]
     exhaustive = len(TABLES[name].rows) * (Plan().n_warmup + Plan().n_repeat)
     assert max(run.regret for run in runs) <= 0.01
@@ -48,7 +50,9 @@ def test_exhaustive_search_finds_the_best_without_noise():
 
 
 def test_the_closure_decides_what_the_kernel_does_not_see():
-    """A hook that takes 0.1 ms on all but one candidate: that one is 6 % slower by the kernel and wins by the closure."""
+    """A hook that takes 0.1 ms on all but one candidate: that one is 6 % slower by the kernel and
+    wins by the closure.
+    """
     kernel = spaced(6, by=0.06)
     order = sorted(range(6), key=lambda i: kernel.ms[i][0])
     hooked = Kernel(kernel.ms, [0.0 if i == order[1] else 0.1 for i in range(6)])
@@ -63,7 +67,9 @@ def test_the_closure_decides_what_the_kernel_does_not_see():
 
 
 def test_a_site_below_the_noise_is_settled_by_its_kernel():
-    """A kernel of 0.2 ms in a closure of 50 ms whose time varies by 1 %: the best kernel wins, in eight of ten runs at least."""
+    """A kernel of 0.2 ms in a closure of 50 ms whose time varies by 1 %: the best kernel wins, in
+    eight of ten runs at least.
+    """
     kernel = spaced(8, by=0.04)
     winners = Counter(
         play(World({"s": kernel}, other_ms=50.0), seed=seed).winners["s"] for seed in range(N_RUNS)
@@ -81,7 +87,9 @@ def test_twenty_sites_need_no_more_replays_than_one_and_its_finals():
 @pytest.mark.parametrize("search", ["racing", "guided"])
 @pytest.mark.parametrize("name", [name for name in TABLES if name.startswith("contextual")])
 def test_recorded_sites_are_tuned_well_online(name: str, search: Any):
-    """A job that spends a twentieth of its time has its winner within 800 calls, at most 1 % slower than the best in 4 of 5 runs."""
+    """A job that spends a twentieth of its time has its winner within 800 calls, at most 1 % slower
+    than the best in 4 of 5 runs.
+    """
     plan = Plan(search=search, n_warmup=0)
     runs = [
         play(World({name: kernel_of(TABLES[name])}), plan, seed=seed, max_slowdown=0.05)
@@ -93,7 +101,9 @@ def test_recorded_sites_are_tuned_well_online(name: str, search: Any):
 
 
 def test_three_sites_of_64_candidates_are_tuned_within_400_calls_online():
-    """Where the step holds 1 ms beside them; where it holds nothing else, trials are so much of it that they take more calls."""
+    """Where the step holds 1 ms beside them; where it holds nothing else, trials are so much of it
+    that they take more calls.
+    """
     plan = Plan(search="racing", n_warmup=0)
     beside, bare = (
         play(many(3, 64, other_ms=other_ms), plan, max_slowdown=0.05) for other_ms in (1.0, 0.0)
@@ -120,7 +130,9 @@ def test_latencies_are_those_measured():
 
 
 def test_agreement_is_cheap_at_four_ranks():
-    """All meetings of a tuning against the time of its replays alone: 148 candidates of a step of 1.25 ms."""
+    """All meetings of a tuning against the time of its replays alone: 148 candidates of a step of
+    1.25 ms.
+    """
     world, texts = step_of_148()
     played = play(world)
     total = sum(tuning(played.meetings, texts, 4).values(), Cost())
@@ -139,7 +151,9 @@ def test_messages_of_a_meeting_grow_in_proportion_to_ranks():
 
 @pytest.mark.processes  # it lasts seconds
 def test_small_kernels_are_told_apart_by_repeats():
-    """15 kernels of 3 us under a clock that errs by 0.2: half as far from the best as without repeats, where the host is quick."""
+    """15 kernels of 3 us under a clock that errs by 0.2: half as far from the best as without
+    repeats, where the host is quick.
+    """
     world = replace(small(), host_ms=1.0)
     repeated = [play(world, seed=seed).regret for seed in range(3)]
     hasty = [play(world, options=RacingOptions(spare_s=0.0), seed=seed).regret for seed in range(3)]
@@ -149,7 +163,9 @@ def test_small_kernels_are_told_apart_by_repeats():
 
 @pytest.mark.parametrize("host_ms", [1.0, 4.0])
 def test_repeats_last_as_long_as_they_may(host_ms: float):
-    """Three eighths of a second beyond a plain race, however many kernels cannot be told apart; the finals may have some rounds more."""
+    """Three eighths of a second beyond a plain race, however many kernels cannot be told apart; the
+    finals may have some rounds more.
+    """
     world = replace(small(), host_ms=host_ms)
     plain, repeated = (
         play(world, options=RacingOptions(spare_s=spare_s)).n_replays for spare_s in (0.0, 0.375)

@@ -1,4 +1,5 @@
-"""Records of finished tunings on disk, found again by a key of code, candidates, arguments and machine.
+"""Records of finished tunings on disk, found again by a key of code, candidates, arguments and
+machine.
 
 The only user of the cache directory: fingerprints, files, lookup, differences between keys.
 A failure here costs a warning and a repeated tuning, never the tuning itself.
@@ -40,8 +41,33 @@ else:  # these import torch, and reading records does not need it
     __getattr__, __dir__ = found_on_use(__name__, {"fingerprints": ("Code", "read_code")})
 
 __all__ = [
-    "HARDWARE", "JOURNALS", "LINES_SUFFIX", "QUARANTINE", "SOFTWARE", "BrokenRecordError", "Cache", "CacheKey", "CacheLookup",
-    "CandidateRecord", "Code", "Entry", "Environment", "Journal", "LookupResult", "QuarantinedConfig", "Seconds", "TuningRecord", "account",
-    "differences", "digest", "environment", "explain", "nearest_key", "quarantine", "read_code", "read_quarantine", "record_bytes",
+    "HARDWARE",
+    "JOURNALS",
+    "LINES_SUFFIX",
+    "QUARANTINE",
+    "SOFTWARE",
+    "BrokenRecordError",
+    "Cache",
+    "CacheKey",
+    "CacheLookup",
+    "CandidateRecord",
+    "Code",
+    "Entry",
+    "Environment",
+    "Journal",
+    "LookupResult",
+    "QuarantinedConfig",
+    "Seconds",
+    "TuningRecord",
+    "account",
+    "differences",
+    "digest",
+    "environment",
+    "explain",
+    "nearest_key",
+    "quarantine",
+    "read_code",
+    "read_quarantine",
+    "record_bytes",
     "record_in",
-]  # fmt: skip
+]

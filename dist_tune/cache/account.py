@@ -1,7 +1,8 @@
-"""Words about a record: gain, lead, fates of the candidates, the reason why each is out, the slowest rank, the step before and after.
+"""Words about a record: gain, lead, fates of the candidates, the reason why each is out, the
+slowest rank, the step before and after.
 
-Pure, and of the record alone, so that the terminal, the log, reports and ``dist-tune show`` tell the same of one tuning. Used by its name:
-``account.gain(record)``.
+Pure, and of the record alone, so that the terminal, the log, reports and ``dist-tune show`` tell
+the same of one tuning. Used by its name: ``account.gain(record)``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _ERROR = re.compile(r"\b([A-Za-z_]\w*(?:Error|Exception|OutOfResources))\b")
 
 
 def fates(record: TuningRecord) -> str:
-    """What became of the candidates: "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"."""
+    """What became of the candidates: "216 tried: 4 in the finals, 144 raced out, 68 cannot run here
+    (shared memory)".
+    """
     counts = Counter(_fate(each) for each in record.candidates)
     failures = Counter(
         _cause(each.failure) for each in record.candidates if each.failure is not None
@@ -87,7 +90,9 @@ def gain(record: TuningRecord) -> float | None:
 
 
 def faster(ratio: float, other: str = "", by_what: str = "") -> str:
-    """A time before over that after: "23.9x faster", "as fast as before", "3 % slower"; beside ``other``: "8 % faster than other"."""
+    """A time before over that after: "23.9x faster", "as fast as before", "3 % slower"; beside
+    ``other``: "8 % faster than other".
+    """
     if abs(ratio - 1) < 1 - _AS_FAST:
         return f"as fast as {other or 'before'}"
     share = max(ratio, 1 / ratio) - 1  # of the shorter time: twice as long is 100 % slower
@@ -110,7 +115,9 @@ def before_and_after(record: TuningRecord) -> str:
 
 
 def chosen_fields(record: TuningRecord) -> str:
-    """The winner's config by the fields in which the candidates differ: all of it where there is one candidate, or fields are not known."""
+    """The winner's config by the fields in which the candidates differ: all of it where there is
+    one candidate, or fields are not known.
+    """
     names = differing(record.candidates)
     return " ".join(f"{name}={record.best.fields.get(name)}" for name in names) or short_config(
         record.best
@@ -118,7 +125,9 @@ def chosen_fields(record: TuningRecord) -> str:
 
 
 def why_chosen(record: TuningRecord) -> str:
-    """Reason of the choice, lead over the next, and what is to be said of the first config: "fastest step, 10 % ahead of the next"."""
+    """Reason of the choice, lead over the next, and what is to be said of the first config:
+    "fastest step, 10 % ahead of the next".
+    """
     first, ratio = record.candidates[0], gain(record)
     is_slower = ratio is not None and ratio < _AS_FAST and record.reason.startswith("fastest step")
     reason = f"{record.reason}, though its kernel is slower" if is_slower else record.reason
@@ -133,7 +142,9 @@ def why_chosen(record: TuningRecord) -> str:
 
 
 def gain_told(record: TuningRecord) -> str:
-    """The winner beside the first config: "1.43x faster than the first config (0.209 ms)", or why there is none; empty for a single one."""
+    """The winner beside the first config: "1.43x faster than the first config (0.209 ms)", or why
+    there is none; empty for a single one.
+    """
     first, ratio = record.candidates[0], gain(record)
     if record.winner == 0:
         return "the first config" * (len(record.candidates) > 1)
@@ -146,7 +157,8 @@ def gain_told(record: TuningRecord) -> str:
 
 
 def lead(record: TuningRecord) -> tuple[float, float] | None:
-    """By how much the winner's kernel is ahead of the fastest other, negative if behind, and the noise; None without another.
+    """By how much the winner's kernel is ahead of the fastest other, negative if behind, and the
+    noise; None without another.
 
     Both are shares of the winner's time. Noise: the ``spread_ms`` of both, added.
     """
@@ -166,7 +178,9 @@ def lead(record: TuningRecord) -> tuple[float, float] | None:
 
 
 def lead_told(record: TuningRecord) -> str:
-    """The winner beside the fastest other: "2.1 % ahead of the next", "4.6x faster than the next", "8.0 % behind the fastest kernel"."""
+    """The winner beside the fastest other: "2.1 % ahead of the next", "4.6x faster than the next",
+    "8.0 % behind the fastest kernel".
+    """
     if (found := lead(record)) is None:
         return ""
     ahead, _ = found
@@ -174,7 +188,10 @@ def lead_told(record: TuningRecord) -> str:
         return f"{1 + ahead:.1f}x faster than the next"
     if abs(ahead) < _ALIKE:
         return "as fast as the next"
-    return f"{100 * abs(ahead):.1f} % {'ahead of the next' if ahead >= 0 else 'behind the fastest kernel'}"
+    return (
+        f"{100 * abs(ahead):.1f} %"
+        f" {'ahead of the next' if ahead >= 0 else 'behind the fastest kernel'}"
+    )
 
 
 def confidence(record: TuningRecord) -> str:
@@ -190,18 +207,25 @@ def confidence(record: TuningRecord) -> str:
 
 
 def weighing(record: TuningRecord) -> str:
-    """Weight of differences of the step's time beside those of the kernel, in words; empty where it was 1, or there was one finalist."""
+    """Weight of differences of the step's time beside those of the kernel, in words; empty where it
+    was 1, or there was one finalist.
+    """
     n_finalists = sum(
         each.left is None and each.failure is None and each.closure_ms is not None
         for each in record.candidates
     )
     if n_finalists < 2 or record.closure_weight >= 1.0:
         return ""
-    return f"the step's time weighs {100 * record.closure_weight:.0f} % beside the kernel's, because the step varies by itself"
+    return (
+        f"the step's time weighs {100 * record.closure_weight:.0f} % beside the kernel's, because"
+        " the step varies by itself"
+    )
 
 
 def why_not(each: CandidateRecord, record: TuningRecord) -> str:
-    """The reason why a candidate is not the winner, of a finalist by how much it lost; for the winner the reason of the choice."""
+    """The reason why a candidate is not the winner, of a finalist by how much it lost; for the
+    winner the reason of the choice.
+    """
     best = record.best
     if each is best:
         return ": ".join(filter(None, ["winner", record.reason]))
@@ -221,7 +245,9 @@ def why_not(each: CandidateRecord, record: TuningRecord) -> str:
 
 
 def slowest_rank(records: Sequence[TuningRecord]) -> str:
-    """The slowest rank with the winners, and by how much it is slower than the fastest: "rank 3 (+2 %)"; empty where ranks are alike."""
+    """The slowest rank with the winners, and by how much it is slower than the fastest: "rank 3 (+2
+    %)"; empty where ranks are alike.
+    """
     ranks_ms = Counter[int]()
     for each in records:
         ranks_ms.update(each.best.rank_latencies_ms)
@@ -238,7 +264,9 @@ def slowest_of(ranks_ms: Mapping[int, float]) -> str:
 
 
 def facts(record: TuningRecord) -> dict[str, str]:
-    """All that there is to say of a site, heading -> text, for page, text and ``dist-tune show``; without what there is not."""
+    """All that there is to say of a site, heading -> text, for page, text and ``dist-tune show``;
+    without what there is not.
+    """
     times_ms = {"kernel": record.best.latency_ms, "step": record.best.closure_ms}
     measured = [
         f"{name} {milliseconds(ms)} ms" for name, ms in times_ms.items() if ms is not None
@@ -251,14 +279,17 @@ def facts(record: TuningRecord) -> dict[str, str]:
         "candidates": fates(record),
         "slowest rank": slowest_rank([record]).removeprefix("rank "),
         "all with": shared_fields(record),
-        "not followed": record.not_followed
-        and f"{', '.join(record.not_followed)}: if these change, the record still counts",
+        "not followed": (
+            record.not_followed
+            and f"{', '.join(record.not_followed)}: if these change, the record still counts"
+        ),
     }
     return {heading: text for heading, text in told.items() if text}
 
 
 def step_times(records: Sequence[TuningRecord]) -> tuple[float | None, float | None]:
-    """Milliseconds of the step with the first configs, and with the winners; None where a site was not timed.
+    """Milliseconds of the step with the first configs, and with the winners; None where a site was
+    not timed.
 
     Of several sites the differences that their first configs make are added up.
     """
@@ -275,8 +306,9 @@ def step_times(records: Sequence[TuningRecord]) -> tuple[float | None, float | N
 def _loss_ms(record: TuningRecord) -> float | None:
     """Milliseconds that the first config would add to the step; None where nothing tells.
 
-    By the steps where both were timed to the end or in the finals. In the race the other sites try their own candidates, and what these
-    add to the step is not this site's: there the kernels' times tell, of one launch a step.
+    By the steps where both were timed to the end or in the finals. In the race the other sites try
+    their own candidates, and what these add to the step is not this site's: there the kernels'
+    times tell, of one launch a step.
     """
     first, best = record.candidates[0], record.best
     first_ms, best_ms = _timed_step_ms(first), _timed_step_ms(best)
@@ -302,7 +334,9 @@ def short_config(each: CandidateRecord) -> str:
 
 
 def differing(candidates: Sequence[CandidateRecord]) -> list[str]:
-    """Names of the fields in which candidates differ, hooks left out; empty where the fields of one are not known."""
+    """Names of the fields in which candidates differ, hooks left out; empty where the fields of one
+    are not known.
+    """
     if not all(each.fields for each in candidates):
         return []
     names = dict.fromkeys(
@@ -312,7 +346,9 @@ def differing(candidates: Sequence[CandidateRecord]) -> list[str]:
 
 
 def shared_fields(record: TuningRecord) -> str:
-    """The fields of the winner that are the same for all candidates: "BLOCK_M=128 num_warps=8"; hooks left out."""
+    """The fields of the winner that are the same for all candidates: "BLOCK_M=128 num_warps=8";
+    hooks left out.
+    """
     names = differing(record.candidates)
     shared = {
         name: value for name, value in record.best.fields.items() if names and name not in names
@@ -323,7 +359,8 @@ def shared_fields(record: TuningRecord) -> str:
 
 
 def candidate_rows(record: TuningRecord, *, has_ranks: bool = False) -> list[dict[str, Any]]:
-    """The table of a site, for log, page and ``dist-tune show``: heading -> value, the fastest candidate first, each with its reason.
+    """The table of a site, for log, page and ``dist-tune show``: heading -> value, the fastest
+    candidate first, each with its reason.
 
     ``has_ranks``: with the time on each rank.
     """
@@ -348,9 +385,9 @@ def candidate_rows(record: TuningRecord, *, has_ranks: bool = False) -> list[dic
             ),
             "registers": each.n_regs,
             "spills": each.n_spills,
-            "shared KiB": f"{each.shared_bytes / 1024:.4g}"
-            if each.shared_bytes is not None
-            else None,
+            "shared KiB": (
+                f"{each.shared_bytes / 1024:.4g}" if each.shared_bytes is not None else None
+            ),
             **(
                 {name: str(each.fields.get(name, "")) for name in names}
                 if 0 < len(names) <= 12

@@ -1,8 +1,10 @@
-"""Fingerprints of code: a function or Triton kernel with all that it calls, as a few hex digits, and the values that it sees, by name.
+"""Fingerprints of code: a function or Triton kernel with all that it calls, as a few hex digits,
+and the values that it sees, by name.
 
-By the syntax tree, so that comments, formatting, places and the version of Python do not count, and without running code of the user's:
-no ``repr``, property, module ``__getattr__`` or metaclass. Knows Triton's kernels by their attributes only, and nothing of configs,
-keys or records. A change of any digest makes all records on disk useless.
+By the syntax tree, so that comments, formatting, places and the version of Python do not count, and
+without running code of the user's: no ``repr``, property, module ``__getattr__`` or metaclass.
+Knows Triton's kernels by their attributes only, and nothing of configs, keys or records. A change
+of any digest makes all records on disk useless.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _MAX_STEPS, _STEPS_OF_CODE = (
     10,
 )  # values read in one fingerprint; a function or class counts as ten
 _MAX_ELEMENTS, _MAX_DEPTH = 4_096, 32  # of one container; of containers in containers
-_SURELY_LOADED_S = 600.0  # age of a file at the start of the process from which on it was not changed since: clocks differ by less
+# Age of a file at the start of the process from which on it was not changed since: clocks differ by
+# less
+_SURELY_LOADED_S = 600.0
 _STARTED = time.time()
 _EMPTY = CellType()  # equal to the cell of a variable without a value
 _SCALARS = (bool, int, float, complex, str, bytes, range, type(None), type(Ellipsis))
@@ -48,12 +52,21 @@ _PARTS = {
     functools.partial: "func args keywords",
 }
 _PARTS |= {property: "fget fset fdel", staticmethod: "__func__", classmethod: "__func__"}
-# Where functools, Triton, numba and torch.library keep what they wrap; and the options of Triton's kernels.
+# Where functools, Triton, numba and torch.library keep what they wrap; and the options of Triton's
+# kernels.
 _WRAPPED = ("__wrapped__", "fn", "func", "py_func", "_init_fn")
 _OPTIONS = (
-    "do_not_specialize", "do_not_specialize_on_alignment", "noinline", "debug", "reset_to_zero", "restore_value",
-    "pre_hook", "post_hook", "values", "configs",
-)  # fmt: skip
+    "do_not_specialize",
+    "do_not_specialize_on_alignment",
+    "noinline",
+    "debug",
+    "reset_to_zero",
+    "restore_value",
+    "pre_hook",
+    "post_hook",
+    "values",
+    "configs",
+)
 # A record has the versions of the first four; the others check values or show progress.
 _LIBRARIES = frozenset(
     {"builtins", "torch", "triton", "numpy", "dist_tune", "loguru", "rich", "tqdm", "pydantic"}
@@ -69,20 +82,26 @@ class Code(NamedTuple):
     not_followed: list[str]
     """Imports whose code is not in the digest, as "module.name", sorted."""
     captured: dict[str, str]
-    """Name -> text: first "code", a digest without any values; then each value, so that two kernels of one factory can be told apart by the
-    one in which they differ. Also plain attributes of objects, and lower-case globals of the function's own module, which ``digest`` leaves
-    out. Equal in all processes where code and values are."""
+    """Name -> text: first "code", a digest without any values; then each value, so that two kernels
+    of one factory can be told apart by the one in which they differ. Also plain attributes of
+    objects, and lower-case globals of the function's own module, which ``digest`` leaves
+    out. Equal in all processes where code and values are.
+    """
 
 
 def read_code(function: object) -> Code:
-    """The code of a function, method, class, callable object or Triton kernel, and of all that it calls.
+    """The code of a function, method, class, callable object or Triton kernel, and of all that it
+    calls.
 
-    The same in all processes, wherever the files are; a kernel under Triton's interpreter is another one, whose times mean nothing. Counted
-    are statements, arguments and defaults; captured values, tensors by shape and dtype; of globals, constants in UPPER_CASE and Triton's
-    ``constexpr``. Followed are globals, captured functions, attributes of modules and imports within a function, into all packages but the
-    standard library, torch, triton, numpy and dist_tune. Not counted are what an object holds, and variables that the code itself assigns
-    to. Code without a source (a lambda, what ``exec`` made, a file that has changed since it was loaded) counts as its bytecode, which
-    differs between versions of Python. Never raises. The work is bounded: code near the function counts first.
+    The same in all processes, wherever the files are; a kernel under Triton's interpreter is
+    another one, whose times mean nothing. Counted are statements, arguments and defaults; captured
+    values, tensors by shape and dtype; of globals, constants in UPPER_CASE and Triton's
+    ``constexpr``. Followed are globals, captured functions, attributes of modules and imports
+    within a function, into all packages but the standard library, torch, triton, numpy and
+    dist_tune. Not counted are what an object holds, and variables that the code itself assigns to.
+    Code without a source (a lambda, what ``exec`` made, a file that has changed since it was
+    loaded) counts as its bytecode, which differs between versions of Python. Never raises. The work
+    is bounded: code near the function counts first.
     """
     walker = _Walker(function)
     code = walker.digest()
@@ -104,11 +123,15 @@ def _short(meaning: Any) -> str:
 
 
 class _Walker:
-    """Reads functions, classes and objects (nodes) in the order in which they are referenced, the nearest first. Used once."""
+    """Reads functions, classes and objects (nodes) in the order in which they are referenced, the
+    nearest first. Used once.
+    """
 
     def __init__(self, root: object) -> None:
         self.values: list[tuple[str, Any]] = []
-        """Name and meaning of each value, apart from the code that has them, in the order in which they are found; names repeat."""
+        """Name and meaning of each value, apart from the code that has them, in the order in which
+        they are found; names repeat.
+        """
         self._state: list[tuple[str, Any]] = []  # what may change while the program runs
         self.not_followed: set[str] = set()
         self._nodes: list[Any] = []  # to be read; kept, so that no id is used twice
@@ -128,7 +151,9 @@ class _Walker:
         return hasher.hexdigest()
 
     def state(self) -> Iterator[tuple[str, Any]]:
-        """Name and meaning of what may change while the program runs; after ``digest``, because reading it may add code."""
+        """Name and meaning of what may change while the program runs; after ``digest``, because
+        reading it may add code.
+        """
         for name, value in self._state:  # grows
             if self._left > 0:
                 yield name, self._value(value)
@@ -146,7 +171,9 @@ class _Walker:
         return "node", self._places.get(id(node), -1)
 
     def _held(self, name: str, value: object) -> Any:
-        """The meaning of code that is held under this name; that of another value goes into ``values``."""
+        """The meaning of code that is held under this name; that of another value goes into
+        ``values``.
+        """
         if _is_code(value):
             return self._reference(value)
         if _name_of(type(value)) == "constexpr":
@@ -155,14 +182,16 @@ class _Walker:
         return "value"
 
     def _named(self, name: str, value: object) -> Any:
-        """The meaning of a global or an attribute of a class; None if it may change while the program runs."""
+        """The meaning of a global or an attribute of a class; None if it may change while the
+        program runs.
+        """
         kind = type(value)
         is_constant = name.isupper() and (_is_constant(value) or not issubclass(kind, _CONTAINERS))
         if _is_code(value) or is_constant or _name_of(kind) == "constexpr":
             return self._held(name, value)
         return None if _is_foreign(value) else ("object", self._reference(kind))
 
-    # -- code ----------------------------------------------------------------------------------------------------------
+    # -- code --------------------------------------------------------------------------------------
 
     def _function(self, function: FunctionType) -> Any:
         code = function.__code__
@@ -212,7 +241,9 @@ class _Walker:
         return found
 
     def _globals(self, body: _Body, scopes: list[dict[str, Any]], *, is_own: bool) -> list[Any]:
-        """Meanings of names in the first scope, and of attributes in the modules found there: more than is used, never less."""
+        """Meanings of names in the first scope, and of attributes in the modules found there: more
+        than is used, never less.
+        """
         found = []
         for scope in scopes:  # grows
             for name in sorted(body.names if scope is scopes[0] else body.attributes):
@@ -240,7 +271,9 @@ class _Walker:
         ]
 
     def _object(self, thing: object) -> Any:
-        """An object by its class and the code that it holds; a library's wrapper by what it wraps, and a kernel with its options."""
+        """An object by its class and the code that it holds; a library's wrapper by what it wraps,
+        and a kernel with its options.
+        """
         parts, is_own = _parts_of(thing), any(thing is each for each in self._own)
         held = _attributes_of(thing) | parts
         names = [name for name in dict.fromkeys((*parts, *_WRAPPED, *_OPTIONS)) if name in held]
@@ -248,7 +281,8 @@ class _Walker:
             names = sorted(name for name, each in held.items() if _is_code(each))
             self._note_state(held)
         elif is_own:
-            # Configs of the kernel itself are the candidates, which the key counts; only their hooks are code, however many configs.
+            # Configs of the kernel itself are the candidates, which the key counts; only their
+            # hooks are code, however many configs.
             hooks = [_attributes_of(config).get("pre_hook") for config in held.get("configs", ())]
             held["configs"] = list({id(hook): hook for hook in hooks if hook is not None}.values())
         self._own += [held[name] for name in _WRAPPED if name in held] * is_own
@@ -258,7 +292,7 @@ class _Walker:
             (name, self._held(name, held[name])) for name in names
         ]
 
-    # -- values --------------------------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------------------
 
     def _value(self, value: Any, depth: int = 0) -> Any:
         """A constant, default or captured value in plain terms; an object by its class."""
@@ -273,9 +307,11 @@ class _Walker:
                 if base is dict:  # in one order in all processes, as a set
                     elements.sort(key=lambda pair: ascii(self._value(pair[0], depth)))
                 texts = [
-                    _qualname_of(each)
-                    if base in _SETS and _is_code(each)
-                    else self._value(each, depth)
+                    (
+                        _qualname_of(each)
+                        if base in _SETS and _is_code(each)
+                        else self._value(each, depth)
+                    )
                     for each in elements
                 ]
                 return (
@@ -285,8 +321,8 @@ class _Walker:
                 )
             if base is not None:
                 is_long = base is int and int.bit_length(value) > 99  # its decimal digits take long
-                return base.__name__, int.__format__(value, "x") if is_long else base.__repr__(
-                    value
+                return base.__name__, (
+                    int.__format__(value, "x") if is_long else base.__repr__(value)
                 )
             if _is_value(kind):
                 return _name_of(kind), self._value(_attributes_of(value) or str(value), depth)
@@ -308,7 +344,9 @@ class _Walker:
             return "unreadable", _name_of(kind)
 
     def _note_state(self, held: dict[str, Any]) -> None:
-        """Plain attributes of an object, and of objects in it; lists and dicts are no mark of it."""
+        """Plain attributes of an object, and of objects in it; lists and dicts are no mark of
+        it.
+        """
         plain = [
             (str(name), each)
             for name, each in islice(held.items(), 64)
@@ -317,7 +355,7 @@ class _Walker:
         self._state += [(name, each) for name, each in plain if not _is_code(each)]
 
 
-# -- a function's own code ---------------------------------------------------------------------------------------------
+# -- a function's own code -------------------------------------------------------------------------
 
 
 class _Body(NamedTuple):
@@ -338,7 +376,9 @@ class _Body(NamedTuple):
     maxsize=8_192
 )  # code cannot change, and the kernels of a library share most of what they call
 def _body_of(code: CodeType, path: str, source: str | None) -> _Body:
-    """The code of a function, from ``source`` or the file that it was loaded from, or from its bytecode."""
+    """The code of a function, from ``source`` or the file that it was loaded from, or from its
+    bytecode.
+    """
     with suppress(OSError, ValueError, SyntaxError, RecursionError, IndexError, TokenError):
         if source is None and code.co_name[0] != "<" and _is_as_loaded(code, path):
             # Not inspect.getsource, which asks all modules for their files, lazy ones too.
@@ -452,7 +492,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(constant)
 
 
-# -- objects, read without asking them ---------------------------------------------------------------------------------
+# -- objects, read without asking them -------------------------------------------------------------
 
 # __mro__ and the like.
 _class_dict, _mro_of, _name_of, _module_of = (
@@ -496,7 +536,9 @@ def _is_foreign(value: object) -> bool:
 
 @functools.cache
 def _is_library(package: str) -> bool:
-    """A package that a fingerprint leaves out: its version or Python's is in the record, or it computes nothing."""
+    """A package that a fingerprint leaves out: its version or Python's is in the record, or it
+    computes nothing.
+    """
     file = (
         _attributes_of(sys.modules.get(package, sys)).get("__file__") or _STDLIB
     )  # a file of the user's may have such a name
@@ -514,7 +556,9 @@ def _qualname_of(code: Any) -> str:
 
 
 def _parts_of(value: object) -> dict[str, Any]:
-    """Parts of a method, builtin, partial, property, staticmethod or classmethod; empty for other objects."""
+    """Parts of a method, builtin, partial, property, staticmethod or classmethod; empty for other
+    objects.
+    """
     kinds = [each for each in _PARTS if issubclass(type(value), each)]
     return {
         part: vars(each)[part].__get__(value) for each in kinds for part in _PARTS[each].split()
@@ -522,7 +566,9 @@ def _parts_of(value: object) -> dict[str, Any]:
 
 
 def _is_value(kind: type) -> bool:
-    """Members of an enum, a dtype of a library, Triton's ``constexpr`` and ``Config``: their attributes count."""
+    """Members of an enum, a dtype of a library, Triton's ``constexpr`` and ``Config``: their
+    attributes count.
+    """
     names = (
         ("dtype", "constexpr", "Config")
         if _package_of(kind) in ("torch", "triton", "numpy")
@@ -551,7 +597,9 @@ def _base_of(kind: type) -> Any:
 
 
 def _is_constant(value: object, depth: int = 0) -> bool:
-    """Numbers, strings, dtypes, code and containers of these; not an empty container, because it may be filled later."""
+    """Numbers, strings, dtypes, code and containers of these; not an empty container, because it
+    may be filled later.
+    """
     base = _base_of(type(value))
     if base not in _CONTAINERS:
         return issubclass(type(value), _NO_CODE) or _is_code(value) or _is_value(type(value))
@@ -563,7 +611,9 @@ def _is_constant(value: object, depth: int = 0) -> bool:
 
 
 def _first_elements(base: Any, value: Any) -> list[Any]:
-    """The first elements of a container; none of a large set, because its order differs between processes."""
+    """The first elements of a container; none of a large set, because its order differs between
+    processes.
+    """
     is_vast = base in _SETS and base.__len__(value) > _MAX_ELEMENTS
     return (
         []

@@ -1,7 +1,9 @@
-"""Files in the cache folder of which a restart makes use: the journal of a tuning under way, and configs in quarantine.
+"""Files in the cache folder of which a restart makes use: the journal of a tuning under way, and
+configs in quarantine.
 
-A journal holds lines of ``rank-<i>.jsonl``, written by the same writer. Knows files and events; nothing of what follows from them. Lines
-are not synced: the system's page cache survives a process that is killed, and a machine that loses its power measures again.
+A journal holds lines of ``rank-<i>.jsonl``, written by the same writer. Knows files and events;
+nothing of what follows from them. Lines are not synced: the system's page cache survives a process
+that is killed, and a machine that loses its power measures again.
 """
 
 from __future__ import annotations
@@ -34,22 +36,31 @@ _STACKS = b"Stack (most recent call first)"
 
 
 class Journal(LineFile):
-    """A file of events that this process holds until it is closed, or the process ends. A failure costs a warning and the journal.
+    """A file of events that this process holds until it is closed, or the process ends.
 
-    While it is held, the stack of the main thread is written to it when SIGTERM comes, by which launchers and schedulers end a process from
-    outside: what was under way is not the cause then. That is faulthandler's, because a handler in Python waits for the end of C code.
+    A failure costs a warning and the journal.
+
+    While it is held, the stack of the main thread is written to it when SIGTERM comes, by which
+    launchers and schedulers end a process from outside: what was under way is not the cause then.
+    That is faulthandler's, because a handler in Python waits for the end of C code.
     """
 
     def __init__(self, path: Path, rights: Rights = PRIVATE) -> None:
         super().__init__(path, "tuning goes on without its journal", rights=rights)
         self.events: list[AnyEvent] = []
-        """What it held when it was opened, up to the first damaged line. After stacks nothing is under way."""
+        """What it held when it was opened, up to the first damaged line.
+
+        After stacks nothing is under way.
+        """
         self.is_taken = False
         """Another process holds it, and is tuning the same."""
         self.write(b"")
 
     def tell(self, error: Exception, *, is_open: bool) -> None:
-        """Without a folder no record can be kept either. Of a file that is taken the tuning tells, if it goes on."""
+        """Without a folder no record can be kept either.
+
+        Of a file that is taken the tuning tells, if it goes on.
+        """
         if isinstance(error, BlockingIOError):
             self.is_taken = True
         elif is_open or (os.path.isdir(self.path.parent) and os.access(self.path.parent, os.W_OK)):
@@ -76,7 +87,9 @@ class Journal(LineFile):
                 for each in self.path.parent.glob(f"*{LINES_SUFFIX}"):
                     if each.lstat().st_mtime < time.time() - _STALE_S:
                         each.unlink()
-            try:  # A record lock and no flock: a forked loader or compiler process that outlives this one does not keep it.
+            # A record lock and no flock: a forked loader or compiler process that outlives this one
+            # does not keep it.
+            try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (
                 BlockingIOError,
@@ -91,7 +104,8 @@ class Journal(LineFile):
         with suppress(
             OSError, RuntimeError
         ):  # a system that refuses: a death from outside counts as one from inside
-            # Of one thread: those of others run meanwhile, and reading them has ended processes with a signal of its own.
+            # Of one thread: those of others run meanwhile, and reading them has ended processes
+            # with a signal of its own.
             faulthandler.register(signal.SIGTERM, file=file.fileno(), all_threads=False, chain=True)
         return file
 
@@ -109,7 +123,10 @@ class Journal(LineFile):
                 elif line.strip():
                     self.events.append(EVENT.validate_json(line))
             except (ValueError, RecursionError):
-                told = "line is damaged or of another version: what was measured from there on is measured again"
+                told = (
+                    "line is damaged or of another version: what was measured from there on is"
+                    " measured again"
+                )
                 warn_once(
                     f"journal {self.path}: its {len(self.events) + 1}. {told}",
                     f"journal {self.path}",
@@ -135,7 +152,9 @@ class QuarantinedConfig(BaseModel):
 
 
 def warn_not_kept(path: Path, error: Exception) -> None:
-    """Warn that a file in a subfolder of the cache folder cannot be written, once for that folder."""
+    """Warn that a file in a subfolder of the cache folder cannot be written, once for that
+    folder.
+    """
     folder, reason = path.parent.parent, getattr(error, "strerror", None) or error
     told = (
         f"dist_tune: tunings are not kept and will be repeated: {path} cannot be written: {reason}"

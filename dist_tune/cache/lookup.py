@@ -1,6 +1,8 @@
-"""The cache as one tuning uses it: this rank's record of a site, the record that it stores, and why there is none, or which is near.
+"""The cache as one tuning uses it: this rank's record of a site, the record that it stores, and why
+there is none, or which is near.
 
-Knows keys and records, and nothing of how ranks agree on them. A failure here costs a warning and a repeated tuning.
+Knows keys and records, and nothing of how ranks agree on them. A failure here costs a warning and a
+repeated tuning.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
     from dist_tune.output import Story
 
 _ID_CHARS = 6
-"""Characters of a record's file name that name it in messages; ``dist-tune show`` takes any beginning that is unique."""
+"""Characters of a record's file name that name it in messages; ``dist-tune show`` takes any
+beginning that is unique.
+"""
 
 
 _MAX_VALUE = 120
@@ -29,7 +33,10 @@ _MAX_VALUE = 120
 _NUMBER = re.compile(
     r"(?<![\w.:'\"])(?:[0-9]{1,300}(\.[0-9]{0,300})?|(\.[0-9]{1,300}))([eE][+-]?[0-9]{1,3})?(?![\w.:'\"])"
 )
-"""No digits within a word or quotes, as of "bfloat16" or "cuda:0". Bounded, so that a long text takes no long time."""
+"""No digits within a word or quotes, as of "bfloat16" or "cuda:0".
+
+Bounded, so that a long text takes no long time.
+"""
 
 
 class LookupResult(NamedTuple):
@@ -42,7 +49,9 @@ class LookupResult(NamedTuple):
     miss: str = ""
     """The reason for having no record, if that is an error."""
     is_open: bool = True
-    """Takes a config from a record; not if the rank must tune anyway, or if its record's config does not run here."""
+    """Takes a config from a record; not if the rank must tune anyway, or if its record's config
+    does not run here.
+    """
 
 
 class Miss(NamedTuple):
@@ -51,11 +60,16 @@ class Miss(NamedTuple):
     reason: str
     """A sentence."""
     is_stale: bool = False
-    """There is a record of the kernel, which differs in more than the tuning key, and the candidates that prune rules leave for it."""
+    """There is a record of the kernel, which differs in more than the tuning key, and the
+    candidates that prune rules leave for it.
+    """
 
 
 class CacheLookup:
-    """The cache in one tuning on this rank. If it is not used, nothing is found and nothing stored."""
+    """The cache in one tuning on this rank.
+
+    If it is not used, nothing is found and nothing stored.
+    """
 
     def __init__(
         self, settings: Settings, log: Story, *, is_used: bool, world_size: int, ranks_per_host: int
@@ -72,7 +86,9 @@ class CacheLookup:
 
     @property
     def folder(self) -> str:
-        """Identity of the cache folder, equal on ranks that share it; empty if no site was looked up."""
+        """Identity of the cache folder, equal on ranks that share it; empty if no site was looked
+        up.
+        """
         return self.cache.identity if self._keys else ""
 
     @cached_property
@@ -87,7 +103,10 @@ class CacheLookup:
     def look_up(
         self, label: str, named: tuple[str, str], source: Callable[[], str], texts: list[str]
     ) -> TuningRecord | None:
-        """This rank's record of a site with the candidates ``texts``, or None. ``named``: kernel and key; ``source``: of its code."""
+        """This rank's record of a site with the candidates ``texts``, or None.
+
+        ``named``: kernel and key; ``source``: of its code.
+        """
         if not self._is_used or self.mode == "first":
             return None
         name, key_text = named
@@ -110,12 +129,14 @@ class CacheLookup:
                 if name in SOFTWARE
             )
             self._log.warning(
-                f"site={label} uses a config that was tuned with {versions} (DIST_TUNE_VERSION_CHECK=0)",
+                f"site={label} uses a config that was tuned with {versions}"
+                " (DIST_TUNE_VERSION_CHECK=0)",
                 shown=True,
             )
         found = "found" if record is not None else "not found"
         self._log.debug(
-            f"site={label} {found} in {self.cache.path_of(key)} ms={(time.perf_counter() - began) * 1e3:.2f}"
+            f"site={label} {found} in {self.cache.path_of(key)}"
+            f" ms={(time.perf_counter() - began) * 1e3:.2f}"
         )
         return record
 
@@ -128,7 +149,10 @@ class CacheLookup:
         return digest([self._keys[label].model_dump_json()]) if label in self._keys else ""
 
     def ticket(self, label: str, record: TuningRecord | None, *, runs: bool = True) -> LookupResult:
-        """The answer for the other ranks. ``runs``: the record's config was not found to fail here."""
+        """The answer for the other ranks.
+
+        ``runs``: the record's config was not found to fail here.
+        """
         if record is not None:
             return LookupResult(self.key_digest(label), record.best.config, is_open=runs)
         miss = self.reason_of_miss(label).reason if self.is_required else ""
@@ -152,7 +176,8 @@ class CacheLookup:
     def prior_times(self, label: str, texts: list[str]) -> PriorTimes:
         """Times from a record of the same site and environment with another candidate list.
 
-        Of several records the one that measured the most of these candidates, and of equals the newest.
+        Of several records the one that measured the most of these candidates, and of equals the
+        newest.
         """
         if label not in self._keys or self._tunes_anew:
             return PriorTimes()
@@ -174,14 +199,19 @@ class CacheLookup:
             ", ".join(f"{name} {theirs}" for name, theirs in unlike.items())
             or "another list of candidates"
         )
-        told = f"site={label} has no record: the nearest is of {differing}, and its config is used: {won.config}"
+        told = (
+            f"site={label} has no record: the nearest is of {differing}, and its config is used:"
+            f" {won.config}"
+        )
         self._log.info(told, shown=self.mode == NEAREST)
         return texts.index(won.config)
 
     def record_id(self, record: TuningRecord) -> str:
-        """Beginning of a record's file name, by which ``dist-tune show`` finds it; empty if it is not to be kept.
+        """Beginning of a record's file name, by which ``dist-tune show`` finds it; empty if it is
+        not to be kept.
 
-        As with a winner that was chosen among several without being measured: that choice would be found for good.
+        As with a winner that was chosen among several without being measured: that choice would be
+        found for good.
         """
         had_choice = (
             sum(each.failure is None and each.equal_to is None for each in record.candidates) > 1
@@ -223,7 +253,7 @@ def _times_of(record: TuningRecord, texts: list[str]) -> PriorTimes:
     )
 
 
-# -- keys that differ ------------------------------------------------------------------------------------------------------
+# -- keys that differ ------------------------------------------------------------------------------
 
 
 def differences(wanted: CacheKey, recorded: CacheKey) -> dict[str, tuple[object, object]]:
@@ -236,7 +266,9 @@ def differences(wanted: CacheKey, recorded: CacheKey) -> dict[str, tuple[object,
 
 
 def nearest(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRecord | None:
-    """The record of this kernel or function that differs in the fewest fields, of equals the newest; None if it has none."""
+    """The record of this kernel or function that differs in the fewest fields, of equals the
+    newest; None if it has none.
+    """
     own = [record for record in records if record.kernel == wanted.name]
     return max(
         own,
@@ -246,7 +278,9 @@ def nearest(wanted: CacheKey, records: Sequence[TuningRecord]) -> TuningRecord |
 
 
 def explain(wanted: CacheKey, records: Sequence[TuningRecord]) -> str:
-    """The reason why none of the records has this key, in one or two sentences for an error message."""
+    """The reason why none of the records has this key, in one or two sentences for an error
+    message.
+    """
     record = nearest(wanted, records)
     name = _short(wanted.name)
     if record is None:
@@ -267,9 +301,11 @@ def explain(wanted: CacheKey, records: Sequence[TuningRecord]) -> str:
 
 
 def nearest_usable(wanted: CacheKey, records: Sequence[Won], texts: Sequence[str]) -> Won | None:
-    """The nearest of records of the same code whose winner is one of the candidates ``texts``; None if there is none.
+    """The nearest of records of the same code whose winner is one of the candidates ``texts``; None
+    if there is none.
 
-    Nearest is first the same GPU, then the nearest numbers of the tuning key, then the fewest other differences, then the newest.
+    Nearest is first the same GPU, then the nearest numbers of the tuning key, then the fewest other
+    differences, then the newest.
     """
     fitting = [
         each for each in records if each.cache_key.source == wanted.source and each.config in texts
@@ -284,10 +320,11 @@ def nearest_usable(wanted: CacheKey, records: Sequence[Won], texts: Sequence[str
 
 
 def nearest_key(wanted: str, known: Sequence[str]) -> str:
-    """The key that differs only in its numbers, by the least distance, of equals the same text; empty if there is none.
+    """The key that differs only in its numbers, by the least distance, of equals the same text;
+    empty if there is none.
 
-    The distance is the sum over the numbers of ``|log2(a / b)|``. "float16" and "float32" are different keys, and so are -1 and 1,
-    1 and 1.0, and keys of different length.
+    The distance is the sum over the numbers of ``|log2(a / b)|``. "float16" and "float32" are
+    different keys, and so are -1 and 1, 1 and 1.0, and keys of different length.
     """
     shape, sizes = _numbers(wanted)
     fitting = [
@@ -304,14 +341,18 @@ def _short(text: str) -> str:
 
 
 def _numbers(key: str) -> tuple[str, list[int | float]]:
-    """The key with its numbers replaced by their kinds, and the numbers. Signs stay in the key, because -1 is rarely a size."""
+    """The key with its numbers replaced by their kinds, and the numbers.
+
+    Signs stay in the key, because -1 is rarely a size.
+    """
     texts = [found.group() for found in _NUMBER.finditer(key)]
     form = _NUMBER.sub(lambda found: "<integer>" if found.group().isdecimal() else "<real>", key)
     return form, [int(text) if text.isdecimal() else float(text) for text in texts]
 
 
 def _distance(sizes: Sequence[int | float], others: Sequence[int | float]) -> float:
-    # Not log2(a / b), which may overflow or underflow. Zero is a factor of four less than 1, because an empty dimension is a special case.
+    # Not log2(a / b), which may overflow or underflow. Zero is a factor of four less than 1,
+    # because an empty dimension is a special case.
     def log2(size: float) -> float:
         return math.log2(size) if size else -2.0
 

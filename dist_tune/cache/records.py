@@ -1,7 +1,8 @@
 """The record of a finished tuning, the key under which it is found again, and its JSON.
 
-pydantic models, because records leave the process: into the log, the cache and reports. They hold plain values only, and nothing
-in them is evaluated: a config is found again by its description among the candidates of the program that looks it up.
+pydantic models, because records leave the process: into the log, the cache and reports. They hold
+plain values only, and nothing in them is evaluated: a config is found again by its description
+among the candidates of the program that looks it up.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from dist_tune.output import first_mistake
 
 Scalar = bool | int | float | str | None
 Milliseconds = Annotated[float, Field(ge=0)]
-# Files may be damaged: no NaN, no unknown field. A NaN is written as one, so that reading refuses it.
+# Files may be damaged: no NaN, no unknown field. A NaN is written as one, so that reading refuses
+# it.
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
@@ -52,14 +54,19 @@ class _Machine(BaseModel):
     triton: str
     """Version."""
     cuda: str | None
-    """Version that torch was built with; of AMD's and Intel's runtimes with the name, as "hip 6.4.2"; None without one."""
+    """Version that torch was built with; of AMD's and Intel's runtimes with the name, as "hip
+    6.4.2"; None without one.
+    """
 
 
 class Environment(_Machine):
     """Hardware and software of a tuning."""
 
     device_count: int
-    """GPUs that a process sees. Not in the key: it changes when a job is resized, and the group of the step may be the same."""
+    """GPUs that a process sees.
+
+    Not in the key: it changes when a job is resized, and the group of the step may be the same.
+    """
     python: str
     """Version, as "3.11". Not in the key, because no time depends on it."""
 
@@ -94,11 +101,16 @@ class CandidateRecord(BaseModel):
     fields: dict[str, Scalar]
     """The config as values: the kernel's constants, ``num_warps``, ``num_stages``, ..."""
     latency_ms: Milliseconds | None = None
-    """Reduced time: MAX over ranks of the median launch. None if it was not measured on all ranks."""
+    """Reduced time: MAX over ranks of the median launch.
+
+    None if it was not measured on all ranks.
+    """
     spread_ms: Milliseconds | None = None
     """Median distance of the slowest rank's launches from their median."""
     closure_ms: float | None = None
-    """MAX over ranks of the median replay in which it ran, less the effect of other sites' candidates."""
+    """MAX over ranks of the median replay in which it ran, less the effect of other sites'
+    candidates.
+    """
     n_replays: int = 0
     """Timed replays on the rank with the fewest."""
     rank_latencies_ms: dict[int, Milliseconds] = {}
@@ -106,9 +118,13 @@ class CandidateRecord(BaseModel):
     failure: str | None = None
     """Reason why it was dropped, with the rank."""
     left: str | None = None
-    """Part of the search after which it ran no more, as "left the race after round 1"; None for those that stayed to the end."""
+    """Part of the search after which it ran no more, as "left the race after round 1"; None for
+    those that stayed to the end.
+    """
     equal_to: int | None = None
-    """The candidate of lower index with the same kernel, which raced for both: the times are that one's."""
+    """The candidate of lower index with the same kernel, which raced for both: the times are that
+    one's.
+    """
     shared_bytes: int | None = None
     """Bytes of shared memory that a program takes; None where it is not known."""
     n_regs: int | None = None
@@ -118,7 +134,9 @@ class CandidateRecord(BaseModel):
 
     @property
     def known_spread_ms(self) -> float | None:
-        """``spread_ms``; None where it was timed in one replay, because one sample has no spread."""
+        """``spread_ms``; None where it was timed in one replay, because one sample has no
+        spread.
+        """
         return self.spread_ms if self.n_replays > 1 else None
 
 
@@ -140,9 +158,12 @@ class Seconds(BaseModel):
     settle: float = 0.0
     """The apply phase: the run whose value is returned."""
     meetings: float = 0.0
-    """In exchanges between ranks, including the wait for the last one; a part of the phases above."""
+    """In exchanges between ranks, including the wait for the last one; a part of the phases above.
+    """
     compile_cpu: float = 0.0
-    """CPU-seconds of compilation over all threads of this rank; of ptxas, a child process, the wall time."""
+    """CPU-seconds of compilation over all threads of this rank; of ptxas, a child process, the wall
+    time.
+    """
 
 
 class TuningRecord(BaseModel):
@@ -160,7 +181,9 @@ class TuningRecord(BaseModel):
     source: str
     """Digest of its code and of all it calls; empty on a rank that never met the site."""
     not_followed: list[str] = []
-    """Imports inside that code, as "module.name", whose code is not in the digest: if it changes, the record still counts."""
+    """Imports inside that code, as "module.name", whose code is not in the digest: if it changes,
+    the record still counts.
+    """
     winner: int
     """Index into ``candidates``."""
     reason: str = ""
@@ -170,9 +193,12 @@ class TuningRecord(BaseModel):
     n_replays: int
     """Replays of the whole tuning, of all its sites, with discovery and the final run."""
     n_variants: int = 1
-    """Kernels of each candidate, on the rank with the most: as for an int that is 1, a multiple of 16, or neither."""
+    """Kernels of each candidate, on the rank with the most: as for an int that is 1, a multiple of
+    16, or neither.
+    """
     closure_weight: float = 0.0
-    """Weight of the step's time where it differs from the kernel's, from 0 (within the noise) to 1."""
+    """Weight of the step's time where it differs from the kernel's, from 0 (within the noise) to 1.
+    """
     seconds: float
     """Duration of the whole tuning, of all its sites."""
     spent: Seconds
@@ -219,7 +245,8 @@ def record_bytes(record: TuningRecord) -> bytes:
     """The record as one line of JSON without its line end.
 
     Raises:
-        BrokenRecordError: it could not be read back, as with a NaN that was put into one of its dicts.
+        BrokenRecordError: it could not be read back, as with a NaN that was put into one of its
+            dicts.
     """
     try:
         content = record.model_dump_json().encode()

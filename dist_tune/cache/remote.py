@@ -1,7 +1,9 @@
-"""Folders of records behind URLs, as s3://bucket/records, through fsspec and the package that it asks for.
+"""Folders of records behind URLs, as s3://bucket/records, through fsspec and the package that it
+asks for.
 
-No step needs them in order to run: a question is asked on a thread that is left behind when its time is over, and after the first failure
-this process asks no more. Knows names and contents of files, and nothing of what they hold.
+No step needs them in order to run: a question is asked on a thread that is left behind when its
+time is over, and after the first failure this process asks no more. Knows names and contents of
+files, and nothing of what they hold.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from typing import Any
 from dist_tune.files import warn_once
 
 LIMIT_S = 5.0
-"""Seconds that a process waits for a store in all; at most a quarter of the deadline, because peers may wait in a collective meanwhile."""
+"""Seconds that a process waits for a store in all; at most a quarter of the deadline, because peers
+may wait in a collective meanwhile.
+"""
 _FREE_S = 0.2
 """Of each question, which do not count: no store that answers so soon is slow."""
 _REMEDY = ": pip install fsspec and what it needs for this store, s3fs for s3://, gcsfs for gs://"
@@ -31,7 +35,9 @@ class RemoteFolder:
         self._is_over = {"read": False, "written": False}
 
     def read(self, place: str, max_bytes: int) -> bytes | None:
-        """Content of a file, of a larger one its beginning; None if it is not there, or the store has failed."""
+        """Content of a file, of a larger one its beginning; None if it is not there, or the store
+        has failed.
+        """
 
         def content(files: Any, path: str) -> Any:
             try:
@@ -86,7 +92,10 @@ class RemoteFolder:
                 if is_late
                 else f"{type(error).__name__}: {error}".partition("\n")[0]
             )
-            told = f"dist_tune: records in {self.url} are not {what} any more by this process, which goes on with this machine's folders"
+            told = (
+                f"dist_tune: records in {self.url} are not {what} any more by this process, which"
+                " goes on with this machine's folders"
+            )
             remedy = _REMEDY if isinstance(error, ImportError) else ""
             warn_once(f"{told}: {reason[:300]}{remedy}", topic=f"{self.url} is not {what}")
             return None

@@ -1,7 +1,8 @@
 """Records of finished tunings on disk, one JSON file per key: find, store, list.
 
-The only user of the cache directory, which other processes, jobs and versions of dist_tune use at the same time. Knows keys and files;
-nothing of ranks. What cannot be read is a miss, what cannot be written is tuned again, and each costs one warning.
+The only user of the cache directory, which other processes, jobs and versions of dist_tune use at
+the same time. Knows keys and files; nothing of ranks. What cannot be read is a miss, what cannot be
+written is tuned again, and each costs one warning.
 """
 
 from __future__ import annotations
@@ -59,19 +60,29 @@ class Won(NamedTuple):
 
 
 _won: dict[Path, tuple[tuple[int, int], Won | None]] = {}
-"""File -> its age and size when it was read, and what it says: 60 records of 200 candidates take 0.3 s to read."""
+"""File -> its age and size when it was read, and what it says: 60 records of 200 candidates take
+0.3 s to read.
+"""
 
 
 class Cache:
-    """Records of finished tunings in one or several folders, of which the first is written. Making one touches nothing.
+    """Records of finished tunings in one or several folders, of which the first is written.
 
-    Only ``remove`` raises for the state of the disk; the other methods warn, and answer that there is nothing.
+    Making one touches nothing.
+
+    Only ``remove`` raises for the state of the disk; the other methods warn, and answer that there
+    is nothing.
     """
 
     def __init__(self, folders: Path | Sequence[Path | str], *, is_shared: bool = False) -> None:
-        """``is_shared``: its files are the group's as well (DIST_TUNE_CACHE_SHARED=1); otherwise its owner's alone."""
+        """``is_shared``: its files are the group's as well (DIST_TUNE_CACHE_SHARED=1); otherwise
+        its owner's alone.
+        """
         self.remotes: list[RemoteFolder] = []
-        """Behind URLs: asked where no folder has a record. What is found there is copied into the folder that is written."""
+        """Behind URLs: asked where no folder has a record.
+
+        What is found there is copied into the folder that is written.
+        """
         self.is_remote = False
         """What is stored goes to the first of them as well."""
         self.folders = [
@@ -98,7 +109,10 @@ class Cache:
 
     @property
     def identity(self) -> str:
-        """This machine and the folder on it: processes with equal answers share files. Makes the folder if it can."""
+        """This machine and the folder on it: processes with equal answers share files.
+
+        Makes the folder if it can.
+        """
         with suppress(OSError):
             self._make(self.folder)
             status = self.folder.stat()
@@ -106,13 +120,16 @@ class Cache:
         return f"{socket.gethostname()} process {os.getpid()}"
 
     def path_of(self, key: CacheKey) -> Path:
-        """Path at which a record of this key is stored: "<name>/<all of the key>-<code, tuning key and hardware>.json"."""
+        """Path at which a record of this key is stored: "<name>/<all of the key>-<code, tuning key
+        and hardware>.json".
+        """
         return self.folder / _place_of(key)
 
     def find(self, key: CacheKey, *, any_software: bool = False) -> TuningRecord | None:
         """The record of this key in the first folder that has one, those behind URLs last, or None.
 
-        With ``any_software``, failing that, the newest one that differs in versions of torch, triton or CUDA alone.
+        With ``any_software``, failing that, the newest one that differs in versions of torch,
+        triton or CUDA alone.
         """
         found = (
             record
@@ -138,7 +155,9 @@ class Cache:
         )
 
     def winners(self, name: str) -> list[Won]:
-        """What all records of this kernel or function say; each file is read once as long as it stays what it is."""
+        """What all records of this kernel or function say; each file is read once as long as it
+        stays what it is.
+        """
         for path in (paths := self._files(_folder_name(name))):
             with suppress(OSError):  # deleted since
                 stamp = (status := path.stat()).st_mtime_ns, status.st_size
@@ -146,9 +165,11 @@ class Cache:
                     record = self._read(path)
                     _won[path] = (
                         stamp,
-                        None
-                        if record is None
-                        else Won(record.cache_key, record.best.config, record.tuned_at),
+                        (
+                            None
+                            if record is None
+                            else Won(record.cache_key, record.best.config, record.tuned_at)
+                        ),
                     )
         return [
             won
@@ -163,7 +184,9 @@ class Cache:
         )
 
     def own_files(self) -> list[Path]:
-        """Files that this package has put into the folder that is written; the user's files beside them are not among these."""
+        """Files that this package has put into the folder that is written; the user's files beside
+        them are not among these.
+        """
         found = [
             each
             for each in self.folder.glob("*/*")
@@ -176,10 +199,12 @@ class Cache:
         )
 
     def store(self, record: TuningRecord, *, is_copy: bool = False) -> Path | None:
-        """Put a record in the place of the one on disk, and unless it ``is_copy`` behind the URL; the path of its file.
+        """Put a record in the place of the one on disk, and unless it ``is_copy`` behind the URL;
+        the path of its file.
 
-        None if that could not be written. Of two processes that store a record of one key, the later one's stays. A file that was found
-        to hold no record of this version stays beside it, as a copy.
+        None if that could not be written. Of two processes that store a record of one key, the
+        later one's stays. A file that was found to hold no record of this version stays beside it,
+        as a copy.
         """
         path = self.path_of(record.cache_key)
         try:
@@ -189,7 +214,10 @@ class Cache:
             self._make(path.parent)
             write_whole(path, content, self.rights, keeps_old=path in self.unused)
         except BrokenRecordError as error:
-            told = f"the tuning of {record.kernel[:100]} for {record.key[:100]} is not kept and will be repeated: {error}"
+            told = (
+                f"the tuning of {record.kernel[:100]} for {record.key[:100]} is not kept and will"
+                f" be repeated: {error}"
+            )
             warn_once(told, topic=f"not kept: {record.kernel}")
             return None
         except OSError as error:
@@ -217,7 +245,9 @@ class Cache:
         make_folder(folder, self.rights)
 
     def _read(self, path: Path) -> TuningRecord | None:
-        """The record at this path, or None; a file that holds no record of its name is warned of, and left where it is."""
+        """The record at this path, or None; a file that holds no record of its name is warned of,
+        and left where it is.
+        """
         try:
             return _checked(read_regular(path, MAX_BYTES), "/".join(path.parts[-2:]))
         except (FileNotFoundError, NotADirectoryError):
@@ -239,7 +269,9 @@ class Cache:
         return None
 
     def _alike(self, key: CacheKey, fields: Sequence[str]) -> list[TuningRecord]:
-        """Records whose keys differ from this one, and in no other fields than these, of software and candidates; newest first."""
+        """Records whose keys differ from this one, and in no other fields than these, of software
+        and candidates; newest first.
+        """
         folder, end = Path(_place_of(key)).parts[0], _place_of(key).rpartition("-")[2]
         others = dict.fromkeys(fields, "")
         alike = key.model_copy(update=others)
@@ -251,7 +283,9 @@ class Cache:
         )
 
     def _files(self, name: str = "*", end: str = "") -> list[Path]:
-        """Files of records in subfolders of this name that end so; of several with one name that of the first folder."""
+        """Files of records in subfolders of this name that end so; of several with one name that of
+        the first folder.
+        """
         paths: dict[tuple[str, ...], Path] = {}
         for folder in self.folders:
             with suppress(OSError):  # no folder can have its name, or be where it is
@@ -269,7 +303,10 @@ class Cache:
 
 
 def _checked(content: bytes, place: str) -> TuningRecord:
-    """The record in the content of the file at this place. BrokenRecordError if it has none, or that of another key."""
+    """The record in the content of the file at this place.
+
+    BrokenRecordError if it has none, or that of another key.
+    """
     record = record_in(content)
     if place != _place_of(record.cache_key):
         raise BrokenRecordError(
@@ -281,7 +318,10 @@ def _checked(content: bytes, place: str) -> TuningRecord:
 def _tell_unused(file: str, error: Exception) -> str:
     """The reason why a file is no record, of which it warns."""
     reason = str(getattr(error, "strerror", None) or error)
-    told = f"cache file {file} is not used: {reason}. A new tuning takes its place and keeps it as *.bak, or delete it"
+    told = (
+        f"cache file {file} is not used: {reason}. A new tuning takes its place and keeps it as"
+        " *.bak, or delete it"
+    )
     warn_once(told, topic=f"unused {file}")
     return reason
 
@@ -301,9 +341,11 @@ def _folder_name(name: str) -> str:
 
 
 def _paths_of(name: str) -> list[Path]:
-    """The folder wherever the program changes its own to; one of an unknown user's home stays, and cannot be made.
+    """The folder wherever the program changes its own to; one of an unknown user's home stays, and
+    cannot be made.
 
-    Of ``package://name/folder`` those where the package has its files; it is not imported, because nothing that is read is executed.
+    Of ``package://name/folder`` those where the package has its files; it is not imported, because
+    nothing that is read is executed.
     """
     if not name.startswith(_PACKAGE):
         folder = Path(os.path.expanduser(name))

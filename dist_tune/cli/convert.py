@@ -1,11 +1,14 @@
-"""``dist-tune convert``: config files of vLLM, SGLang, FLA and aiter, and records, shown or written as one engine's files.
+"""``dist-tune convert``: config files of vLLM, SGLang, FLA and aiter, and records, shown or written
+as one engine's files.
 
 Sources, names and keys are told as they are in the engines' own readers:
 
-    vLLM    vllm-project/vllm, vllm/model_executor/layers/fused_moe/fused_moe.py (get_config_file_name, get_moe_configs), 0.33.0
-    SGLang  sgl-project/sglang, python/sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe_triton_config.py, 0.5.23
-    FLA     fla-org/flash-linear-attention, fla/ops/utils/cache.py, scripts/utils/autotune_export.py, bc3b101d
-    aiter   ROCm/aiter, aiter/ops/triton/utils/moe_config_utils.py and gemm_config_utils.py, e4048607
+    vLLM    vllm-project/vllm, vllm/model_executor/layers/fused_moe/fused_moe.py
+    (get_config_file_name, get_moe_configs), 0.33.0 SGLang  sgl-project/sglang,
+    python/sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe_triton_config.py, 0.5.23 FLA
+    fla-org/flash-linear-attention, fla/ops/utils/cache.py, scripts/utils/autotune_export.py,
+    bc3b101d aiter   ROCm/aiter, aiter/ops/triton/utils/moe_config_utils.py and
+    gemm_config_utils.py, e4048607
 """
 
 from __future__ import annotations
@@ -38,7 +41,10 @@ _FACTS = {
     "name": ("gfx942-MOE-DEFAULT", "[^/]+"),
     "size": ("0", r"\d+"),
 }
-"""An example and the pattern of each. ``name`` is that of aiter's file without .json, ``size`` the place of the size in a whole key."""
+"""An example and the pattern of each.
+
+``name`` is that of aiter's file without .json, ``size`` the place of the size in a whole key.
+"""
 _MOE_NAME = re.compile(
     r"{E},{N},{device_name}(,{dtype})?(,{block_shape})?(,{per_channel_quant})?(?P<down>_down)?\.json".format(
         **{name: f"{name}=(?P<{name}>{pattern})" for name, (_, pattern) in _FACTS.items()}
@@ -88,7 +94,9 @@ _MOE_NEEDS = [
 _NEEDS = {"vllm": _MOE_NEEDS, "sglang": _MOE_NEEDS, "fla": _MOE_NEEDS[-2:], "aiter": []}
 _MOE_TAKES = {*_MOE_NEEDS, "num_ctas", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "kpack"}
 _TAKES = {"vllm": _MOE_TAKES | {"SPLIT_K", "grf_mode"}, "sglang": _MOE_TAKES | {"USE_TMA"}}
-"""Both hand a config to their kernel as keywords: another name there would be an error in each forward pass."""
+"""Both hand a config to their kernel as keywords: another name there would be an error in each
+forward pass.
+"""
 _TRITON = {
     "num_warps": ...,
     "num_stages": ...,
@@ -105,7 +113,11 @@ _KEY_WORD = re.compile(
 
 
 class EngineConfig(NamedTuple):
-    """One config. Its key is a size, "16"; the name of a class of sizes, or "default"; or a list, which is a whole tuning key."""
+    """One config.
+
+    Its key is a size, "16"; the name of a class of sizes, or "default"; or a list, which is a whole
+    tuning key.
+    """
 
     where: str
     """File or record, for messages."""
@@ -118,7 +130,9 @@ class EngineConfig(NamedTuple):
 def convert(
     sources: list[str], engine: str | None, folder: Path | None, words: list[str], *, replaces: bool
 ) -> Answer:
-    """Show the configs of sources, or write them as files of ``engine`` below ``folder``: none that is there, unless ``replaces``."""
+    """Show the configs of sources, or write them as files of ``engine`` below ``folder``: none that
+    is there, unless ``replaces``.
+    """
     given = facts_given(words)
     configs = [each for source in sources for each in _configs_of(Path(source))]
     if not configs:
@@ -177,7 +191,9 @@ def convert(
 
 
 def facts_given(words: list[str]) -> dict[str, str]:
-    """Facts as people write them, "E=8", "block_shape=[128, 128]", and sizes of classes, "any=4096"."""
+    """Facts as people write them, "E=8", "block_shape=[128, 128]", and sizes of classes,
+    "any=4096".
+    """
     given = {
         name: text.replace(", ", ",").replace(" ", "_")
         for name, _, text in (word.partition("=") for word in words)
@@ -185,7 +201,8 @@ def facts_given(words: list[str]) -> dict[str, str]:
     for name, text in given.items():
         if not text or (name not in _FACTS and not _CLASS.fullmatch(name)):
             raise RefusedError(
-                f"--set {name}: need NAME=VALUE of {', '.join(_FACTS)}, or a class and its size like any=4096"
+                f"--set {name}: need NAME=VALUE of {', '.join(_FACTS)}, or a class and its size"
+                " like any=4096"
             )
     return given
 
@@ -217,7 +234,10 @@ def configs_in_file(path: Path) -> list[EngineConfig]:
         elif values.keys() & {"autotune_entries", "default_config"}:
             facts["kernel"], keyed = path.stem, _of_fla(values)
         elif unknown := [key for key in values if not _CLASS.fullmatch(key)]:
-            told = "of vLLM's and SGLang's files only those of fused MoE are read (E=...,N=...,device_name=....json)"
+            told = (
+                "of vLLM's and SGLang's files only those of fused MoE are read"
+                " (E=...,N=...,device_name=....json)"
+            )
             raise ValueError(
                 f"{told}; it is none of these or FLA's, and {unknown[0]!r} is no class of aiter's"
             )
@@ -254,7 +274,10 @@ def _of_fla(values: dict[str, Any]) -> list[tuple[Any, Any]]:
 
 
 def config_of_record(record: TuningRecord) -> EngineConfig:
-    """The winner of a record, with its whole key. RefusedError where that holds other than plain values, as a function's may."""
+    """The winner of a record, with its whole key.
+
+    RefusedError where that holds other than plain values, as a function's may.
+    """
     made_on, fields = record.environment, record.best.fields
     where = f"the record of {record.kernel} {record.key} of {record.tuned_at:%Y-%m-%d %H:%M:%S} UTC"
     try:
@@ -275,9 +298,11 @@ def config_of_record(record: TuningRecord) -> EngineConfig:
 def engine_files(
     engine: str, configs: list[EngineConfig], given: dict[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Files for an engine: path in the folder that the engine is told of -> content, to be written as JSON.
+    """Files for an engine: path in the folder that the engine is told of -> content, to be written
+    as JSON.
 
-    ``given``: facts that the configs do not have, or others than theirs, and sizes of classes; see ``facts_given``.
+    ``given``: facts that the configs do not have, or others than theirs, and sizes of classes; see
+    ``facts_given``.
 
     Raises:
         RefusedError: a fact is missing, a field does not fit, or two configs are for one size.
@@ -286,15 +311,18 @@ def engine_files(
     for each in configs:
         if engine == "fla" and each.key != "default" and not isinstance(each.key, list):
             raise RefusedError(
-                f"{each.where} is a size alone: FLA finds a config by the whole key of its kernel, as a record has it"
+                f"{each.where} is a size alone: FLA finds a config by the whole key of its kernel,"
+                " as a record has it"
             )
         if lacking := [name for name in _NEEDS[engine] if type(each.config.get(name)) is not int]:
             raise RefusedError(
-                f"{each.where}: {lacking[0]} is {each.config.get(lacking[0])}, and {engine} needs a whole number"
+                f"{each.where}: {lacking[0]} is {each.config.get(lacking[0])}, and {engine} needs a"
+                " whole number"
             )
         if unknown := each.config.keys() - _TAKES.get(engine, each.config.keys() - {"pre_hook"}):
             raise RefusedError(
-                f"{each.where}: {engine} takes no {min(unknown)}, which is {each.config[min(unknown)]}"
+                f"{each.where}: {engine} takes no {min(unknown)}, which is"
+                f" {each.config[min(unknown)]}"
             )
         files.setdefault(_path_for(engine, each.facts | given, each.where), []).append(each)
     return {path: _content(engine, found, given) for path, found in files.items()}
@@ -303,12 +331,14 @@ def engine_files(
 def _path_for(engine: str, facts: dict[str, str], where: str) -> str:
     if missing := [name for name in _FINDS_BY[engine] if name not in facts]:
         raise RefusedError(
-            f"{where} does not say what {engine} finds a file by: {' '.join(f'--set {name}=...' for name in missing)}"
+            f"{where} does not say what {engine} finds a file by:"
+            f" {' '.join(f'--set {name}=...' for name in missing)}"
         )
     for name in _FACTS if engine in _TAKES else _FINDS_BY[engine]:
         if name in facts and not re.fullmatch(_FACTS[name][1], facts[name]):
             raise RefusedError(
-                f"{where}: {name}={facts[name]} is nothing that {engine} looks for, need one like {name}={_FACTS[name][0]}"
+                f"{where}: {name}={facts[name]} is nothing that {engine} looks for, need one like"
+                f" {name}={_FACTS[name][0]}"
             )
     if engine == "vllm" and (unfit := facts.keys() & {"per_channel_quant", "down"}):
         raise RefusedError(f"{where}: vllm has no files for {min(unfit)}")
@@ -345,7 +375,8 @@ def _content(engine: str, configs: list[EngineConfig], given: dict[str, str]) ->
         for name, value in each.facts.items():
             if facts.setdefault(name, value) != value and name not in given:
                 raise RefusedError(
-                    f"{each.where}: {name} is {value}, and {facts[name]} in {configs[0].where}: one file has one"
+                    f"{each.where}: {name} is {value}, and {facts[name]} in {configs[0].where}: one"
+                    " file has one"
                 )
         key = _key_for(engine, each, place, given)
         if found.setdefault(key, each).config != each.config:
@@ -383,7 +414,9 @@ def _of_triton(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _key_for(engine: str, each: EngineConfig, place: int, given: dict[str, str]) -> str:
-    """The name of the config in the engine's file: of FLA the hash of the key, of aiter the class, of the others the size."""
+    """The name of the config in the engine's file: of FLA the hash of the key, of aiter the class,
+    of the others the size.
+    """
     key = each.key
     if engine == "fla":
         spelled = json.dumps(key, separators=(",", ":"), sort_keys=True).encode()
@@ -404,13 +437,16 @@ def _key_for(engine: str, each: EngineConfig, place: int, given: dict[str, str])
     ]
     if engine == "aiter" and not named and size not in _AITER_BOUNDS:
         raise RefusedError(
-            f"{each.where}: aiter looks for no M_LEQ_{size}, unless its caller has that bound: --set M_LEQ_{size}={size}"
+            f"{each.where}: aiter looks for no M_LEQ_{size}, unless its caller has that bound:"
+            f" --set M_LEQ_{size}={size}"
         )
     return [*named, f"M_LEQ_{size}"][0] if engine == "aiter" else size
 
 
 def _place(keys: list[list[Any]], where: str, given: str | None) -> int:
-    """The place of the size in whole keys: of the only number that differs, or of the given or only one in keys that are alike."""
+    """The place of the size in whole keys: of the only number that differs, or of the given or only
+    one in keys that are alike.
+    """
     numbers = [
         k for k, value in enumerate(keys[0]) if type(value) is int and given in (None, str(k))
     ]

@@ -1,4 +1,7 @@
-"""``dist-tune doctor``: what works on this machine, each thing tried for real. Measures nothing and tunes nothing."""
+"""``dist-tune doctor``: what works on this machine, each thing tried for real.
+
+Measures nothing and tunes nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,19 @@ from dist_tune.settings import Settings, unread_variables
 from dist_tune.tuning import newer_than_tested
 
 Found = tuple[str, str]
-"""State ("ok", "warn" for what works with a restriction, "off" for what is not there, "fail"), and what was found."""
+"""State ("ok", "warn" for what works with a restriction, "off" for what is not there, "fail"), and
+what was found.
+"""
 _COLOURS = {"warn": "yellow", "fail": "red"}
 _VERSIONS = ("os", "python_version", "torch_version", "nvidia_driver_version", "nvidia_gpu_models")
 
 
 def examine() -> Answer:
-    """Run all checks. Takes seconds; on a GPU it compiles a kernel. Leaves no file behind. Exit code 1 if nothing can be tuned here."""
+    """Run all checks.
+
+    Takes seconds; on a GPU it compiles a kernel. Leaves no file behind. Exit code 1 if nothing can
+    be tuned here.
+    """
     # Check, and the advice if it raises.
     checks: dict[str, tuple[Callable[[], Found], str]] = {
         "settings": (
@@ -40,7 +49,10 @@ def examine() -> Answer:
         ),
         "GPU": (
             _gpu,
-            "Triton needs a C compiler, Python.h and a driver as new as torch's runtime; nvidia-smi and dmesg may say more",
+            (
+                "Triton needs a C compiler, Python.h and a driver as new as torch's runtime;"
+                " nvidia-smi and dmesg may say more"
+            ),
         ),
         "interpreter": (
             _interpreter,
@@ -65,7 +77,10 @@ def examine() -> Answer:
     elif "GPU" in works:
         verdict = f"Ready to tune on {accelerator.api.device_count()} x {accelerator.name()}."
     else:
-        verdict = "Kernels can be tuned here under Triton's interpreter only (TRITON_INTERPRET=1): good for tests, the times mean nothing."
+        verdict = (
+            "Kernels can be tuned here under Triton's interpreter only (TRITON_INTERPRET=1): good"
+            " for tests, the times mean nothing."
+        )
     known = collect_env.get_env_info()._asdict()
     own = {"dist_tune": __version__, "triton": triton.__version__, "runtime": accelerator.runtime()}
     versions = own | {name: known[name] for name in _VERSIONS}
@@ -124,20 +139,28 @@ def _gpu() -> Found:
         }[accelerator.kind()]
         return (
             "off",
-            f"none: no driver, or hidden by {hiding}"
-            if accelerator.runtime()
-            else "this torch has no CUDA, HIP or XPU",
+            (
+                f"none: no driver, or hidden by {hiding}"
+                if accelerator.runtime()
+                else "this torch has no CUDA, HIP or XPU"
+            ),
         )
     if triton.knobs.runtime.interpret:
         return (
             "off",
-            "TRITON_INTERPRET=1: kernels are interpreted, not compiled. Unset it to tune for this GPU",
+            (
+                "TRITON_INTERPRET=1: kernels are interpreted, not compiled. Unset it to tune for"
+                " this GPU"
+            ),
         )
     _run(triton.runtime.jit.JITFunction(_sum_steps), accelerator.device_type())
     ran = f"a kernel was compiled and ran on {accelerator.name()}"
     if accelerator.kind() == "cuda":
         return "ok", ran
-    told = f"dist_tune is not measured on {accelerator.kind().upper()}: Other devices in docs/libraries.md says what is plain there"
+    told = (
+        f"dist_tune is not measured on {accelerator.kind().upper()}: Other devices in"
+        " docs/libraries.md says what is plain there"
+    )
     return "warn", f"{ran}. {told}"
 
 

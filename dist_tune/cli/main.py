@@ -1,8 +1,9 @@
 """The command ``dist-tune``: its commands with their options, and its exit codes.
 
-``python -m dist_tune`` is the same. With ``--json`` there is one JSON document on stdout and nothing else; warnings and errors go to
-stderr. Exit codes: 0 done, 1 not found, refused or broken, 2 not understood, 3 done without a log file that is damaged.
-Imports nothing heavy, or ``--help`` would take seconds: what a command does is imported when it runs.
+``python -m dist_tune`` is the same. With ``--json`` there is one JSON document on stdout and
+nothing else; warnings and errors go to stderr. Exit codes: 0 done, 1 not found, refused or broken,
+2 not understood, 3 done without a log file that is damaged. Imports nothing heavy, or ``--help``
+would take seconds: what a command does is imported when it runs.
 """
 
 from __future__ import annotations
@@ -39,12 +40,22 @@ _CONVERSIONS = (
     'dist-tune convert "E=8,N=512,device_name=NVIDIA_H200.json"',
     "dist-tune convert fused_moe_kernel --to vllm --set E=8 --set N=512 -o out",
 )
-_FACTS = "E, N, device_name, dtype, block_shape, per_channel_quant, down, triton_version, kernel, name, size"  # of convert.py
+# Of convert.py
+_FACTS = (
+    "E, N, device_name, dtype, block_shape, per_channel_quant, down, triton_version, kernel, name,"
+    " size"
+)
 _A_KEY = (
     "A record's id or any beginning that no other id has, or a kernel's name for all its records"
 )
-_SOURCES = "The folder of a tuning's logs (DIST_TUNE_LOG_DIR if left out), or records: files, exports, cache folders, ids."
-_TARGET = "A file: an earlier export there is replaced, anything else is left alone. With / at its end a folder: records are added to it."
+_SOURCES = (
+    "The folder of a tuning's logs (DIST_TUNE_LOG_DIR if left out), or records: files, exports,"
+    " cache folders, ids."
+)
+_TARGET = (
+    "A file: an earlier export there is replaced, anything else is left alone. With / at its end a"
+    " folder: records are added to it."
+)
 _ALL_WORDS = {
     "ignore_unknown_options": True,
     "allow_extra_args": True,
@@ -160,7 +171,9 @@ def _options(
 
 
 def since(text: str | datetime) -> datetime:
-    """A moment in the past as people write it: "30min", "2h", "3d", "2026-03-01"; without a time zone it is this machine's."""
+    """A moment in the past as people write it: "30min", "2h", "3d", "2026-03-01"; without a time
+    zone it is this machine's.
+    """
     if isinstance(text, datetime):
         return text
     try:
@@ -169,7 +182,8 @@ def since(text: str | datetime) -> datetime:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
         raise typer.BadParameter(
-            f"{text!r} is neither a time like 30min, 2h, 3d nor a date like 2026-03-01 or 2026-03-01T12:00"
+            f"{text!r} is neither a time like 30min, 2h, 3d nor a date like 2026-03-01 or"
+            " 2026-03-01T12:00"
         ) from None
 
 
@@ -196,7 +210,10 @@ def report(
     ] = False,
     as_json: AsJson = False,
 ) -> Answer:
-    """A page about tunings. Exit code 3 if the events of a rank are damaged: the page is made of the rest."""
+    """A page about tunings.
+
+    Exit code 3 if the events of a rank are damaged: the page is made of the rest.
+    """
     from dist_tune.cli.report import LEFT_OUT, story_of
     from dist_tune.output import amount
     from dist_tune.report import render, summary, text
@@ -230,9 +247,10 @@ def diff(
 ) -> Answer:
     """What changed between records.
 
-    Exit code 1: a winner got slower by more than its noise. Exit code 2: records cannot be read, or have no kernel and key in common.
-    Exit code 3: nothing is slower, and a damaged event file was left out. Noise: the spread_ms of both winners added (the median
-    distance of a launch from the median), and at least 1 % of the time.
+    Exit code 1: a winner got slower by more than its noise. Exit code 2: records cannot be read, or
+    have no kernel and key in common. Exit code 3: nothing is slower, and a damaged event file was
+    left out. Noise: the spread_ms of both winners added (the median distance of a launch from the
+    median), and at least 1 % of the time.
     """
     from dist_tune.cli.report import LEFT_OUT, records_of
     from dist_tune.output import amount
@@ -290,7 +308,10 @@ def convert(
 
 @app.command()
 def doctor(as_json: AsJson = False) -> Answer:
-    """Versions, GPUs, and what works on this machine, with the reason and what to do. Exit code 1 if nothing can be tuned here."""
+    """Versions, GPUs, and what works on this machine, with the reason and what to do.
+
+    Exit code 1 if nothing can be tuned here.
+    """
     from dist_tune.cli.doctor import examine
 
     return examine()
@@ -298,9 +319,13 @@ def doctor(as_json: AsJson = False) -> Answer:
 
 @app.command(context_settings=_ALL_WORDS)
 def launch(words: typer.Context) -> int:
-    """Start ranks by torchrun, with defaults for this machine. All that follows is torchrun's and the script's."""
+    """Start ranks by torchrun, with defaults for this machine.
+
+    All that follows is torchrun's and the script's.
+    """
     script = Path(__file__).resolve().parents[1] / "launch.sh"
-    # Sourced, so that $0 in its messages is the command as it was typed, and `python` a variable that no child inherits.
+    # Sourced, so that $0 in its messages is the command as it was typed, and `python` a variable
+    # that no child inherits.
     source = 'python=$1 script=$2; shift 2; source "$script"'
     try:
         os.execvp(
@@ -390,7 +415,10 @@ def merge(
     ],
     as_json: AsJson = False,
 ) -> Answer:
-    """Take in records from files and folders. Of two with one key the better measured stays. Exit code 1 if any is refused."""
+    """Take in records from files and folders.
+
+    Of two with one key the better measured stays. Exit code 1 if any is refused.
+    """
     from dist_tune.cli import records
 
     return records.merge(files)

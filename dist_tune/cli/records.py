@@ -1,7 +1,9 @@
-"""Records of the cache for the command line: which ones a word stands for, and the commands ``show`` and ``cache``.
+"""Records of the cache for the command line: which ones a word stands for, and the commands
+``show`` and ``cache``.
 
-The only user of the cache here. Reads and deletes records, and carries them between caches; tunes nothing. An exported file is a JSON
-list with one record a line. The place of a record follows from the record alone, never from a name in a file.
+The only user of the cache here. Reads and deletes records, and carries them between caches; tunes
+nothing. An exported file is a JSON list with one record a line. The place of a record follows from
+the record alone, never from a name in a file.
 """
 
 from __future__ import annotations
@@ -47,28 +49,35 @@ _MAX_EXPORT = 2**30
 _COLOURS = {"kept": None, "added": "green", "replaced": "green", "refused": "red"}
 """Of the outcomes of ``merge``; refusals last, next to the prompt."""
 _ASK_THE_PROGRAM = (
-    "Its source, its candidates, its key and its ranks only the program knows: run it with DIST_TUNE_MODE=require, "
-    "and instead of tuning it says which of them differs."
+    "Its source, its candidates, its key and its ranks only the program knows: run it with"
+    " DIST_TUNE_MODE=require, and instead of tuning it says which of them differs."
 )
 
 
-# -- records, and words that stand for them ----------------------------------------------------------------------------
+# -- records, and words that stand for them --------------------------------------------------------
 
 
 def opened() -> Cache:
-    """The cache that DIST_TUNE_CACHE_DIR names; an empty one where no folder is there yet. RefusedError if it cannot be read."""
+    """The cache that DIST_TUNE_CACHE_DIR names; an empty one where no folder is there yet.
+
+    RefusedError if it cannot be read.
+    """
     cache = Cache.of(Settings())
     try:
         with suppress(FileNotFoundError):
             os.listdir(cache.folder)
     except OSError as error:
-        told = f"{cache.folder} cannot be read ({error.strerror}): set DIST_TUNE_CACHE_DIR to the folder of the records"
+        told = (
+            f"{cache.folder} cannot be read ({error.strerror}): set DIST_TUNE_CACHE_DIR to the"
+            " folder of the records"
+        )
         raise RefusedError(told) from None
     return cache
 
 
 def choose(cache: Cache, key: str | None) -> dict[str, Entry]:
-    """The records of ``key``: a kernel's name with or without its module, a file's name or any unique beginning of it; None for all.
+    """The records of ``key``: a kernel's name with or without its module, a file's name or any
+    unique beginning of it; None for all.
 
     By id, which is a beginning of the file's name that no other has.
 
@@ -124,7 +133,8 @@ def _is_named(kernel: str, key: str) -> bool:
 
 
 def records_in(path: Path) -> Iterator[tuple[str, TuningRecord | BrokenRecordError]]:
-    """The records of an export, of a record's file, or of all ``*.json`` below a folder, each with its place.
+    """The records of an export, of a record's file, or of all ``*.json`` below a folder, each with
+    its place.
 
     An error for each that is broken, and for a file that cannot be read.
     """
@@ -152,7 +162,7 @@ def _found(content: bytes) -> TuningRecord | BrokenRecordError:
         return error
 
 
-# -- ls, show ----------------------------------------------------------------------------------------------------------
+# -- ls, show --------------------------------------------------------------------------------------
 
 
 _ORDERS: dict[str, Callable[[TuningRecord], Any]] = {
@@ -256,17 +266,22 @@ def show(key: str) -> Answer:
     versions = f"Python {where.python}, torch {where.torch}, triton {where.triton}, {runtime}"
     pairs = account.facts(record) | {
         "tuned": f"{tuned_at:%Y-%m-%d %H:%M:%S} UTC, {_age(tuned_at.timestamp())} ago",
-        "took": f"{record.seconds:.1f} s ({spent}), {amount(record.n_replays, 'replay')} of {record.closure}",
+        "took": (
+            f"{record.seconds:.1f} s ({spent}), {amount(record.n_replays, 'replay')} of"
+            f" {record.closure}"
+        ),
         "on": f"{_made_on(where)}, {versions}",
         "file": str(path.absolute()),
     }
     rows = account.candidate_rows(record)
     colours = [
-        "green"
-        if row["#"] == record.winner
-        else "red"
-        if record.candidates[row["#"]].failure
-        else None
+        (
+            "green"
+            if row["#"] == record.winner
+            else "red"
+            if record.candidates[row["#"]].failure
+            else None
+        )
         for row in rows
     ]
     return Answer(
@@ -292,11 +307,13 @@ def _made_on(where: Environment) -> str:
     return f"{amount(where.world_size, 'rank')}{per_host} on {devices}"
 
 
-# -- explain -----------------------------------------------------------------------------------------------------------
+# -- explain ---------------------------------------------------------------------------------------
 
 
 def explain(key: str | None) -> Answer:
-    """For each chosen record whether it would be used here, and the fields that prevent it, as far as they are known here."""
+    """For each chosen record whether it would be used here, and the fields that prevent it, as far
+    as they are known here.
+    """
     cache, settings, rows = opened(), Settings(), list[dict[str, Any]]()
     for number, each in choose(cache, key).items():
         record, recorded = each.record, each.record.environment
@@ -333,14 +350,16 @@ def explain(key: str | None) -> Answer:
     ]
     lines = [
         *table(shown),
-        _ASK_THE_PROGRAM
-        if rows
-        else f"No records in {cache.folder}: no tuning has anything to start from.",
+        (
+            _ASK_THE_PROGRAM
+            if rows
+            else f"No records in {cache.folder}: no tuning has anything to start from."
+        ),
     ]
     return Answer({"records": rows}, lines, 1 if cache.unused and key is None else 0)
 
 
-# -- path, export, merge, clear, quarantine ----------------------------------------------------------------------------
+# -- path, export, merge, clear, quarantine --------------------------------------------------------
 
 
 def path() -> Answer:
@@ -350,14 +369,17 @@ def path() -> Answer:
 
 
 def export(target: str, name: str | None = None, device: str = "") -> Answer:
-    """Write records into one file, whole or not at all, in place of an earlier export; with "/" at its end into a folder, beside others."""
+    """Write records into one file, whole or not at all, in place of an earlier export; with "/" at
+    its end into a folder, beside others.
+    """
     cache, file = opened(), Path(target)
     records = [
         each.record for each in choose(cache, name).values() if _is_made_on(each.record, device)
     ]
     if not records:
         raise RefusedError(
-            f"nothing to export: there are no records {f'of {plain(device)!r} ' if device else ''}in {cache.folder}"
+            "nothing to export: there are no records"
+            f" {f'of {plain(device)!r} ' if device else ''}in {cache.folder}"
         )
     code = 1 if cache.unused and name is None else 0
     if target.endswith("/"):
@@ -388,7 +410,9 @@ def packed(records: Sequence[TuningRecord]) -> bytes:
 
 
 def merge(paths: Sequence[Path]) -> Answer:
-    """Take in all records of files, and of all ``*.json`` in folders, with the outcome of each; of two with one key the better stays."""
+    """Take in all records of files, and of all ``*.json`` in folders, with the outcome of each; of
+    two with one key the better stays.
+    """
     cache, rows = opened(), []
     for source, found in (each for path in paths for each in records_in(path)):
         row = {
@@ -419,7 +443,10 @@ def _take_in(cache: Cache, record: TuningRecord) -> tuple[str, str]:
         return "kept", "the same record is there"
     reason = ""
     if before is not None:
-        reason = f"{record.n_samples} timed replays against the {before.n_samples} of the one before; of equals the newer stays"
+        reason = (
+            f"{record.n_samples} timed replays against the {before.n_samples} of the one before; of"
+            " equals the newer stays"
+        )
         if (before.n_samples, before.tuned_at) >= (record.n_samples, record.tuned_at):
             return "kept", reason
     if cache.store(record) is None:
@@ -428,15 +455,23 @@ def _take_in(cache: Cache, record: TuningRecord) -> tuple[str, str]:
 
 
 def clear(key: str | None, *, is_sure: bool = False) -> Answer:
-    """Delete the records of a KEY, or all that the cache has put into its folder; asks first unless ``is_sure``."""
+    """Delete the records of a KEY, or all that the cache has put into its folder; asks first unless
+    ``is_sure``.
+    """
     cache = opened()
     chosen = [*choose(cache, key).values()]
     if key is None:
         doomed = cache.own_files()  # the other folders are only read
-        what = f"all {amount(sum(each.path in doomed for each in chosen), 'record')}, {amount(len(doomed), 'file')}"
+        what = (
+            f"all {amount(sum(each.path in doomed for each in chosen), 'record')},"
+            f" {amount(len(doomed), 'file')}"
+        )
     else:
         doomed = [each.path for each in chosen]
-        what = f"{amount(len(chosen), 'record')} of {', '.join(sorted({plain(each.record.kernel) for each in chosen}))}"
+        what = (
+            f"{amount(len(chosen), 'record')} of"
+            f" {', '.join(sorted({plain(each.record.kernel) for each in chosen}))}"
+        )
     if not doomed:
         return Answer({"deleted": []}, [f"nothing to delete in {cache.folder}"])
     if not is_sure and not sys.stdin.isatty():
@@ -453,7 +488,9 @@ def clear(key: str | None, *, is_sure: bool = False) -> Answer:
 
 
 def _delete(cache: Cache, paths: Iterable[Path]) -> list[str]:
-    """Delete files of the cache, and folders that are empty then; a sentence for each file that cannot be deleted."""
+    """Delete files of the cache, and folders that are empty then; a sentence for each file that
+    cannot be deleted.
+    """
     problems = []
     for each in paths:
         try:

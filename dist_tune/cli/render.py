@@ -1,6 +1,7 @@
 """Answers of commands, and how they are written: texts and tables on stdout, problems on stderr.
 
-Records come from anywhere, so control characters in their texts are escaped. Imports nothing heavy, as ``main``.
+Records come from anywhere, so control characters in their texts are escaped. Imports nothing heavy,
+as ``main``.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def table(
     *,
     has_header: bool = True,
 ) -> list[str]:
-    """Rows, each heading -> cell, as aligned lines in these colours, and an empty line behind them."""
+    """Rows, each heading -> cell, as aligned lines in these colours, and an empty line behind
+    them.
+    """
     from dist_tune.output import table as aligned
 
     lines, styles = (
@@ -64,7 +67,8 @@ def facts(pairs: Mapping[str, object]) -> list[str]:
 
 
 def write_file(path: Path, content: bytes, *, keeps_old: bool = False) -> Path | None:
-    """Write a file whole or not at all, of a link the file that it leads to; the copy of the one that was there, if it ``keeps_old``.
+    """Write a file whole or not at all, of a link the file that it leads to; the copy of the one
+    that was there, if it ``keeps_old``.
 
     RefusedError if it cannot be written, or is no regular file.
     """

@@ -17,7 +17,8 @@ LEFT_OUT = 3
 
 
 def story_of(sources: list[str]) -> Story:
-    """The story of a log folder (of DIST_TUNE_LOG_DIR without sources), or of the records that several words stand for.
+    """The story of a log folder (of DIST_TUNE_LOG_DIR without sources), or of the records that
+    several words stand for.
 
     Raises RefusedError, or an OSError as UnreadableEventsError, if one of them stands for nothing.
     """
@@ -27,7 +28,8 @@ def story_of(sources: list[str]) -> Story:
 
 
 def records_of(source: str) -> tuple[list[TuningRecord], list[str]]:
-    """The records that a word of the command line stands for, and what is damaged: a file, an export, a folder, an id, a kernel.
+    """The records that a word of the command line stands for, and what is damaged: a file, an
+    export, a folder, an id, a kernel.
 
     At least one record, else as ``story_of``; of a log folder those of the winners so far.
     """

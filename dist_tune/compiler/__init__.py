@@ -19,6 +19,21 @@ from dist_tune.compiler.pool import Compiler, compile_cost, n_compile_threads, q
 from dist_tune.compiler.triton_cache import await_digest, begin_digest
 
 __all__ = [
-    "Candidate", "Compiler", "Failure", "NotLoaded", "Refusal", "Resources", "SharedContext", "await_digest", "begin_digest",
-    "compile_cost", "is_compiling", "n_compile_threads", "noted", "quickest", "reason_of", "refused", "replaced",
-]  # fmt: skip
+    "Candidate",
+    "Compiler",
+    "Failure",
+    "NotLoaded",
+    "Refusal",
+    "Resources",
+    "SharedContext",
+    "await_digest",
+    "begin_digest",
+    "compile_cost",
+    "is_compiling",
+    "n_compile_threads",
+    "noted",
+    "quickest",
+    "reason_of",
+    "refused",
+    "replaced",
+]

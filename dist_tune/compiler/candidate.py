@@ -1,9 +1,11 @@
-"""One candidate from source to the device, in steps that other threads and other ranks can take over.
+"""One candidate from source to the device, in steps that other threads and other ranks can take
+over.
 
-Knows what Triton's compiler makes of a ``Compilable``, and nothing of ranks or search. Triton is asked once per candidate what
-it would compile: the answer is the key of the result in its disk cache, and a function that compiles in any thread without
-touching a device or holding tensors. Loading happens on the main thread and without a launch, and must not be put off:
-CUDA may wait for running kernels while it loads a module, and one of them may be waiting for this rank.
+Knows what Triton's compiler makes of a ``Compilable``, and nothing of ranks or search. Triton is
+asked once per candidate what it would compile: the answer is the key of the result in its disk
+cache, and a function that compiles in any thread without touching a device or holding tensors.
+Loading happens on the main thread and without a launch, and must not be put off: CUDA may wait for
+running kernels while it loads a module, and one of them may be waiting for this rank.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from dist_tune.compiler.compilation import Compilation, Failure, attempt
 from dist_tune.errors import FailureKind
 
 _digests: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""Of compiled kernels, which Triton keeps for the next tuning in this process: making them anew took a tenth of its processor
-time (logs/tuning-200-cpu)."""
+"""Of compiled kernels, which Triton keeps for the next tuning in this process: making them anew
+took a tenth of its processor
+time (logs/tuning-200-cpu).
+"""
 
 
 class Compilable(Protocol):
@@ -45,10 +49,11 @@ class Resources:
 
 
 class Asked(BaseException):
-    """Triton's answer: the key, a function that compiles, and one that puts the result into the kernel's in-memory cache.
+    """Triton's answer: the key, a function that compiles, and one that puts the result into the
+    kernel's in-memory cache.
 
-    Raised in place of a stand-in, which would stay in that cache for good if it fails. Not an ``Exception``, because it must pass the
-    user's own wrappers.
+    Raised in place of a stand-in, which would stay in that cache for good if it fails. Not an
+    ``Exception``, because it must pass the user's own wrappers.
     """
 
 
@@ -63,7 +68,10 @@ class _AskOnly:
 
 
 class Candidate:
-    """A config of a launch: its compilation, and its kernel on the device. Used on the thread that made it."""
+    """A config of a launch: its compilation, and its kernel on the device.
+
+    Used on the thread that made it.
+    """
 
     def __init__(self, launch: Compilable, config: triton.Config) -> None:
         self._finalize: Callable[[Any], None] | None = None
@@ -86,7 +94,10 @@ class Candidate:
         )
 
     def load(self) -> Resources | Failure | None:
-        """Load onto the device without a launch. Call it when the compilation is done; it does not wait."""
+        """Load onto the device without a launch.
+
+        Call it when the compilation is done; it does not wait.
+        """
         compiled = self.compilation.result
         if compiled is None or isinstance(
             compiled, Failure
@@ -99,16 +110,19 @@ class Candidate:
         return self._loaded
 
     def kernel(self) -> str:
-        """All that decides what a launch of the compiled kernel does, in a digest that holds in this process; empty if unknown.
+        """All that decides what a launch of the compiled kernel does, in a digest that holds in
+        this process; empty if unknown.
 
-        Of what came out, so that it holds for every compiler: binary, metadata, constants and types of the arguments.
+        Of what came out, so that it holds for every compiler: binary, metadata, constants and types
+        of the arguments.
         """
         compiled = self.compilation.result
         binary, metadata = getattr(compiled, "kernel", None), getattr(compiled, "metadata", None)
         if not isinstance(binary, bytes) or metadata is None or not hasattr(metadata, "_asdict"):
             return ""
         if compiled not in _digests:
-            # The key and the number of stages are read on the way to the binary, and by nothing afterwards.
+            # The key and the number of stages are read on the way to the binary, and by nothing
+            # afterwards.
             facts = {
                 name: value
                 for name, value in metadata._asdict().items()

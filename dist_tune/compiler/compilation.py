@@ -1,8 +1,11 @@
-"""One kernel from source to Triton's disk cache, on any thread, and what compilations of one tuning share.
+"""One kernel from source to Triton's disk cache, on any thread, and what compilations of one tuning
+share.
 
-While ``patched`` is entered, a thread that runs a ``Compilation`` compiles as follows: the front end, which is Python and holds the
-interpreter's lock, is run by one thread at a time and once for equal input; the stages after it are ``worker``'s, in another process.
-Other threads compile as always, and so do kernels of other languages and backends, and those whose compiler a user has changed.
+While ``patched`` is entered, a thread that runs a ``Compilation`` compiles as follows: the front
+end, which is Python and holds the interpreter's lock, is run by one thread at a time and once for
+equal input; the stages after it are ``worker``'s, in another process. Other threads compile as
+always, and so do kernels of other languages and backends, and those whose compiler a user has
+changed.
 """
 
 from __future__ import annotations
@@ -35,7 +38,10 @@ FRONT_END = "front_end"
 MAX_CHARS = 200_000
 """Kept of one compiler's output."""
 _SWITCH_INTERVAL_S = 1e-3
-"""Longest time that a thread keeps the interpreter's lock while others wait. Python's own 5 ms add up in compilers."""
+"""Longest time that a thread keeps the interpreter's lock while others wait.
+
+Python's own 5 ms add up in compilers.
+"""
 _PATIENCE_S = 10.0
 """Longest wait for the front end of another thread, which may be stuck."""
 _HOLD_S = 0.1
@@ -71,7 +77,9 @@ def attempt(
     kind: FailureKind = FailureKind.COMPILE,
     shared_bytes: int | None = None,
 ) -> Any:
-    """The value of ``step``, or a ``Failure`` with the exception that it raised and the compiler's output."""
+    """The value of ``step``, or a ``Failure`` with the exception that it raised and the compiler's
+    output.
+    """
     printed = _thread.printed = list[str]()
     try:
         return step()
@@ -98,13 +106,17 @@ def _heard(*values: object, sep: str = " ", end: str = "\n") -> None:
 
 
 class Toolchain:
-    """What the compilations of one tuning share: TTIR that was made, processes, the shared memory of the device."""
+    """What the compilations of one tuning share: TTIR that was made, processes, the shared memory
+    of the device.
+    """
 
     def __init__(self, on_wait: Callable[[], None] = lambda: None) -> None:
         self.on_wait = on_wait
         """Called on a thread that begins to wait for an equal kernel's stages."""
         self.shared_limit_bytes: int | None = None
-        """A kernel that needs more is not assembled, which would take longer than all stages before (logs/compile-cpu)."""
+        """A kernel that needs more is not assembled, which would take longer than all stages before
+        (logs/compile-cpu).
+        """
         self.uses_processes = False
         self._idle: list[Worker] = []
         self._has_ended = self._is_stopped = False
@@ -175,7 +187,10 @@ class Toolchain:
     def ttir(
         self, source: tuple[Any, ...], options: Any, make: Callable[[Any], Any], *, is_urgent: bool
     ) -> str:
-        """TTIR as text. ``make`` is called with options that observe what it reads, and not if TTIR was made for equal ones.
+        """TTIR as text.
+
+        ``make`` is called with options that observe what it reads, and not if TTIR was made for
+        equal ones.
 
         ``is_urgent``: a launch waits for it, and it waits for no other thread.
         """
@@ -215,7 +230,9 @@ class Compilation:
         """The first site and candidate that asked for it, with its turn there."""
         self.done = threading.Event()
         self.result = result
-        """When done: Triton's compiled kernel, a ``Failure``, or None if nothing is compiled, as under the interpreter."""
+        """When done: Triton's compiled kernel, a ``Failure``, or None if nothing is compiled, as
+        under the interpreter.
+        """
         self.seconds: dict[str, float] = {}
         """Of each stage that was run."""
         self.started_at: float | None = None
@@ -249,9 +266,11 @@ class Compilation:
         *,
         is_urgent: bool = False,
     ) -> bool:
-        """Compile, or find the result in Triton's disk cache; False if another thread, or process of this host, does. For any thread.
+        """Compile, or find the result in Triton's disk cache; False if another thread, or process
+        of this host, does. For any thread.
 
-        ``note`` is called with the result before others see it. ``is_urgent``: a launch waits for it.
+        ``note`` is called with the result before others see it. ``is_urgent``: a launch waits for
+        it.
         """
         with claim(self.key) as claimed:
             with self._lock:
@@ -288,7 +307,10 @@ class Compilation:
                 self.done.set()
 
     def _compiled(self, compile_: Callable[[], Any], claimed: IO[bytes]) -> Any:
-        """Triton's compiled kernel. What it needs too much of stands in ``claimed`` for other ranks and later processes."""
+        """Triton's compiled kernel.
+
+        What it needs too much of stands in ``claimed`` for other ranks and later processes.
+        """
         text, limit_bytes = claimed.read(), self._tools.shared_limit_bytes
         if text.isdigit() and limit_bytes is not None and int(text) > limit_bytes:
             raise triton.OutOfResources(int(text), limit_bytes, "shared memory")
@@ -302,10 +324,12 @@ class Compilation:
                     claimed.flush()
             raise
 
-    # -- inside Triton's compiler ----------------------------------------------------------------------------------
+    # -- inside Triton's compiler ------------------------------------------------------------------
 
     def add_stages(self, backend: Any, stages: dict[str, Any], options: Any, language: Any) -> None:
-        """Put ours in the place of Triton's stages, unless the result of each may be changed on the way."""
+        """Put ours in the place of Triton's stages, unless the result of each may be changed on the
+        way.
+        """
         knobs = triton.knobs.compilation
         is_hooked = bool(
             triton.knobs.runtime.add_stages_inspection_hook or knobs.override or knobs.use_ir_loc
@@ -371,10 +395,12 @@ class Compilation:
 
 
 def build_ahead(source: Any) -> None:
-    """Build the launcher of a kernel in a thread of its own, unless its form depends on what the compiler makes of the kernel.
+    """Build the launcher of a kernel in a thread of its own, unless its form depends on what the
+    compiler makes of the kernel.
 
-    Up to Triton 3.6 a kernel's first load runs a C compiler on its launcher, 0.2 to 0.6 s while other kernels compile, and a launch may
-    wait for that. Kernels of one signature share it. Triton keeps it in its disk cache, where the load then finds it.
+    Up to Triton 3.6 a kernel's first load runs a C compiler on its launcher, 0.2 to 0.6 s while
+    other kernels compile, and a launch may wait for that. Kernels of one signature share it. Triton
+    keeps it in its disk cache, where the load then finds it.
     """
     try:
         from triton.backends.nvidia.driver import (

@@ -1,4 +1,6 @@
-"""What is changed in Triton while it is needed, for the first of several users and until the last; and launches that would compile."""
+"""What is changed in Triton while it is needed, for the first of several users and until the last;
+and launches that would compile.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ class SharedContext:
 
 @contextmanager
 def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """A method of a class or object, or a name of a module, wrapped meanwhile. If the user has put a wrapper around ours, that stays."""
+    """A method of a class or object, or a name of a module, wrapped meanwhile.
+
+    If the user has put a wrapper around ours, that stays.
+    """
     before, ours = vars(owner).get(name), wrap(getattr(owner, name, None))
     setattr(owner, name, ours)
     try:
@@ -49,7 +54,7 @@ def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None
             delattr(owner, name) if before is None else setattr(owner, name, before)
 
 
-# -- launches ----------------------------------------------------------------------------------------------------------
+# -- launches --------------------------------------------------------------------------------------
 
 _notes: list[Callable[[Any], None]] = []
 _compiling: set[int] = set()
@@ -57,19 +62,26 @@ _compiling: set[int] = set()
 
 
 class NotLoaded(BaseException):
-    """Raised in place of a compilation inside a launch. Not an ``Exception``, because it must pass the user's own wrappers."""
+    """Raised in place of a compilation inside a launch.
+
+    Not an ``Exception``, because it must pass the user's own wrappers.
+    """
 
 
 class Refusal:
     """The answer of one ``refused`` block."""
 
     is_raised = False
-    """True if a launch came to a compilation, also where a wrapper around the kernel has caught the ``NotLoaded``."""
+    """True if a launch came to a compilation, also where a wrapper around the kernel has caught the
+    ``NotLoaded``.
+    """
 
 
 @contextmanager
 def noted(note: Callable[[Any], None]) -> Iterator[None]:
-    """Call ``note(kernel)`` before a launch of any thread compiles a kernel that is not in memory; the latest first, which may raise."""
+    """Call ``note(kernel)`` before a launch of any thread compiles a kernel that is not in memory;
+    the latest first, which may raise.
+    """
     with _watched():
         _notes.insert(0, note)
         try:

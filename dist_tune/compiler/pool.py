@@ -1,7 +1,8 @@
 """The compilations of one tuning, and the threads that run them beside the replay that goes on.
 
-Knows which candidates to compile and in which order; nothing of how. Ranks of a host share the work without asking each other: each
-begins with another part of the candidates, passes over a kernel that another process compiles, and comes back to it.
+Knows which candidates to compile and in which order; nothing of how. Ranks of a host share the work
+without asking each other: each begins with another part of the candidates, passes over a kernel
+that another process compiles, and comes back to it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _LOOK_S = 0.01
 
 
 def compile_cost(config: triton.Config) -> float:
-    """Estimated time to compile, relative to other configs of the kernel: the product of its two largest block sizes, per warp.
+    """Estimated time to compile, relative to other configs of the kernel: the product of its two
+    largest block sizes, per warp.
 
     Rank correlation 0.9 with the measured time over 216 configs of a GEMM (logs/compile-cpu).
     """
@@ -44,7 +46,9 @@ def compile_cost(config: triton.Config) -> float:
 
 
 def quickest(configs: Sequence[triton.Config]) -> list[int]:
-    """Candidates from the quickest to compile to the slowest, by estimate; the same on all ranks."""
+    """Candidates from the quickest to compile to the slowest, by estimate; the same on all
+    ranks.
+    """
     return sorted(
         range(len(configs)),
         key=lambda i: (
@@ -57,11 +61,13 @@ def quickest(configs: Sequence[triton.Config]) -> list[int]:
 
 
 def turns(configs: Sequence[triton.Config], position: int, n_ranks: int) -> list[Turn]:
-    """The turn of each candidate on the rank at ``position`` of the ``n_ranks`` of its host: first its own part of them.
+    """The turn of each candidate on the rank at ``position`` of the ``n_ranks`` of its host: first
+    its own part of them.
 
-    Then the longest; of equals the smallest tiles, because configs that exceed shared memory end early. Candidates that differ in warps
-    and stages alone are in one part, because Triton's front end makes the same TTIR of them; if there are few such parts, those that
-    differ in stages alone, which may come to the same kernel.
+    Then the longest; of equals the smallest tiles, because configs that exceed shared memory end
+    early. Candidates that differ in warps and stages alone are in one part, because Triton's front
+    end makes the same TTIR of them; if there are few such parts, those that differ in stages alone,
+    which may come to the same kernel.
     """
     costs = [
         (-compile_cost(config), prod(_blocks(config)) * config.num_stages) for config in configs
@@ -129,7 +135,9 @@ class Compiler:
         first: Collection[int],
         awaited: int | None = None,
     ) -> None:
-        """Add a site, and queue the candidates of ``first``; the ``awaited`` one, which a launch needs, starts before all others."""
+        """Add a site, and queue the candidates of ``first``; the ``awaited`` one, which a launch
+        needs, starts before all others.
+        """
         self._open()
         found, order = (
             dict[int, Candidate](),
@@ -173,7 +181,9 @@ class Compiler:
         return " ".join(f"{i}={each.compilation.key}" for i, each in self._sites[label].items())
 
     def queue(self, label: str, candidates: Collection[int]) -> None:
-        """Compile these in the threads, the longest of all sites first, so that a long one does not run alone at the end."""
+        """Compile these in the threads, the longest of all sites first, so that a long one does not
+        run alone at the end.
+        """
         if candidates:
             self._open()  # also for a later wave of a guided search
         wanted = [self._sites[label][i].compilation for i in sorted(candidates)]
@@ -186,7 +196,9 @@ class Compiler:
     def known_as(
         self, labels: Sequence[str], candidate: int, launch: Compilable, config: triton.Config
     ) -> str | None:
-        """Which of these sites the launch's kernel is compiled for, if any; its candidate, if loaded, is put into that kernel's memory."""
+        """Which of these sites the launch's kernel is compiled for, if any; its candidate, if
+        loaded, is put into that kernel's memory.
+        """
         made = Candidate(launch, config)
         known = {self._sites[label][candidate].compilation.key: label for label in reversed(labels)}
         label = known.get(made.compilation.key)
@@ -196,10 +208,14 @@ class Compiler:
         return label
 
     def load(self, label: str, candidate: int) -> Resources | Failure | None:
-        """Load the candidate onto the device without a launch, compiling it at once if need be. None under the interpreter."""
+        """Load the candidate onto the device without a launch, compiling it at once if need be.
+
+        None under the interpreter.
+        """
         compilation = self._sites[label][candidate].compilation
         self._start_now(compilation)
-        # This rank posts nothing meanwhile: a stuck compilation must fail before the other ranks take this one for lost.
+        # This rank posts nothing meanwhile: a stuck compilation must fail before the other ranks
+        # take this one for lost.
         for _ in self._wait([compilation], 2 / 3 * self._stuck_after_s):
             pass
         return self._sites[label][candidate].load()
@@ -219,7 +235,9 @@ class Compiler:
         return {i for i, each in self._sites[label].items() if each.is_ready}
 
     def kernels(self, label: str) -> list[str]:
-        """What each candidate came to: equal digests are of equal kernels, empty ones of what failed or is not compiled yet."""
+        """What each candidate came to: equal digests are of equal kernels, empty ones of what
+        failed or is not compiled yet.
+        """
         return [
             each.kernel() if each.compilation.done.is_set() else ""
             for each in self._sites[label].values()
@@ -241,7 +259,8 @@ class Compiler:
 
     @contextmanager
     def held(self) -> Iterator[Callable[[], None]]:
-        """Begin no compilation meanwhile, and stop those under way until the function is called that this gives.
+        """Begin no compilation meanwhile, and stop those under way until the function is called
+        that this gives.
 
         Others may wait for these: launches of other tunings, other ranks, other jobs.
         """
@@ -255,7 +274,9 @@ class Compiler:
             self._start_threads()
 
     def close(self) -> None:
-        """Give the terminal and Triton back, and let the threads end, each after the compilation that it runs."""
+        """Give the terminal and Triton back, and let the threads end, each after the compilation
+        that it runs.
+        """
         with self._lock:
             self._queue.clear()
             self._is_open = False
@@ -293,16 +314,19 @@ class Compiler:
             for each in pending:
                 if now - (each.started_at or each.held_since or now) > stuck_after_s:
                     each.give_up(
-                        f"TimeoutError: has been compiling for {stuck_after_s:g} s; DIST_TUNE_DEADLINE_S sets the limit"
+                        f"TimeoutError: has been compiling for {stuck_after_s:g} s;"
+                        " DIST_TUNE_DEADLINE_S sets the limit"
                     )
             self._start_threads()
             yield len(pending)
             pending[0].done.wait(0.05)
 
-    # -- threads -----------------------------------------------------------------------------------------------------
+    # -- threads -----------------------------------------------------------------------------------
 
     def _start_now(self, compilation: Compilation) -> None:
-        """Give a compilation that a launch waits for a thread beyond ``n_threads``, because other ranks may wait for that launch."""
+        """Give a compilation that a launch waits for a thread beyond ``n_threads``, because other
+        ranks may wait for that launch.
+        """
         self._tools.go_on()
         with self._lock:
             if compilation.is_queued and all(
@@ -362,7 +386,9 @@ class Compiler:
                     del self._threads[number]
 
     def _turn(self, each: Compilation) -> tuple[int, int, float, int, str, int]:
-        """Sort key: what another process compiles last; this rank's part; the longest first, by what the site's latest one took."""
+        """Sort key: what another process compiles last; this rank's part; the longest first, by
+        what the site's latest one took.
+        """
         part, cost, tiles = each.turn
         return (
             each.n_held,
@@ -374,7 +400,9 @@ class Compiler:
         )
 
     def _compile(self, compilation: Compilation, number: int, *, is_urgent: bool = False) -> bool:
-        """Run a compilation on the thread of this number; false if another thread or process does."""
+        """Run a compilation on the thread of this number; false if another thread or process
+        does.
+        """
         began = time.monotonic()
 
         def note(result: Any) -> None:
@@ -400,7 +428,8 @@ _open: weakref.WeakSet[Compiler] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    # Python ends daemon threads when they ask for the interpreter's lock again; in a compiler's C++ that aborts the process.
+    # Python ends daemon threads when they ask for the interpreter's lock again; in a compiler's C++
+    # that aborts the process.
     for compiler in list(_open):
         compiler.end()
         compiler.join(EXIT_WAIT_S)

@@ -1,9 +1,11 @@
-"""Processes that run Triton's compiler passes for the threads of a tuning, one kernel at a time, and the folder of their files.
+"""Processes that run Triton's compiler passes for the threads of a tuning, one kernel at a time,
+and the folder of their files.
 
-In threads of one process these passes share Python's lock, the allocator's locks and the replay's host time: of 16 threads six waited
-for one another (logs/third-party-2xH200). A process costs 0.2 s to start, beside the front end; what it does not survive costs one
-candidate, and what it prints never reaches the user's terminal.
-``multiprocessing`` and ``concurrent.futures`` would import the user's ``__main__`` again.
+In threads of one process these passes share Python's lock, the allocator's locks and the replay's
+host time: of 16 threads six waited for one another (logs/third-party-2xH200). A process costs 0.2 s
+to start, beside the front end; what it does not survive costs one candidate, and what it prints
+never reaches the user's terminal. ``multiprocessing`` and ``concurrent.futures`` would import the
+user's ``__main__`` again.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _made: list[str] = []
 """The folder, while there is one."""
 
 
-# -- the folder --------------------------------------------------------------------------------------------------------
+# -- the folder ------------------------------------------------------------------------------------
 
 
 def temporary_folder() -> str | None:
@@ -88,7 +90,7 @@ folder_in_use = SharedContext(_folder)
 """Entered by each tuning that compiles; the last one to leave deletes the folder."""
 
 
-# -- one process -------------------------------------------------------------------------------------------------------
+# -- one process -----------------------------------------------------------------------------------
 
 
 class CompilerCrashError(RuntimeError):
@@ -112,18 +114,23 @@ class Worker:
     def __init__(self) -> None:
         self.environment = dict(os.environ)
         self._is_greeted, self._pid, folder = False, os.getpid(), temporary_folder()
-        # All of it, in order, so that the process imports what this one would. An empty entry is the current folder.
+        # All of it, in order, so that the process imports what this one would. An empty entry is
+        # the current folder.
         paths = json.dumps([path or os.getcwd() for path in sys.path if isinstance(path, str)])
         self._output = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # as long as the process
         self._connection, theirs = multiprocessing.Pipe()
         with theirs:
-            self._process = subprocess.Popen(  # -I: what the worker itself imports is not to be found in a folder of the user's
+            # -I: what the worker itself imports is not to be found in a folder of the user's
+            self._process = subprocess.Popen(
                 [sys.executable, "-I", "-u", worker.__file__, str(theirs.fileno()), paths],
-                stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
                 pass_fds=[theirs.fileno()],
                 env={**self.environment, "TMPDIR": folder or tempfile.gettempdir()},
-                process_group=0,  # with its ptxas: ended together, and by no signal that is meant for the rank
-            )  # fmt: skip
+                # With its ptxas: ended together, and by no signal that is meant for the rank
+                process_group=0,
+            )
 
     @property
     def is_alive(self) -> bool:
@@ -131,14 +138,17 @@ class Worker:
         return self._process.poll() is None
 
     def ask(self, request: tuple[Any, ...], on_wait: Callable[[], None]) -> worker.Made:
-        """The kernel of one request (``worker.compile_kernel``). ``on_wait``: called when it waits for another process.
+        """The kernel of one request (``worker.compile_kernel``).
+
+        ``on_wait``: called when it waits for another process.
 
         Raises:
             CannotStartError: it has another Triton, or none.
             CompilerCrashError: it has no reply to give any more.
             IdleError: another one may take the request.
             MemoryError: it was killed.
-            Exception: of the compiler, as in this process, with what the compiler has written as a note.
+            Exception: of the compiler, as in this process, with what the compiler has written as a
+                note.
         """
         try:
             if not self._is_greeted:
@@ -169,7 +179,10 @@ class Worker:
         return reply  # type: ignore[no-any-return]  # it was pickled
 
     def end(self) -> None:
-        """End the process, in the middle of a compilation if need be. For any thread; not for a fork of the process that has started it."""
+        """End the process, in the middle of a compilation if need be.
+
+        For any thread; not for a fork of the process that has started it.
+        """
         if self._pid == os.getpid():
             with suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -182,7 +195,10 @@ class Worker:
                 os.killpg(self._process.pid, number)
 
     def _written(self) -> str:
-        """What the process, which is idle or has ended, has written since the last time. Both share the place in the file."""
+        """What the process, which is idle or has ended, has written since the last time.
+
+        Both share the place in the file.
+        """
         self._output.seek(0)
         text = self._output.read().decode(errors="replace")
         self._output.seek(0)
@@ -195,13 +211,16 @@ class Worker:
             Worker.can_start = False
             self.end()
             raise CannotStartError(
-                f"the compiler's process finds Triton at {found}, and this one has it from {triton.__file__}"
+                f"the compiler's process finds Triton at {found}, and this one has it from"
+                f" {triton.__file__}"
             )
         self._is_greeted = True
 
 
 def is_possible() -> bool:
-    """True if the compiler is Triton's own from end to end: another process would not have a user's patch, hook or setting."""
+    """True if the compiler is Triton's own from end to end: another process would not have a user's
+    patch, hook or setting.
+    """
     try:
         from triton.backends.nvidia.compiler import CUDABackend
 

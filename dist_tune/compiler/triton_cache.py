@@ -1,4 +1,5 @@
-"""Triton's cache folder: which kernels a process of this host compiles now, the temporary folder where it cannot be written, its digest.
+"""Triton's cache folder: which kernels a process of this host compiles now, the temporary folder
+where it cannot be written, its digest.
 
 Knows Triton's ``FileCacheManager``, and nothing of candidates.
 """
@@ -31,11 +32,14 @@ _LONGEST_S = 10.0
 
 @contextmanager
 def claim(key: str) -> Iterator[IO[bytes] | None]:
-    """Hold the right to compile a kernel on this host, with a file beside it; None while another process, or thread, has it.
+    """Hold the right to compile a kernel on this host, with a file beside it; None while another
+    process, or thread, has it.
 
-    ``key``: in Triton's disk cache, in hex. Each process has the right where the folder cannot be written or has no locks.
+    ``key``: in Triton's disk cache, in hex. Each process has the right where the folder cannot be
+    written or has no locks.
     """
-    # A cache manager of the user's may be slow, remote, or raise anything; with a hook in the compiler the key is not complete.
+    # A cache manager of the user's may be slow, remote, or raise anything; with a hook in the
+    # compiler the key is not complete.
     is_plain = (
         triton.knobs.cache.manager_class in (None, FileCacheManager)
         and triton.knobs.runtime.add_stages_inspection_hook is None
@@ -66,7 +70,10 @@ def claim(key: str) -> Iterator[IO[bytes] | None]:
 
 @contextmanager
 def writable_folder() -> Iterator[None]:
-    """Give Triton a cache folder that can be written, if there is any. Other ranks do not look into a temporary one."""
+    """Give Triton a cache folder that can be written, if there is any.
+
+    Other ranks do not look into a temporary one.
+    """
     folder = triton.knobs.cache.dir
     with triton.knobs.cache.scope():
         try:
@@ -78,8 +85,9 @@ def writable_folder() -> Iterator[None]:
                 temporary_folder() or folder, "triton"
             )  # if there is none: each compilation says so
             text = (
-                f"dist_tune: Triton's cache folder {folder} cannot be written ({error.strerror}): this process keeps the kernels of this "
-                f"tuning in {triton.knobs.cache.dir} until its end. Free some space there, or set TRITON_CACHE_DIR"
+                f"dist_tune: Triton's cache folder {folder} cannot be written ({error.strerror}):"
+                f" this process keeps the kernels of this tuning in {triton.knobs.cache.dir} until"
+                " its end. Free some space there, or set TRITON_CACHE_DIR"
             )
             warn_once(text, topic=f"triton cache {folder}")
         yield
@@ -89,8 +97,9 @@ def writable_folder() -> Iterator[None]:
 def begin_digest() -> threading.Thread | None:
     """Begin the digest of Triton's own files, a part of each kernel's key, unless this process has.
 
-    Triton makes it in its first launch, of 0.4 GB: 0.2 to 0.4 s, most of a first call that finds all else in caches. It is begun when a
-    function is decorated, beside the program's own start, and is kept by Triton. Nothing is imported for it.
+    Triton makes it in its first launch, of 0.4 GB: 0.2 to 0.4 s, most of a first call that finds
+    all else in caches. It is begun when a function is decorated, beside the program's own start,
+    and is kept by Triton. Nothing is imported for it.
     """
 
     def make() -> None:

@@ -1,6 +1,8 @@
-"""Triton's compiler passes for one kernel, from TTIR to the cubin, and the process that runs them for a rank.
+"""Triton's compiler passes for one kernel, from TTIR to the cubin, and the process that runs them
+for a rank.
 
-Imports Triton's compiler and nothing of dist_tune, torch or the user's: as a script it starts in 0.2 s. It never touches a GPU.
+Imports Triton's compiler and nothing of dist_tune, torch or the user's: as a script it starts in
+0.2 s. It never touches a GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ IDLE_S = 20.0
 NICENESS = 3
 """The rank's own threads, front end and launches, go first."""
 Made = tuple[dict[str, str | bytes], dict[str, Any], dict[str, float]]
-"""Text of each stage, the metadata with what they have written, and the seconds of those that were run."""
+"""Text of each stage, the metadata with what they have written, and the seconds of those that were
+run.
+"""
 
 
 class Observed:
@@ -54,7 +58,8 @@ def timed(seconds: dict[str, float], stage: str, step: Callable[..., Any], *args
 
 @contextmanager
 def _held(path: str, on_wait: Callable[[], None]) -> Iterator[IO[bytes]]:
-    """A file, made if need be, that one process holds at a time; ``on_wait`` is called before waiting for another one.
+    """A file, made if need be, that one process holds at a time; ``on_wait`` is called before
+    waiting for another one.
 
     In memory where the file system has no locks or no room: each works for itself.
     """
@@ -81,10 +86,14 @@ def compile_kernel(
     limit_bytes: int | None,
     folder: str | None,
 ) -> Made:
-    """Run the stages of one kernel. ``limit_bytes``: shared memory of the device, beyond which the kernel is not assembled, if known.
+    """Run the stages of one kernel.
 
-    Kernels that differ in ``num_stages`` alone come to the same TTGIR where no loop is pipelined: the second one takes the later stages
-    of the first from a file in ``folder``, calls ``on_wait`` and waits if they are under way.
+    ``limit_bytes``: shared memory of the device, beyond which the kernel is not assembled, if
+    known.
+
+    Kernels that differ in ``num_stages`` alone come to the same TTGIR where no loop is pipelined:
+    the second one takes the later stages of the first from a file in ``folder``, calls ``on_wait``
+    and waits if they are under way.
 
     Raises:
         Exception: of the compiler.

@@ -18,6 +18,21 @@ from dist_tune.distributed.messages import Part, Reduction, Result, all_came, is
 from dist_tune.distributed.store import Asked, WorkQueue, run_beside, within
 
 __all__ = [
-    "Asked", "Calls", "Part", "Ranks", "Reduction", "Result", "WorkQueue", "all_came", "check_group", "device_identity", "group_of",
-    "is_secondary", "is_symmetric", "member_ranks", "n_collectives", "run_beside", "within",
-]  # fmt: skip
+    "Asked",
+    "Calls",
+    "Part",
+    "Ranks",
+    "Reduction",
+    "Result",
+    "WorkQueue",
+    "all_came",
+    "check_group",
+    "device_identity",
+    "group_of",
+    "is_secondary",
+    "is_symmetric",
+    "member_ranks",
+    "n_collectives",
+    "run_beside",
+    "within",
+]

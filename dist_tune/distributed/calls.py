@@ -1,7 +1,9 @@
-"""Calls of closures, counted on each rank, and what follows for a meeting from what missing ranks say of themselves. Pure.
+"""Calls of closures, counted on each rank, and what follows for a meeting from what missing ranks
+say of themselves. Pure.
 
-Ranks make the same calls of a closure in the same order, but meet only in those that are new to some rank. A rank that waits in its third
-call must not replay it with a rank that has come to its fourth.
+Ranks make the same calls of a closure in the same order, but meet only in those that are new to
+some rank. A rank that waits in its third call must not replay it with a rank that has come to its
+fourth.
 """
 
 from __future__ import annotations
@@ -46,14 +48,20 @@ class Call(NamedTuple):
 
     place: Place
     has_talked: bool
-    """True if its first run has issued collectives of the group: no rank has come to the end of that run without the others."""
+    """True if its first run has issued collectives of the group: no rank has come to the end of
+    that run without the others.
+    """
     n_issued: int
     """Collectives of the group that this rank has issued so far."""
 
     @property
     def key(self) -> str:
-        """Its part of the store, the same on all ranks: by collectives where these show the call, by its number elsewhere."""
-        return f"{self.place.closure}/{f'c{self.place.before}' if self.has_talked else f'n{self.place.number}'}"
+        """Its part of the store, the same on all ranks: by collectives where these show the call,
+        by its number elsewhere.
+        """
+        if self.has_talked:
+            return f"{self.place.closure}/c{self.place.before}"
+        return f"{self.place.closure}/n{self.place.number}"
 
     def holds(self, *others: Place) -> bool:
         """True if a rank that is at one of ``others`` is in this very call."""
@@ -62,10 +70,14 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a rank says of itself when a peer asks, a JSON object; and what that peer sees of it besides. Empty: it has said nothing."""
+    """What a rank says of itself when a peer asks, a JSON object; and what that peer sees of it
+    besides. Empty: it has said nothing.
+    """
 
     question: int = -1
-    """Number of the question that it will answer next; -1 before its first call that might end in a meeting."""
+    """Number of the question that it will answer next; -1 before its first call that might end in a
+    meeting.
+    """
     process: str = ""
     """See ``process_name``."""
     n_issued: int = 0
@@ -114,7 +126,9 @@ class Card:
         return ", ".join(filter(None, [doing, state, silence, group]))
 
     def late_text(self, rank: int, place: Place, waited_s: float, *, is_here: bool) -> str:
-        """For the terminal of a rank that waits in ``place`` for this one, which ``is_here`` or has yet to come."""
+        """For the terminal of a rank that waits in ``place`` for this one, which ``is_here`` or has
+        yet to come.
+        """
         where, doing = (
             f"call {place.number} of {closure_name(place.closure)}, {waited_s:.0f} s",
             self.doing if is_here else "",
@@ -126,11 +140,17 @@ class Card:
         if self.group:
             doing = f"its group is ranks {[*self.group]}"
         why = _STATES.get(self.state, "") or doing
-        return f"rank {rank} {'is late in' if is_here else 'has not come to'} {where}{why and f': {plain(why)}'}"
+        return (
+            f"rank {rank} {'is late in' if is_here else 'has not come to'}"
+            f" {where}{why and f': {plain(why)}'}"
+        )
 
 
 def has_passed(call: Call, card: Card) -> bool:
-    """True if a rank will not come to a meeting about this call. A collective takes all ranks: one that has issued more has gone on."""
+    """True if a rank will not come to a meeting about this call.
+
+    A collective takes all ranks: one that has issued more has gone on.
+    """
     has_gone_on = card.n_issued > call.n_issued
     # In a call without collectives, its number may be another's.
     if call.holds(*card.inside) and (call.has_talked or not has_gone_on):
@@ -163,7 +183,8 @@ class Limits:
     ) -> tuple[Outcome, list[int]]:
         """What the wait of a rank for ``missing`` ones has come to, and which ranks decided that.
 
-        ``mine``: this rank's own card. ``waited_s``: seconds since one of them was last seen in this call.
+        ``mine``: this rank's own card. ``waited_s``: seconds since one of them was last seen in
+        this call.
         """
         passed = [rank for rank, card in missing.items() if has_passed(call, card)]
         if self.is_gathering and passed:
@@ -180,12 +201,14 @@ class Limits:
             if r in died or card.is_over or self._is_stuck(card, is_here=r in here)
         ]
         if lost:
-            # Those that fell silent with them, as all ranks of a host do, may have answered a moment longer.
+            # Those that fell silent with them, as all ranks of a host do, may have answered a
+            # moment longer.
             silent_s = max(1.0, 0.8 * max(missing[rank].silent_s for rank in lost))
             lost = [
                 rank for rank, card in missing.items() if rank in lost or card.silent_s >= silent_s
             ]
-            # A rank that has ended elsewhere: the call needs no meeting, and the step itself says whether it needs that rank.
+            # A rank that has ended elsewhere: the call needs no meeting, and the step itself says
+            # whether it needs that rank.
             return ("alone" if self.is_gathering and not died & here else "timed out"), lost
         for rank, card in missing.items():
             waits = card.waits
@@ -202,13 +225,17 @@ class Limits:
         return "", []
 
     def _is_stuck(self, card: Card, *, is_here: bool) -> bool:
-        """True if a rank answers no more, or in a later meeting does one and the same thing for too long."""
-        # A process of this host that is stopped comes to the call that it is in; so does one that is too busy to answer in its first run.
+        """True if a rank answers no more, or in a later meeting does one and the same thing for too
+        long.
+        """
+        # A process of this host that is stopped comes to the call that it is in; so does one that
+        # is too busy to answer in its first run.
         will_come = card.state == "stopped" or (card.state == "runs" and self.is_gathering)
         if is_here and will_come and not self.is_broken:
             return False
         patience_s = self.deadline_s if self.is_gathering or self.is_broken else 2 * self.deadline_s
-        # Its own watchdog ends it before. An answer from before this meeting says only where it was: in one that a late rank held up, too.
+        # Its own watchdog ends it before. An answer from before this meeting says only where it
+        # was: in one that a late rank held up, too.
         is_slow = (
             card.is_fresh
             and not card.may_last

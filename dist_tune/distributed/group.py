@@ -1,8 +1,9 @@
 """The ranks that decide together: one process alone, or the members of a process group.
 
-With the meetings in this folder the only user of torch.distributed. Knows nothing of kernels, configs or times: what is exchanged is text.
-Meetings go over a clone of the c10d store and not over a process group, because a deadline that expires there breaks
-nothing: a gloo group that timed out is dead, and an NCCL communicator may take the process with it.
+With the meetings in this folder the only user of torch.distributed. Knows nothing of kernels,
+configs or times: what is exchanged is text. Meetings go over a clone of the c10d store and not over
+a process group, because a deadline that expires there breaks nothing: a gloo group that timed out
+is dead, and an NCCL communicator may take the process with it.
 """
 
 from __future__ import annotations
@@ -32,18 +33,27 @@ from dist_tune.errors import DistTuneError
 from dist_tune.validation import spelled
 
 _generations: Counter[str] = Counter()
-"""Objects made for each group so far: the store may outlive it, as torchrun's does, and a new one leaves older keys alone."""
+"""Objects made for each group so far: the store may outlive it, as torchrun's does, and a new one
+leaves older keys alone.
+"""
 
 _GROUPS = "dist_tune/groups"
 _REST_S = 0.02
-"""Longest pause between two looks for a verdict beside a step: 1000 looks a second cost a host-bound one a tenth of its time."""
+"""Longest pause between two looks for a verdict beside a step: 1000 looks a second cost a
+host-bound one a tenth of its time.
+"""
 
 _calls: dict[tuple[int, ...], dict[str, Calls]] = {}
-"""By the members that decide, none for a process alone: closures may be decorated anew, and groups made anew."""
+"""By the members that decide, none for a process alone: closures may be decorated anew, and groups
+made anew.
+"""
 
 
 class Ranks(Meetings):
-    """This process alone (``group`` None), or the ranks of a process group. One per group and process: see ``group_of``."""
+    """This process alone (``group`` None), or the ranks of a process group.
+
+    One per group and process: see ``group_of``.
+    """
 
     def __init__(
         self,
@@ -52,10 +62,14 @@ class Ranks(Meetings):
         *,
         counts_collectives: bool = True,
     ) -> None:
-        """``counts_collectives``: false for a thread beside the step, whose collectives tell nothing of its meetings."""
+        """``counts_collectives``: false for a thread beside the step, whose collectives tell
+        nothing of its meetings.
+        """
         self._counts_collectives = counts_collectives
         self.n_captured = 0
-        """Collectives that were issued in captures, on some rank perhaps only in part: none was made."""
+        """Collectives that were issued in captures, on some rank perhaps only in part: none was
+        made.
+        """
         self._ref = None if group is None else ref(group)
         if group is None:
             # Its rank names its log, also where other processes tune beside it.
@@ -66,7 +80,8 @@ class Ranks(Meetings):
             # Groups of other members may have the same name.
             name = f"dist_tune/{group.group_name}/{sha256(str(members).encode()).hexdigest()[:16]}"
             _generations[name] += 1
-            # Held until this process ends, which may be its server: peers answer until then, and torch tells each of a lost one at length.
+            # Held until this process ends, which may be its server: peers answer until then, and
+            # torch tells each of a lost one at length.
             self._job_store = c10d._get_default_store()
             client = own_client(self._job_store)
             life = f"{name}/{_generations[name]}"
@@ -86,7 +101,9 @@ class Ranks(Meetings):
             each for each in self.members if each // n_local == self.rank // n_local
         ]  # ranks of a host have consecutive numbers
         self.neighbours = here.index(self.rank), len(here)
-        """Position of this rank among the members on its host, as far as it knows, and how many these are."""
+        """Position of this rank among the members on its host, as far as it knows, and how many
+        these are.
+        """
 
     def _wrong_group(self) -> Verdict | None:
         outside = (
@@ -108,7 +125,9 @@ class Ranks(Meetings):
 
     @property
     def _group(self) -> dist.ProcessGroup | None:
-        """The process group; not kept alive, so that destroying it frees peers, and the interpreter's end finds no gloo thread of it."""
+        """The process group; not kept alive, so that destroying it frees peers, and the
+        interpreter's end finds no gloo thread of it.
+        """
         return None if self._ref is None else self._ref()
 
     @property
@@ -118,12 +137,16 @@ class Ranks(Meetings):
 
     @property
     def writes_progress(self) -> bool:
-        """True on the rank that writes to the terminal; of processes that tune each alone beside one another, on rank 0."""
+        """True on the rank that writes to the terminal; of processes that tune each alone beside
+        one another, on rank 0.
+        """
         return self.rank == (0 if self.is_alone else self.members[0])
 
     @property
     def n_issued(self) -> int:
-        """Collectives that this rank has issued on the group so far; 0 where its backend does not count."""
+        """Collectives that this rank has issued on the group so far; 0 where its backend does not
+        count.
+        """
         group = self._group if self._counts_collectives else None
         return _n_issued(group) - self.n_captured if group is not None else 0
 
@@ -133,7 +156,10 @@ class Ranks(Meetings):
         return n_collectives() if self._counts_collectives else 0
 
     def beside(self) -> Ranks:
-        """The same ranks for meetings of another thread, which may last as long as the job. All ranks ask in the same call."""
+        """The same ranks for meetings of another thread, which may last as long as the job.
+
+        All ranks ask in the same call.
+        """
         ranks = Ranks(self._group, self.deadline_s, counts_collectives=False)
         ranks.rest_s = _REST_S
         ranks.gather_s = self.gather_s
@@ -146,9 +172,12 @@ class Ranks(Meetings):
         return WorkQueue(dist.PrefixStore(f"work/{calls.n_calls}", own_client(self._root)), n_tasks)
 
     def align(self) -> None:
-        """Queue a tiny all-reduce, so that all devices start the replay together. Does not wait on the host.
+        """Queue a tiny all-reduce, so that all devices start the replay together.
 
-        Nothing without a CUDA group: host clocks measure each rank on its own, and the closure's collectives align it.
+        Does not wait on the host.
+
+        Nothing without a CUDA group: host clocks measure each rank on its own, and the closure's
+        collectives align it.
         """
         group, cuda = self._group, torch.device("cuda")
         if (
@@ -163,10 +192,13 @@ class Ranks(Meetings):
 
     @contextmanager
     def short_timeouts(self) -> Iterator[None]:
-        """Lower the timeouts of all process groups of this process, and put them back after. Only while all ranks are tuning.
+        """Lower the timeouts of all process groups of this process, and put them back after.
 
-        A peer that waits in a collective of the closure for a rank that raised can be freed by nothing else. gloo's to the deadline;
-        others to four times the deadline, because the process is gone when NCCL's expires.
+        Only while all ranks are tuning.
+
+        A peer that waits in a collective of the closure for a rank that raised can be freed by
+        nothing else. gloo's to the deadline; others to four times the deadline, because the process
+        is gone when NCCL's expires.
         """
         with ExitStack() as stack:
             for backend in () if self.is_alone else _backends():
@@ -182,7 +214,9 @@ class Ranks(Meetings):
 
 
 def _backends(*groups: dist.ProcessGroup) -> list[Any]:
-    """Backends of these groups, or of all of this process, one for each kind of device, whose timeout can be set."""
+    """Backends of these groups, or of all of this process, one for each kind of device, whose
+    timeout can be set.
+    """
     groups = groups or tuple(c10d._world.pg_map)
     found = {
         id(backend): backend
@@ -203,7 +237,9 @@ def member_ranks(group: dist.ProcessGroup | None) -> frozenset[int]:
 
 
 def check_group(option: str, group: object) -> None:
-    """Refuse what is no process group. That of a rank outside a new group is refused at the call, by ``group_of``.
+    """Refuse what is no process group.
+
+    That of a rank outside a new group is refused at the call, by ``group_of``.
 
     Raises:
         TypeError: it is no process group.
@@ -215,8 +251,8 @@ def check_group(option: str, group: object) -> None:
     ):
         return
     raise TypeError(
-        f"{option} must be a process group, as torch.distributed.new_group([0, 1]) or get_group() of a device mesh makes one, "
-        f"got {spelled(group)}"
+        f"{option} must be a process group, as torch.distributed.new_group([0, 1]) or get_group()"
+        f" of a device mesh makes one, got {spelled(group)}"
     )
 
 
@@ -228,7 +264,8 @@ _groups_lock = threading.Lock()
 def group_of(
     group: dist.ProcessGroup | None, deadline_s: float, closure: str = "a function"
 ) -> Ranks:
-    """The one ``Ranks`` of a process group (None: the world), so that all closures on it count their calls alike.
+    """The one ``Ranks`` of a process group (None: the world), so that all closures on it count
+    their calls alike.
 
     Raises:
         DistTuneError: torch.distributed is not initialised.
@@ -236,8 +273,9 @@ def group_of(
     """
     if not dist.is_initialized():
         raise DistTuneError(
-            "is_dist=True needs torch.distributed: call init_process_group() before the first call of the tuned closure and start the "
-            "script with torchrun or launch/launch.sh, or pass is_dist=False to tune this process alone."
+            "is_dist=True needs torch.distributed: call init_process_group() before the first call"
+            " of the tuned closure and start the script with torchrun or launch/launch.sh, or pass"
+            " is_dist=False to tune this process alone."
         )
     if group is None:
         group = dist.group.WORLD
@@ -249,12 +287,16 @@ def group_of(
                 _groups.pop(key).close()
         if isinstance(group, dist.ProcessGroup) and group not in c10d._world.pg_map:
             raise ValueError(
-                f"rank {dist.get_rank()}: the group that is to decide has been destroyed (destroy_process_group); only keys that have "
-                f"their config can be used. Decorate the function anew, or pass a group that lives"
+                f"rank {dist.get_rank()}: the group that is to decide has been destroyed"
+                " (destroy_process_group); only keys that have their config can be used. Decorate"
+                " the function anew, or pass a group that lives"
             )
         if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
             rank = dist.get_rank()
-            why = f"rank {rank} is not in the group that is to decide on {closure}: name all ranks that make the call in new_group()"
+            why = (
+                f"rank {rank} is not in the group that is to decide on {closure}: name all ranks"
+                " that make the call in new_group()"
+            )
             Ranks._shown.pop(closure, None)
             c10d._get_default_store().set(
                 f"{_GROUPS}/{closure}/{rank}", messages.spell(messages.GROUP, messages.Group(), why)
@@ -264,7 +306,8 @@ def group_of(
             _groups[id(group)] = Ranks(group, deadline_s)
         ranks = _groups[id(group)]
     ranks.deadline_s = deadline_s
-    # A rank that is late for less than its group would wait in a collective costs waiting, not the job.
+    # A rank that is late for less than its group would wait in a collective costs waiting, not the
+    # job.
     ranks.gather_s = max(
         [deadline_s, *(backend.options._timeout.total_seconds() for backend in _backends(group))]
     )
@@ -272,14 +315,18 @@ def group_of(
 
 
 def device_identity() -> str:
-    """This machine and the current GPU, by which processes tell whether they share it; empty without one."""
+    """This machine and the current GPU, by which processes tell whether they share it; empty
+    without one.
+    """
     if not api.is_available():
         return ""
     return f"{socket.gethostname()} {api.get_device_properties(api.current_device()).uuid}"
 
 
 def is_symmetric(tensor: torch.Tensor) -> bool:
-    """True if peers can reach its memory, as far as that can be seen: memory that torch has not allocated itself may be theirs, too."""
+    """True if peers can reach its memory, as far as that can be seen: memory that torch has not
+    allocated itself may be theirs, too.
+    """
     try:
         if tensor.is_cuda and not tensor.untyped_storage().resizable():
             return True  # a peer's buffer, or a part of one's own
@@ -298,7 +345,9 @@ def is_symmetric(tensor: torch.Tensor) -> bool:
 
 
 def n_collectives() -> int:
-    """Collectives that this process has issued on all groups so far, as far as their backends count them."""
+    """Collectives that this process has issued on all groups so far, as far as their backends count
+    them.
+    """
     return sum(map(_n_issued, list(c10d._world.pg_map)))
 
 

@@ -1,8 +1,9 @@
-"""The protocol of meetings on a c10d store: parts, a count, and one verdict that every rank reads. docs/how-it-works.md has it on one page.
+"""The protocol of meetings on a c10d store: parts, a count, and one verdict that every rank reads.
+docs/how-it-works.md has it on one page.
 
-Knows a store and the names of ranks, nothing of process groups. Each member brings its part to each meeting once, or ends the call; one
-``compare_set`` fixes the verdict of a meeting, and all read that one, late ones too. The first verdict that is not "agreed" is the end of
-the call.
+Knows a store and the names of ranks, nothing of process groups. Each member brings its part to each
+meeting once, or ends the call; one ``compare_set`` fixes the verdict of a meeting, and all read
+that one, late ones too. The first verdict that is not "agreed" is the end of the call.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from dist_tune.distributed.store import Asked, WatchedStore, absent, own_client,
 from dist_tune.errors import DistTuneError, JobEndedError, MachineError, StoreGoneError
 from dist_tune.files import tell_held
 
-# Seconds between two requests of one rank, and requests a second of all ranks, which bound those of large groups:
+# Seconds between two requests of one rank, and requests a second of all ranks, which bound those of
+# large groups:
 _CHECK_S, _CHECKS_PER_S = 0.25, 1024.0
 _ASK_S, _LATER_S, _ANSWERS_PER_S = (
     0.02,
@@ -39,10 +41,15 @@ _POLL_S, _POLLS_PER_S, _LATER_PER_S = (
 
 
 class Meetings:
-    """The meetings of some ranks, as one of them sees them. A rank without others meets itself, and needs no store."""
+    """The meetings of some ranks, as one of them sees them.
+
+    A rank without others meets itself, and needs no store.
+    """
 
     _shown: ClassVar[dict[str, str]] = {}
-    """Closure -> the ranks as whose call this process shows it; empty while it shows for whom it waits."""
+    """Closure -> the ranks as whose call this process shows it; empty while it shows for whom it
+    waits.
+    """
 
     def __init__(self, store: Any, rank: int, members: tuple[int, ...], deadline_s: float) -> None:
         self.rank = rank
@@ -50,9 +57,13 @@ class Meetings:
         self._has_peers = self._can_look = len(members) > 1
         self.deadline_s = deadline_s
         self.gather_s = deadline_s
-        """Seconds that a rank with something to tune waits in a call's first meeting for those that live."""
+        """Seconds that a rank with something to tune waits in a call's first meeting for those that
+        live.
+        """
         self.rest_s = 0.0
-        """Pause between two looks for a verdict, once it has not come at once; 0: by the number of ranks."""
+        """Pause between two looks for a verdict, once it has not come at once; 0: by the number of
+        ranks.
+        """
         self.activity = Activity(rank, members, lambda: self.n_issued, lambda: self.n_of_process)
         self._root = store
         self._store: Any = WatchedStore(store)
@@ -84,10 +95,12 @@ class Meetings:
         """Collectives that this process has issued on all groups."""
         return self.n_issued
 
-    # -- calls ---------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     def calls(self, closure: str) -> Calls:
-        """The calls of ``closure`` by these ranks: this rank counts, answers peers that ask, and shows its group."""
+        """The calls of ``closure`` by these ranks: this rank counts, answers peers that ask, and
+        shows its group.
+        """
         with suppress(dist.DistError):  # its host is gone: the first meeting says so
             self._show(closure)
         if self._presence is None and self._has_peers:
@@ -114,13 +127,18 @@ class Meetings:
         try:
             self.calls(
                 closure
-            )  # the first card says that this rank is inside: its process may end before a peer asks
+                # The first card says that this rank is inside: its process may end before a peer
+                # asks
+            )
             yield place
         finally:
             inside.remove(place)
 
     def enter(self, place: Place, options: str = "", *, has_raised: bool = False) -> None:
-        """Come to the meetings of a call, whose first run ``has_raised``. The first meeting says if a rank has ended it."""
+        """Come to the meetings of a call, whose first run ``has_raised``.
+
+        The first meeting says if a rank has ended it.
+        """
         n_issued = self.n_issued
         self.activity.enter(Call(place, n_issued > place.before, n_issued), has_raised=has_raised)
         self._step, self._k, self._is_over = f"{place.closure}{options}", 0, False
@@ -128,9 +146,11 @@ class Meetings:
     def agree(
         self, closure: str, topic: str, work: Callable[[], Part], fn: Reduction[Part, Result]
     ) -> Result:
-        """A call that all ranks make to meet, and for nothing else: ``fn`` of what the ``work`` of each gives. Collective.
+        """A call that all ranks make to meet, and for nothing else: ``fn`` of what the ``work`` of
+        each gives. Collective.
 
-        The others wait for a rank at its work as long as it lives; an error there ends the call on all ranks. Raises as ``reduce``.
+        The others wait for a rank at its work as long as it lives; an error there ends the call on
+        all ranks. Raises as ``reduce``.
         """
         with self.calling(closure) as place:
             try:
@@ -142,7 +162,7 @@ class Meetings:
             self.enter(place)
             return self.reduce(topic, part, fn)
 
-    # -- meetings ------------------------------------------------------------------------------------------------
+    # -- meetings ----------------------------------------------------------------------------------
 
     def reduce(
         self,
@@ -153,14 +173,18 @@ class Meetings:
         is_gathering: bool = False,
         is_optional: bool = False,
     ) -> Result:
-        """Bring a part and take ``fn`` of all parts away. Collective: every member calls this for the same closure and topic.
+        """Bring a part and take ``fn`` of all parts away.
 
-        Costs about a millisecond at 4 ranks (logs/contextual-4xH200). Waits for a rank as long as that rank makes progress. With
-        ``is_gathering``, in a call that other ranks may come to late or may have passed, for ``gather_s``, and longer for one in its first
-        run of this call; with ``is_optional``, if this rank can do without the result, for ``deadline_s``.
+        Collective: every member calls this for the same closure and topic.
+
+        Costs about a millisecond at 4 ranks (logs/contextual-4xH200). Waits for a rank as long as
+        that rank makes progress. With ``is_gathering``, in a call that other ranks may come to late
+        or may have passed, for ``gather_s``, and longer for one in its first run of this call; with
+        ``is_optional``, if this rank can do without the result, for ``deadline_s``.
 
         Raises:
-            AloneError: where it gathers: another rank has passed this call without a meeting, or this rank's patience is at its end.
+            AloneError: where it gathers: another rank has passed this call without a meeting, or
+                this rank's patience is at its end.
             AbsentRanksError: a rank died, or made no progress; all ranks that come raise it.
             PeerFailedError: another rank aborted; the first to do so is named on all ranks.
             RankMismatchError: ranks are in different closures, or at different steps of one.
@@ -176,9 +200,11 @@ class Meetings:
             return fn.load(self._met(topic, fn.dump(part), fn.of_texts, limits))
 
     def beat(self, doing: str, *, is_new: bool = False, may_last: bool = False) -> None:
-        """Between replays: note what begins, and at most four times a second leave if the call was ended.
+        """Between replays: note what begins, and at most four times a second leave if the call was
+        ended.
 
-        ``is_new``: also posted, as what begins may hold the interpreter for ever; the store does not answer that, so it costs microseconds.
+        ``is_new``: also posted, as what begins may hold the interpreter for ever; the store does
+        not answer that, so it costs microseconds.
 
         Raises:
             PeerFailedError: another rank aborted.
@@ -198,13 +224,16 @@ class Meetings:
                     raise self._error(self._read_verdict()[0])
 
     def abort(self, error: BaseException) -> None:
-        """End the call on all ranks because of ``error``. Returns if this rank shall raise ``error`` itself.
+        """End the call on all ranks because of ``error``.
 
-        A collective that failed because a peer did not come is not posted as a cause: this rank comes to the meeting
-        instead, and learns there which rank is missing or failed.
+        Returns if this rank shall raise ``error`` itself.
+
+        A collective that failed because a peer did not come is not posted as a cause: this rank
+        comes to the meeting instead, and learns there which rank is missing or failed.
 
         Raises:
-            DistTuneError: ``error`` is only the consequence of what another rank did; says which rank, and what.
+            DistTuneError: ``error`` is only the consequence of what another rank did; says which
+                rank, and what.
         """
         if self._is_over:
             return  # it was the others' end that was raised here
@@ -230,7 +259,8 @@ class Meetings:
             error.add_note(str(gone))  # no peer can be reached any more
 
     def check_group(self, error: BaseException | None = None) -> None:
-        """A collective of this call did not find its ranks, by this ``error``: did one outside call it with another group?
+        """A collective of this call did not find its ranks, by this ``error``: did one outside call
+        it with another group?
 
         Raises:
             RankMismatchError: yes.
@@ -239,7 +269,7 @@ class Meetings:
             if (verdict := self._wrong_group()) is not None:
                 raise self._error(verdict) from error
 
-    # -- for the minding thread ----------------------------------------------------------------------------------
+    # -- for the minding thread --------------------------------------------------------------------
 
     @property
     def asked(self) -> Asked | None:
@@ -251,7 +281,9 @@ class Meetings:
         )
 
     def look(self, tell: Callable[[str], object]) -> None:
-        """Called a few times a second while this rank tunes: ``tell`` gets a line for each rank that is late."""
+        """Called a few times a second while this rank tunes: ``tell`` gets a line for each rank
+        that is late.
+        """
         # On a thread of its own: the store may be silent, and the calling thread has more to mind.
         if self._can_look and self.activity.is_waiting(tell) and not self._looking.is_alive():
             with suppress(RuntimeError):  # no more threads
@@ -269,7 +301,10 @@ class Meetings:
             pass  # the next meeting says so
 
     def last_signs(self) -> dict[int, str]:
-        """Rank -> where it is. For another thread than the tuning's; it may wait for ever, like the next."""
+        """Rank -> where it is.
+
+        For another thread than the tuning's; it may wait for ever, like the next.
+        """
         return (
             {
                 rank: card.text
@@ -280,7 +315,10 @@ class Meetings:
         )
 
     def end_from_outside(self, error: DistTuneError) -> str:
-        """End the call on all ranks from another thread, because the tuning's hangs. The error of the peer that has done so before."""
+        """End the call on all ranks from another thread, because the tuning's hangs.
+
+        The error of the peer that has done so before.
+        """
         return "" if not self._has_peers else str(self._end(self._beside(), error) or "")
 
     def close(self) -> None:
@@ -288,7 +326,7 @@ class Meetings:
         if self._presence is not None:
             self._presence.stop(is_exit=False)
 
-    # -- one meeting ---------------------------------------------------------------------------------------------
+    # -- one meeting -------------------------------------------------------------------------------
 
     def _met(
         self, topic: str, part: str, reduce: Callable[[dict[int, bytes]], str], limits: Limits
@@ -304,7 +342,8 @@ class Meetings:
             verdict, result = self._read_verdict()
         finally:
             self.activity.waits = False
-        # The parts of an agreed one stay: another rank may have fixed it for the last to come, which has yet to read them.
+        # The parts of an agreed one stay: another rank may have fixed it for the last to come,
+        # which has yet to read them.
         mine, of_all = f"{key}/part/{self.rank}", [f"{key}/count", f"{key}/verdict"]
         if not verdict.kind:  # all have left the ones before
             tell_held(verdict.warned)
@@ -426,7 +465,8 @@ class Meetings:
 
     def _looks(self, key: str) -> Iterator[float]:
         """The time, now and then until there is a verdict, at growing distances."""
-        # Not store.wait(): torch writes two lines of warning to stderr whenever that ends without the key.
+        # Not store.wait(): torch writes two lines of warning to stderr whenever that ends without
+        # the key.
         n, began = len(self.members), time.monotonic()
         looked, every_s = began, max(_ASK_S, n / _ANSWERS_PER_S)
         shortest_s, longest_s = max(_POLL_S, n / _POLLS_PER_S), max(n / _LATER_PER_S, self.rest_s)
@@ -447,7 +487,9 @@ class Meetings:
         }
 
     def _show(self, closure: str, waits: Sequence[int] = (), why: str = "") -> None:
-        """Tell all ranks of the job with which group this one calls the closure, unless they can read that, with why it is wrong or not."""
+        """Tell all ranks of the job with which group this one calls the closure, unless they can
+        read that, with why it is wrong or not.
+        """
         if self._groups is None or (self._shown.get(closure) == self._life and not (waits or why)):
             return
         group = Group(self._name, self.members, tuple(waits))
@@ -455,7 +497,9 @@ class Meetings:
         self._shown[closure] = "" if waits else self._life
 
     def _elsewhere(self, ranks: Sequence[int]) -> dict[int, tuple[Group, str]]:
-        """Of these ranks those that call this closure with another group, and why that was found to be wrong."""
+        """Of these ranks those that call this closure with another group, and why that was found to
+        be wrong.
+        """
         keys = {
             f"{self.activity.call.place.closure}/{rank}": rank
             for rank in ranks
@@ -475,10 +519,12 @@ class Meetings:
         }
 
     def _wrong_group(self) -> Verdict | None:
-        """After a failed collective: the end of the call if a rank outside calls it with a group that holds some of these ranks."""
+        """After a failed collective: the end of the call if a rank outside calls it with a group
+        that holds some of these ranks.
+        """
         return None
 
-    # -- verdicts ------------------------------------------------------------------------------------------------
+    # -- verdicts ----------------------------------------------------------------------------------
 
     def _key(self) -> str:
         return f"{self.activity.call.key}/{self._k}"
@@ -506,7 +552,9 @@ class Meetings:
         return bool(self._store.compare_set(f"{key}/verdict", "", text) == text.encode())
 
     def _end(self, store: Any, error: BaseException) -> DistTuneError | None:
-        """End the call at its first meeting from here on without a verdict; the error of a rank that has ended it before."""
+        """End the call at its first meeting from here on without a verdict; the error of a rank
+        that has ended it before.
+        """
         call, n_issued = self.activity.call, self.n_issued
         mine = messages.spell(
             messages.VERDICT, messages.aborted(error, self.rank, call.place, n_issued)
@@ -527,7 +575,9 @@ class Meetings:
         return before
 
     def _has_gone_on(self, ended: Verdict) -> bool:
-        """True if the rank that has ended this call has called again since: it had issued fewer collectives, and each takes all ranks."""
+        """True if the rank that has ended this call has called again since: it had issued fewer
+        collectives, and each takes all ranks.
+        """
         return self.activity.call.has_talked and 0 <= ended.n_issued < self.activity.call.n_issued
 
     def _error(self, verdict: Verdict) -> DistTuneError:
@@ -535,7 +585,9 @@ class Meetings:
         return messages.error_of(verdict, self.rank, self.activity.call.place)
 
     def _beside(self) -> Any:
-        """A client for a few words from another thread: this one's own, which costs no connection, unless that has no answer."""
+        """A client for a few words from another thread: this one's own, which costs no connection,
+        unless that has no answer.
+        """
         return self._root if self._store.asked is None else own_client(self._root)
 
     @contextmanager
@@ -543,7 +595,11 @@ class Meetings:
         try:
             yield
         except dist.DistNetworkError as error:
-            where = f"rank {self.rank}: the c10d store cannot be reached at {topic!r} of {self.activity.call.place.closure}"
+            where = (
+                f"rank {self.rank}: the c10d store cannot be reached at {topic!r} of"
+                f" {self.activity.call.place.closure}"
+            )
             raise StoreGoneError(
-                f"{where}: its host (rank 0, or torchrun's agent) has exited, or its link was cut. The first error in its log is the cause."
+                f"{where}: its host (rank 0, or torchrun's agent) has exited, or its link was cut."
+                " The first error in its log is the cause."
             ) from error

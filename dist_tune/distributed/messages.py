@@ -1,7 +1,9 @@
-"""What ranks post on the store, and how it comes back: checked, because another program, or another version, may write there.
+"""What ranks post on the store, and how it comes back: checked, because another program, or another
+version, may write there.
 
-Knows the forms of parts and verdicts, and the errors that verdicts mean; nothing of stores. A part and a verdict are a line of JSON, and
-after it the text that they carry. One that does not fit is a ``PeerFailedError`` that names its rank and its first mistake.
+Knows the forms of parts and verdicts, and the errors that verdicts mean; nothing of stores. A part
+and a verdict are a line of JSON, and after it the text that they carry. One that does not fit is a
+``PeerFailedError`` that names its rank and its first mistake.
 """
 
 from __future__ import annotations
@@ -31,12 +33,14 @@ _HEADER_BYTES = 2**16
 _MAX_REASON, _MAX_TEXT = 200, 100_000
 """Characters of a reason in an error, and of an error's message that peers are told."""
 FAILED = "failed: "
-"""Prefix of the topic of a rank that comes to a meeting with an error which is only a consequence."""
+"""Prefix of the topic of a rank that comes to a meeting with an error which is only a consequence.
+"""
 _CLOSED = "caused pair closure"
 """In gloo's error where an earlier collective has failed."""
 # Errors of a collective whose peer did not come, or is gone: a consequence, not a cause.
 _SECONDARY = re.compile(
-    rf"/gloo/|{_CLOSED}|NCCL error|communicator was aborted|\bnccl\w+Error\b|watchdog|connection (was )?(closed|reset) by peer \[",
+    rf"/gloo/|{_CLOSED}|NCCL error|communicator was aborted|\bnccl\w+Error\b|watchdog|connection"
+    r" (was )?(closed|reset) by peer \[",
     re.IGNORECASE,
 )
 
@@ -51,11 +55,15 @@ class Header(NamedTuple):
     step: str
     """The closure with its options."""
     topic: str
-    """Of the meeting; ``FAILED`` with an error, of a rank that comes with one which is only a consequence."""
+    """Of the meeting; ``FAILED`` with an error, of a rank that comes with one which is only a
+    consequence.
+    """
     last_run: str
     """What the latest run of the closure ran."""
     odd_runs: dict[int, str]
-    """Those of its latest ones that issued fewer collectives than most, by their numbers: how many, and what they ran."""
+    """Those of its latest ones that issued fewer collectives than most, by their numbers: how many,
+    and what they ran.
+    """
     troubles: list[str]
     """Candidates that failed here between two of their collectives."""
     late: tuple[int, str] | None
@@ -65,7 +73,9 @@ class Header(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The group with which a rank calls a closure, for ranks outside of it, too; after the line why it is wrong, once that was found."""
+    """The group with which a rank calls a closure, for ranks outside of it, too; after the line why
+    it is wrong, once that was found.
+    """
 
     name: str = ""
     """Empty of a rank that is in none."""
@@ -75,12 +85,17 @@ class Group(NamedTuple):
 
 
 class Verdict(BaseModel):
-    """What a meeting has come to, for all ranks. The result follows the line of one that is agreed; any other is the end of the call."""
+    """What a meeting has come to, for all ranks.
+
+    The result follows the line of one that is agreed; any other is the end of the call.
+    """
 
     kind: str = ""
     """Class of the error that ranks raise which read this; empty: agreed."""
     ranks: list[int] = []
-    """The rank that failed; those that did not come; those that have passed the call, or go on without it."""
+    """The rank that failed; those that did not come; those that have passed the call, or go on
+    without it.
+    """
     text: str = ""
     """What has happened, for people."""
     error: str = ""
@@ -102,7 +117,10 @@ def spell(kind: TypeAdapter[Message], message: Message, text: str = "") -> str:
 
 
 def read(kind: TypeAdapter[Message], content: bytes, rank: int, what: str) -> tuple[Message, bytes]:
-    """A message of a rank, -1 if any may have posted it, and the text after its line. Raises ``PeerFailedError`` for what is none."""
+    """A message of a rank, -1 if any may have posted it, and the text after its line.
+
+    Raises ``PeerFailedError`` for what is none.
+    """
     line, _, text = content.partition(b"\n")
     try:
         return kind.validate_json(line), text
@@ -110,15 +128,18 @@ def read(kind: TypeAdapter[Message], content: bytes, rank: int, what: str) -> tu
         reason = printable(first_mistake(error))[:_MAX_REASON]
     whose = f"rank {rank} posted what cannot be read: " if rank >= 0 else ""
     raise PeerFailedError(
-        f"{whose}{what} on the c10d store is not of this dist_tune's form ({reason}). Do all ranks run one version, and does no other "
-        f"program write to this store?",
+        f"{whose}{what} on the c10d store is not of this dist_tune's form ({reason}). Do all ranks"
+        " run one version, and does no other program write to this store?",
         rank,
         reason,
     )
 
 
 class Reduction(Generic[Part, Result]):
-    """A pure function of rank -> part. The last rank to come computes it for all, so equal parts must give equal results."""
+    """A pure function of rank -> part.
+
+    The last rank to come computes it for all, so equal parts must give equal results.
+    """
 
     def __init__(self, function: Callable[[Mapping[int, Part]], Result]) -> None:
         hints = get_type_hints(function)
@@ -132,11 +153,17 @@ class Reduction(Generic[Part, Result]):
         return self._function(parts)
 
     def dump(self, part: Part) -> str:
-        """A rank's part as JSON. Raises ``DistTuneError`` for one that does not fit into a message."""
+        """A rank's part as JSON.
+
+        Raises ``DistTuneError`` for one that does not fit into a message.
+        """
         return _checked(self._part.dump_json(part), "this rank's part of a meeting")
 
     def of_texts(self, texts: Mapping[int, bytes]) -> str:
-        """The result as JSON, from all parts as JSON. Raises ``PeerFailedError`` for a part that is none."""
+        """The result as JSON, from all parts as JSON.
+
+        Raises ``PeerFailedError`` for a part that is none.
+        """
         parts = {
             rank: read(self._part, text, rank, "its part of a meeting")[0]
             for rank, text in texts.items()
@@ -152,7 +179,8 @@ def _checked(text: bytes, what: str) -> str:
     if len(text) > MAX_BYTES - _HEADER_BYTES:
         most = MAX_BYTES - _HEADER_BYTES
         raise DistTuneError(
-            f"{what} takes {len(text)} bytes, and a message on the c10d store at most {most}: tune with fewer candidates"
+            f"{what} takes {len(text)} bytes, and a message on the c10d store at most {most}: tune"
+            " with fewer candidates"
         )
     return text.decode()
 
@@ -167,11 +195,13 @@ def tellers(headers: Mapping[int, Header]) -> dict[str, int]:
     return {topic: rank for rank in sorted(headers, reverse=True) for topic in headers[rank].warned}
 
 
-# -- errors ------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def is_secondary(error: BaseException) -> bool:
-    """True for a collective that failed because a peer did: such an error is never the root cause."""
+    """True for a collective that failed because a peer did: such an error is never the root
+    cause.
+    """
     if isinstance(error, DistTuneError):
         return False  # its text holds names of the user's, such as a kernel's
     return isinstance(error, dist.DistError) or (
@@ -190,21 +220,27 @@ def aborted(error: BaseException, rank: int, place: Place, n_issued: int) -> Ver
     if kind not in SHARED_ERRORS and kind != StuckConfigError.__name__:
         kind = PeerFailedError.__name__
         text = (
-            f"rank {rank} raised {text_of(error)} while {place.closure} was being tuned. Process groups whose collectives were under way "
-            f"can no longer be used."
+            f"rank {rank} raised {text_of(error)} while {place.closure} was being tuned. Process"
+            " groups whose collectives were under way can no longer be used."
         )
     return Verdict(kind=kind, ranks=[rank], text=text, error=text_of(error), n_issued=n_issued)
 
 
 def timed_out(missing: Mapping[int, str], topic: str, place: Place, when: str) -> Verdict:
-    """Ranks did not come. ``missing``: rank -> where it is. ``when``: after how long, and who has noticed."""
+    """Ranks did not come.
+
+    ``missing``: rank -> where it is. ``when``: after how long, and who has noticed.
+    """
     last = "; ".join(
         f"rank {rank} last seen at: {where}" for rank, where in sorted(missing.items())
     )
     where = (
         "after a failed collective" if topic.startswith(FAILED) else f"to the exchange {topic!r}"
     )
-    advice = "Every rank of the group must call the step, and a kernel whose key is new on one rank must be launched on all. "
+    advice = (
+        "Every rank of the group must call the step, and a kernel whose key is new on one rank must"
+        " be launched on all. "
+    )
     advice += "DIST_TUNE_DEADLINE_S sets the deadline."
     if all(ENDED in text for text in missing.values()):
         advice = "Its log, or what has started it, says why."
@@ -217,7 +253,10 @@ def timed_out(missing: Mapping[int, str], topic: str, place: Place, when: str) -
 def mismatched(
     headers: Mapping[int, Header], place: Place, apart: Callable[[], Verdict | None] = lambda: None
 ) -> Verdict:
-    """All ranks have come, to different meetings or with failed collectives. ``apart``: looks for the cause outside of them."""
+    """All ranks have come, to different meetings or with failed collectives.
+
+    ``apart``: looks for the cause outside of them.
+    """
     failed = {
         rank: header.topic.removeprefix(FAILED)
         for rank, header in headers.items()
@@ -241,19 +280,28 @@ def mismatched(
         f"rank {each} at {header.topic!r} (after {header.last_run})"
         for each, header in others.items()
     ]
-    advice = "Do all ranks call the same collectives in the same order in every replay, and does group= hold all ranks that they touch?"
+    advice = (
+        "Do all ranks call the same collectives in the same order in every replay, and does group="
+        " hold all ranks that they touch?"
+    )
     if why.startswith("was late"):
-        advice = "Leave out a config that is so slow there, or raise DIST_TUNE_DEADLINE_S, which collectives wait for while ranks tune."
+        advice = (
+            "Leave out a config that is so slow there, or raise DIST_TUNE_DEADLINE_S, which"
+            " collectives wait for while ranks tune."
+        )
     if any(_CLOSED in text for text in failed.values()):
-        advice = "A collective of the group has failed before, and gloo cannot use it again: make the group anew."
+        advice = (
+            "A collective of the group has failed before, and gloo cannot use it again: make the"
+            " group anew."
+        )
     did_so = (
         f"ranks {list(failed)} did so, {', '.join(others_at)} did not"
         if others
         else "all ranks did so"
     )
     text = (
-        f"{f'rank {rank} {why}; so ' if cause else ''}rank {waiting} waited in vain in a collective of {place.closure}, which was being "
-        f"tuned; {did_so}. {advice}"
+        f"{f'rank {rank} {why}; so ' if cause else ''}rank {waiting} waited in vain in a collective"
+        f" of {place.closure}, which was being tuned; {did_so}. {advice}"
     )
     return Verdict(kind=PeerFailedError.__name__, ranks=[rank], text=text, error=why)
 
@@ -264,13 +312,19 @@ def alone(why: str, ranks: Sequence[int]) -> Verdict:
 
 
 def apart(closure: str, groups: Mapping[int, Sequence[int]]) -> str:
-    """What is wrong where ranks call a closure with different groups. ``groups``: rank -> members."""
+    """What is wrong where ranks call a closure with different groups.
+
+    ``groups``: rank -> members.
+    """
     told = " and on ".join(
         f"rank {rank} with a group of ranks {list(members)}"
         for rank, members in sorted(groups.items())
     )
     which = "one group of" if len({*map(tuple, groups.values())}) > 1 else "the same object for"
-    return f"{closure} is called on {told}. Give group= (autotune_pg= of a function) {which} all ranks that its collectives touch."
+    return (
+        f"{closure} is called on {told}. Give group= (autotune_pg= of a function) {which} all ranks"
+        " that its collectives touch."
+    )
 
 
 def crossed(places: Mapping[int, Place], *, is_gathering: bool) -> Verdict:
@@ -288,7 +342,9 @@ def out_of_order(where: str, ranks: Sequence[int]) -> Verdict:
 
 
 def _cause_of(headers: Mapping[int, Header]) -> tuple[int, str] | None:
-    """The rank that left others in a collective, and how: what failed there, a run with fewer collectives than elsewhere, or lateness."""
+    """The rank that left others in a collective, and how: what failed there, a run with fewer
+    collectives than elsewhere, or lateness.
+    """
     for rank, header in headers.items():
         if header.troubles:
             return rank, f"left {header.troubles[0]}, between two of its collectives"

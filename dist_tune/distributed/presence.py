@@ -1,9 +1,12 @@
-"""What a rank says of itself, and what its peers see of it: what it does, where it is, and whether its process lives.
+"""What a rank says of itself, and what its peers see of it: what it does, where it is, and whether
+its process lives.
 
-A call with nothing to tune says nothing to any rank, a rank that waits in a collective cannot talk, and one that is stopped cannot say so.
-So a rank that waits asks. The thread of each rank waits for questions inside the store, on a client of its own, and costs nothing before.
-``ask/{rank}/{i}`` is question i to a rank, and ``card/{rank}`` its latest answer, which says what question it waits for. A rank that begins
-what may hold its interpreter for ever cannot answer then, and writes that to ``beat/{rank}`` before.
+A call with nothing to tune says nothing to any rank, a rank that waits in a collective cannot talk,
+and one that is stopped cannot say so. So a rank that waits asks. The thread of each rank waits for
+questions inside the store, on a client of its own, and costs nothing before. ``ask/{rank}/{i}`` is
+question i to a rank, and ``card/{rank}`` its latest answer, which says what question it waits for.
+A rank that begins what may hold its interpreter for ever cannot answer then, and writes that to
+``beat/{rank}`` before.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ from dist_tune.files import topics_told
 from dist_tune.output import amount
 
 _LATE_S, _SLOW_S = 1.0, 2.0
-"""Where this rank waits, a rank is told as late after so long without an answer, or if it answers and is elsewhere."""
+"""Where this rank waits, a rank is told as late after so long without an answer, or if it answers
+and is elsewhere.
+"""
 _LOOK_S, _LOOKS_PER_S = 0.5, 64.0
 """Of one rank at all others, and of all ranks: at 4096 each looks every 64 s."""
 _N_RUNS = 16
@@ -39,7 +44,9 @@ _N_RUNS = 16
 _WAIT = timedelta(days=10)
 """Of one wait inside the store, which is repeated; torch counts its milliseconds in 32 bits."""
 _FAREWELL_S = 1.5
-"""Seconds that rank 0, which may host the store, waits at its end for peers to leave it: torch warns of one that is cut off."""
+"""Seconds that rank 0, which may host the store, waits at its end for peers to leave it: torch
+warns of one that is cut off.
+"""
 CARD = TypeAdapter(Card)
 
 
@@ -76,7 +83,9 @@ class Activity:
         self.call = Call(Place("", 0), has_talked=False, n_issued=0)
         """The latest call that may end in a meeting."""
         self.is_first_run = False
-        """True until the first run of that call has returned; what collectives it issues is not known before."""
+        """True until the first run of that call has returned; what collectives it issues is not
+        known before.
+        """
         self.waits = False
         """True while this rank waits in the first meeting of that call."""
         self.doing = Doing("", time.monotonic())
@@ -85,14 +94,20 @@ class Activity:
         self.runs: deque[tuple[int, int, str]] = deque(maxlen=_N_RUNS)
         """The latest ones: number, collectives issued on all groups, and what it ran."""
         self.troubles: list[str] = []
-        """Candidates that failed here between two of their collectives; shared with the tuning that adds to it."""
+        """Candidates that failed here between two of their collectives; shared with the tuning that
+        adds to it.
+        """
         self.awaited: int | None = None
         """The rank that was told as late when a run of that call raised."""
         self.absent: Sequence[int] = ()
-        """Ranks that have not come to this rank's call, as of the latest look; looked at while this rank waits."""
+        """Ranks that have not come to this rank's call, as of the latest look; looked at while this
+        rank waits.
+        """
         self.late = ""
-        """Which rank this one waits for, for how long and where that is, for the terminal, as of the latest look; empty if for none, and
-        on all ranks but the first that is not late."""
+        """Which rank this one waits for, for how long and where that is, for the terminal, as of
+        the latest look; empty if for none, and
+        on all ranks but the first that is not late.
+        """
         self._n_issued, self._n_of_process = n_issued, n_of_process
         self._process = process_name() if self.others else ""
         self._told: dict[int, str] = {}
@@ -121,7 +136,9 @@ class Activity:
 
     @contextmanager
     def run(self, number: int, text: str) -> Iterator[None]:
-        """A run of the closure; counts its collectives, or notes the rank that it waited for where it raises."""
+        """A run of the closure; counts its collectives, or notes the rank that it waited for where
+        it raises.
+        """
         self.at(text)
         before = self._n_of_process()
         try:
@@ -153,22 +170,37 @@ class Activity:
     def card(self, question: int = 0, *, is_over: bool = False) -> Card:
         """What this rank says of itself. Called by any thread."""
         doing = self.doing
-        # Calls under way are read last: one that begins meanwhile is counted as under way, and not as over.
+        # Calls under way are read last: one that begins meanwhile is counted as under way, and not
+        # as over.
         n_calls = {closure: calls.n_calls for closure, calls in list(self.calls.items())}
         return Card(
-            question, self._process, self._n_issued(), self._n_of_process(), n_calls, list(self.inside), self.call if self.waits else None,
-            doing.text, round(time.monotonic() - doing.since, 1), doing.may_last, round(self.first_run_s, 1), is_over,
-        )  # fmt: skip
+            question,
+            self._process,
+            self._n_issued(),
+            self._n_of_process(),
+            n_calls,
+            list(self.inside),
+            self.call if self.waits else None,
+            doing.text,
+            round(time.monotonic() - doing.since, 1),
+            doing.may_last,
+            round(self.first_run_s, 1),
+            is_over,
+        )
 
-    # -- the minding thread --------------------------------------------------------------------------------------
+    # -- the minding thread ------------------------------------------------------------------------
 
     def is_waiting(self, tell: Callable[[str], object]) -> bool:
-        """True if this rank has waited for so long that its peers are worth a look. ``tell`` gets a line when it goes on."""
+        """True if this rank has waited for so long that its peers are worth a look.
+
+        ``tell`` gets a line when it goes on.
+        """
         now, mine = time.monotonic(), (self.doing, self._n_of_process())
         if self._moved[0] != mine:
             for rank in self._told:
                 tell(
-                    f"rank {self.rank} goes on, after {now - self._moved[1]:.1f} s in which rank {rank} was late"
+                    f"rank {self.rank} goes on, after {now - self._moved[1]:.1f} s in which rank"
+                    f" {rank} was late"
                 )
             self._told, self._moved, self.absent, self.late = {}, (mine, now), (), ""
         # The first rank, which has the terminal, as often in large groups.
@@ -189,7 +221,8 @@ class Activity:
             return  # the call has ended meanwhile
         waited_s = time.monotonic() - since
         is_slow, late = waited_s >= _SLOW_S, list[int]()
-        # In a first run, which may yet issue collectives or not, a peer in a call of either key may be in this one.
+        # In a first run, which may yet issue collectives or not, a peer in a call of either key may
+        # be in this one.
         calls = (
             [self.call._replace(has_talked=each) for each in (True, False)]
             if self.is_first_run
@@ -211,11 +244,16 @@ class Activity:
                 continue
             text = card.text
             if rank in here and is_behind and not doing.is_meeting:
-                # No error follows from this: a step may issue on one rank what another issues after it.
-                text += f", after {card.n_of_process} collectives of its process where rank {self.rank} is in number {n_mine}"
+                # No error follows from this: a step may issue on one rank what another issues after
+                # it.
+                text += (
+                    f", after {card.n_of_process} collectives of its process where rank {self.rank}"
+                    f" is in number {n_mine}"
+                )
             self._told[rank] = f"was late: {text}"
             tell(
-                f"rank {rank} is late: rank {self.rank} waits in {doing.text} of {inside[-1].text}; rank {rank}: {text}"
+                f"rank {rank} is late: rank {self.rank} waits in {doing.text} of {inside[-1].text};"
+                f" rank {rank}: {text}"
             )
         self.late = ""
         if (
@@ -239,7 +277,10 @@ class Questions:
         """Rank -> number of the first question and of the latest one, and when that was put."""
 
     def ask(self, ranks: Sequence[int]) -> dict[int, Card]:
-        """What is known of these ranks. Does not wait; each that has answered the question before is asked again."""
+        """What is known of these ranks.
+
+        Does not wait; each that has answered the question before is asked again.
+        """
         kinds = ("card", "beat")
         lacking = {
             int(key.partition("/")[2])
@@ -277,7 +318,10 @@ class Questions:
 
 
 class Presence:
-    """The answers of this rank to the members of one group. ``client``: of the same keys as ``store``, for the thread alone."""
+    """The answers of this rank to the members of one group.
+
+    ``client``: of the same keys as ``store``, for the thread alone.
+    """
 
     def __init__(self, store: Any, client: Any, activity: Activity) -> None:
         self._store = store
@@ -296,7 +340,10 @@ class Presence:
         atexit.register(self.stop)
 
     def stop(self, *, is_exit: bool = True) -> None:
-        """Answer no more: a thread inside the store must not outlive the interpreter, or the group. ``is_exit``: the program ends."""
+        """Answer no more: a thread inside the store must not outlive the interpreter, or the group.
+
+        ``is_exit``: the program ends.
+        """
         atexit.unregister(self.stop)
         if (
             self._is_over or self._pid != os.getpid()
@@ -346,11 +393,13 @@ class Presence:
                     self._post()
 
 
-# -- processes, as others of the same host see them --------------------------------------------------------------
+# -- processes, as others of the same host see them ------------------------------------------------
 
 
 def process_name() -> str:
-    """This process among all of all hosts: boot, namespace of process numbers, number, and start; empty where that cannot be read."""
+    """This process among all of all hosts: boot, namespace of process numbers, number, and start;
+    empty where that cannot be read.
+    """
     try:
         return f"{_namespace()} {os.getpid()} {_fields(os.getpid())[19]}"
     except OSError:
@@ -374,7 +423,8 @@ def state_of(name: str) -> State:
 
 
 def _fields(pid: int) -> list[str]:
-    # Of /proc/PID/stat, from the state on: the second field is a program's name in parentheses, which may hold any character.
+    # Of /proc/PID/stat, from the state on: the second field is a program's name in parentheses,
+    # which may hold any character.
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].decode().split()
 
 

@@ -1,7 +1,9 @@
-"""Clients of the job's c10d store: what another thread can see of one that has no answer, and a queue of tasks.
+"""Clients of the job's c10d store: what another thread can see of one that has no answer, and a
+queue of tasks.
 
-A store call has no timeout of its own: it waits for ever where packets are lost or the store's host is stopped. So a connection is made on
-a thread that is left behind after the deadline, and the watchdog sees since when a call of the tuning's thread has no answer.
+A store call has no timeout of its own: it waits for ever where packets are lost or the store's host
+is stopped. So a connection is made on a thread that is left behind after the deadline, and the
+watchdog sees since when a call of the tuning's thread has no answer.
 """
 
 from __future__ import annotations
@@ -84,16 +86,19 @@ class WorkQueue:
 
 
 def own_client(store: dist.Store) -> dist.Store:
-    """Another client of a store: on a shared one, a set() waits until another thread's wait() is over.
+    """Another client of a store: on a shared one, a set() waits until another thread's wait() is
+    over.
 
     Raises:
-        StoreGoneError: the store cannot be reached within the deadline: its host is gone or stopped, or no descriptor is left here.
+        StoreGoneError: the store cannot be reached within the deadline: its host is gone or
+            stopped, or no descriptor is left here.
     """
     deadline_s = read_settings().deadline_s
     root: Any = store._underlying_non_prefix_store if isinstance(store, dist.PrefixStore) else store  # type: ignore[attr-defined]
 
     def connect() -> dist.Store:
-        # With the store's own timeout an attempt goes on for half an hour where no descriptors are left.
+        # With the store's own timeout an attempt goes on for half an hour where no descriptors are
+        # left.
         with _connecting:
             before = root.timeout
             root.set_timeout(timedelta(seconds=deadline_s))
@@ -109,13 +114,15 @@ def own_client(store: dist.Store) -> dist.Store:
     except (dist.DistError, TimeoutError) as error:
         reason = str(error).partition("\n")[0] or f"no answer within {deadline_s:g} s"
         raise StoreGoneError(
-            f"this process cannot reach the c10d store, whose host is rank 0 or torchrun's agent: {reason}. Is that stopped, or this "
-            f"process out of file descriptors (ulimit -n)?"
+            "this process cannot reach the c10d store, whose host is rank 0 or torchrun's agent:"
+            f" {reason}. Is that stopped, or this process out of file descriptors (ulimit -n)?"
         ) from error
 
 
 def within(seconds: float, talk: Callable[[], Result]) -> Result:
-    """The result of a talk with a store, or of what may wait for ever, too, on a thread that is left behind then with ``TimeoutError``."""
+    """The result of a talk with a store, or of what may wait for ever, too, on a thread that is
+    left behind then with ``TimeoutError``.
+    """
     future = Future[Result]()
 
     def run() -> None:
@@ -132,7 +139,9 @@ def within(seconds: float, talk: Callable[[], Result]) -> Result:
 
 
 def run_beside(run: Callable[[], object], name: str = "talk") -> threading.Thread:
-    """A thread that may be inside C++, as in the store or a compiler. It may be left behind: the program's end waits a moment for it.
+    """A thread that may be inside C++, as in the store or a compiler.
+
+    It may be left behind: the program's end waits a moment for it.
 
     Raises:
         RuntimeError: there are no more threads.
@@ -145,21 +154,26 @@ def run_beside(run: Callable[[], object], name: str = "talk") -> threading.Threa
 
 @atexit.register
 def _let_end() -> None:
-    # Python ends a daemon thread that comes back from C++ while it finalizes, and the frames there abort the process then.
+    # Python ends a daemon thread that comes back from C++ while it finalizes, and the frames there
+    # abort the process then.
     ends_at = time.monotonic() + _EXIT_WAIT_S
     try:
         for thread in list(_ours):
             thread.join(max(0.0, ends_at - time.monotonic()))
     finally:  # also after a signal whose handler raises
         if any(thread.is_alive() for thread in _ours):
-            # In a store that is silent, which may answer in a moment: let a thread that aborts sleep for 6 s before, the number of the
-            # signal, and the process ends as it would without it.
+            # In a store that is silent, which may answer in a moment: let a thread that aborts
+            # sleep for 6 s before, the number of the signal, and the process ends as it would
+            # without it.
             libc = ctypes.CDLL(None)
             libc.signal(signal.SIGABRT, libc.sleep)
 
 
 def absent(store: Any, keys: Sequence[str]) -> list[str]:
-    """Keys that are not on the store. One question where all are, and about log2(n) for each that is not, as n ranks may ask at once."""
+    """Keys that are not on the store.
+
+    One question where all are, and about log2(n) for each that is not, as n ranks may ask at once.
+    """
     if not keys or store.check(list(keys)):
         return []
     half = len(keys) // 2

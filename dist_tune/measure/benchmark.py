@@ -1,4 +1,5 @@
-"""The time of one run, measured as it should be: warm, cold caches, outliers out, and only if its result is right.
+"""The time of one run, measured as it should be: warm, cold caches, outliers out, and only if its
+result is right.
 
 Knows clocks and checks, and nothing of candidates, search or ranks.
 """
@@ -18,7 +19,10 @@ from dist_tune.measure.compare import difference
 
 _N_WARMUP = 5
 _MAX_OUTLIERS = 0.1
-"""Share of the timed runs. A run that is slow more often than that is slow, and its mean says so."""
+"""Share of the timed runs.
+
+A run that is slow more often than that is slow, and its mean says so.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,9 @@ class Latency:
     n_samples: int
     """Timed runs that count."""
     n_outliers: int
-    """Timed runs left out: beyond 5 x the median absolute deviation (MAD), at most a tenth of all; 0 if more are."""
+    """Timed runs left out: beyond 5 x the median absolute deviation (MAD), at most a tenth of all;
+    0 if more are.
+    """
 
 
 def measure(
@@ -42,8 +48,8 @@ def measure(
 ) -> Latency:
     """Time ``run()``: ``n_warmup`` untimed runs, then ``num_iters`` timed ones.
 
-    On a GPU by CUDA events around each run, with the device kept busy until the host has queued it, and with the L2 cache flushed before
-    it (``is_cold``); elsewhere by the host's clock.
+    On a GPU by CUDA events around each run, with the device kept busy until the host has queued it,
+    and with the L2 cache flushed before it (``is_cold``); elsewhere by the host's clock.
 
     Raises:
         ValueError: less than one timed run, or a negative number of others.
@@ -59,14 +65,18 @@ def benchmark_config(
     atol: float = 1e-1,
     rtol: float = 1e-1,
 ) -> float:
-    """The average latency of ``run()`` in microseconds, without outliers (see ``Latency``), if it returns what it should.
+    """The average latency of ``run()`` in microseconds, without outliers (see ``Latency``), if it
+    returns what it should.
 
-    ``ground_truth``: what ``run()`` is to return: a tensor of any dtype, fp8 too, or tuples, lists and dicts of them, of the same shapes
-    and dtypes, every element within ``atol + rtol * |expected|``; None checks nothing. Before a second run the memory of the first one's
-    result is poisoned, so that a run which writes nothing, or not all, is found. Each timed run is checked as well, off the clock.
+    ``ground_truth``: what ``run()`` is to return: a tensor of any dtype, fp8 too, or tuples, lists
+    and dicts of them, of the same shapes and dtypes, every element within ``atol + rtol *
+    |expected|``; None checks nothing. Before a second run the memory of the first one's result is
+    poisoned, so that a run which writes nothing, or not all, is found. Each timed run is checked as
+    well, off the clock.
 
     Raises:
-        WrongResultError: an ``AssertionError`` that says where the result is wrong, and by how much.
+        WrongResultError: an ``AssertionError`` that says where the result is wrong, and by how
+            much.
         Exception: errors of ``run``, as ``triton.OutOfResources``.
     """
     if ground_truth is None:
@@ -122,7 +132,8 @@ def _measure(
             run_ms = (time.perf_counter() - began) * 1e3
     spans = []
     for k in range(num_iters):
-        # Until the host has queued the run; and the device rests for as long as it works, or it would throttle at its power limit.
+        # Until the host has queued the run; and the device rests for as long as it works, or it
+        # would throttle at its power limit.
         clock.prepare(min(max(1.5 * host_ms, run_ms), MAX_LEAD_MS), is_cold=is_cold)
         span = clock.span()
         span.begin()

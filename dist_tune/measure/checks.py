@@ -1,7 +1,9 @@
-"""The check of what a tuned function or a script's run returns: by a check of the user's, or a comparison with a reference.
+"""The check of what a tuned function or a script's run returns: by a check of the user's, or a
+comparison with a reference.
 
-Knows how to call checks and references, and nothing of candidates, ranks or times. A fast candidate that writes nothing must not win
-because its memory still holds the last right answer, so that memory is poisoned.
+Knows how to call checks and references, and nothing of candidates, ranks or times. A fast candidate
+that writes nothing must not win because its memory still holds the last right answer, so that
+memory is poisoned.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ _VALUES = (int, float, complex, str, bytes, torch.dtype, torch.device)
 
 @dataclass(frozen=True)
 class Matches:
-    """A check: the result must be what ``reference`` returns for the same arguments. Made by ``matches``."""
+    """A check: the result must be what ``reference`` returns for the same arguments.
+
+    Made by ``matches``.
+    """
 
     reference: Callable[..., Any]
     rtol: float | None = None
@@ -52,10 +57,12 @@ def matches(
 ) -> Matches:
     """A check: the result must be what ``reference(*args, **kwargs)`` returns.
 
-    Equal are nested tuples, lists and dicts of tensors with the same shapes and dtypes, where every element differs by at most
-    ``atol + rtol * |expected|``. ``atol`` is ``rtol`` times the root mean square of what is expected, if it is not given; ``rtol`` is 4
-    units in the last place for 16-bit floats, 1 for fp8, 1e-5 for float32 and 1e-12 for float64. Matrix products of float32 are
-    TF32 in Triton, unless it is told otherwise, and need ``rtol=1e-3``. Integers and bools must be equal.
+    Equal are nested tuples, lists and dicts of tensors with the same shapes and dtypes, where every
+    element differs by at most ``atol + rtol * |expected|``. ``atol`` is ``rtol`` times the root
+    mean square of what is expected, if it is not given; ``rtol`` is 4 units in the last place for
+    16-bit floats, 1 for fp8, 1e-5 for float32 and 1e-12 for float64. Matrix products of float32 are
+    TF32 in Triton, unless it is told otherwise, and need ``rtol=1e-3``. Integers and bools must be
+    equal.
 
     Raises:
         TypeError: ``reference`` is no function.
@@ -69,18 +76,21 @@ def matches(
 
 
 class Checker:
-    """The check of one function in one tuning on one rank, candidate after candidate: ``begin``, a run, ``judge``.
+    """The check of one function in one tuning on one rank, candidate after candidate: ``begin``, a
+    run, ``judge``.
 
-    ``check`` is ``check(result, *args, **kwargs)``, which returns None or True, or returns False or raises AssertionError; or a
-    reference, which takes what the function takes and returns what it should; or ``matches(reference)``. What its parameters
-    allow decides which; where they allow both, it is a reference if its first parameter has the name of the function's first.
-    A builtin, as ``torch.matmul``, is a reference.
+    ``check`` is ``check(result, *args, **kwargs)``, which returns None or True, or returns False or
+    raises AssertionError; or a reference, which takes what the function takes and returns what it
+    should; or ``matches(reference)``. What its parameters allow decides which; where they allow
+    both, it is a reference if its first parameter has the name of the function's first. A builtin,
+    as ``torch.matmul``, is a reference.
 
-    The first run of a candidate is judged as it is. Before its second one, memory of earlier results is poisoned also where it is held: in
-    arguments and captured tensors, until a run was right without poison and wrong with it, or a reference reads it. That run is not judged.
+    The first run of a candidate is judged as it is. Before its second one, memory of earlier
+    results is poisoned also where it is held: in arguments and captured tensors, until a run was
+    right without poison and wrong with it, or a reference reads it. That run is not judged.
 
-    Of a function that ``is_alone`` all that it has returned is poisoned, flags and what objects hold, too, and it is called once more
-    where only that tells whether it reads its outputs.
+    Of a function that ``is_alone`` all that it has returned is poisoned, flags and what objects
+    hold, too, and it is called once more where only that tells whether it reads its outputs.
     """
 
     n_runs = 2
@@ -98,7 +108,9 @@ class Checker:
         self._reference: Matches | None = None
         """The check, if it is a reference."""
         self._expected: list[Any] = []
-        """Result that the reference returned for this call; empty before, and where it has read poison."""
+        """Result that the reference returned for this call; empty before, and where it has read
+        poison.
+        """
         self._random = RngState()
         """Generators before it did: a run that is compared with it draws the same numbers."""
         self._call: _Call | None = None
@@ -107,10 +119,12 @@ class Checker:
         self._written_by_reference: set[str] = set()
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_repeated: bool) -> None:
-        """Before a run: poison the memory that results may lie in, and ask the reference what to expect.
+        """Before a run: poison the memory that results may lie in, and ask the reference what to
+        expect.
 
-        The reference runs once, if all runs are of one call with the same arguments; before each run, if a result is an argument.
-        ``is_repeated``: the candidate has answered this call rightly before.
+        The reference runs once, if all runs are of one call with the same arguments; before each
+        run, if a result is an argument. ``is_repeated``: the candidate has answered this call
+        rightly before.
 
         Raises:
             TypeError: ``check`` takes neither the result and the arguments nor the arguments.
@@ -139,7 +153,8 @@ class Checker:
             self._random.restore()
 
     def judge(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """After a run: why ``result`` is wrong, with the size of the error, on one line; empty if it is right.
+        """After a run: why ``result`` is wrong, with the size of the error, on one line; empty if
+        it is right.
 
         Raises:
             TypeError: the check returned something that is neither None nor true or false.
@@ -159,11 +174,16 @@ class Checker:
 
     @property
     def outputs(self) -> set[str]:
-        """Names of arguments that the function may write: results are part of them, or the reference writes them, too."""
+        """Names of arguments that the function may write: results are part of them, or the
+        reference writes them, too.
+        """
         return self._memory.outputs | self._written_by_reference
 
     def restore(self) -> None:
-        """Put back what was poisoned for a run that ended without being judged. Called by the next ``begin``, too."""
+        """Put back what was poisoned for a run that ended without being judged.
+
+        Called by the next ``begin``, too.
+        """
         self._memory.restore()
 
     def _wrong(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -189,9 +209,12 @@ class Checker:
     def _ask(
         self, reference: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Ask the reference what to expect. If it reads what is poisoned, so may the function: then this run is not judged.
+        """Ask the reference what to expect.
 
-        It is not asked again without poison, because a reference may be collective, and must run equally often on all ranks.
+        If it reads what is poisoned, so may the function: then this run is not judged.
+
+        It is not asked again without poison, because a reference may be collective, and must run
+        equally often on all ranks.
         """
         n_before = n_nan(_tensors_of(self._expected)) if self._memory.is_poisoned else 0
         self._expected.clear()
@@ -208,7 +231,9 @@ class Checker:
 
     @contextmanager
     def _judging(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[RngState]:
-        """Without gradients, with the same random numbers afterwards, and with nothing poisoned after an error."""
+        """Without gradients, with the same random numbers afterwards, and with nothing poisoned
+        after an error.
+        """
         random = RngState(generators_in((args, kwargs)))
         try:
             with torch.no_grad():
@@ -229,7 +254,9 @@ class _Call(NamedTuple):
     """The arguments of a call, without keeping alive what they hold."""
 
     form: list[Any]
-    """Path, type and plain value of each argument, which decide on the work: tensors may be others of their kind."""
+    """Path, type and plain value of each argument, which decide on the work: tensors may be others
+    of their kind.
+    """
     leaves: list[Any]
     versions: list[int | None]
 
@@ -245,7 +272,10 @@ class _Call(NamedTuple):
         return cls(form, others, [version_of(tensor) for tensor in tensors])
 
     def repeats(self, other: _Call) -> bool:
-        """True if both were given the same. A tensor that torch has written to in between is another; what kernels write is not known."""
+        """True if both were given the same.
+
+        A tensor that torch has written to in between is another; what kernels write is not known.
+        """
         is_same = all(
             mine is theirs for mine, theirs in zip(self.leaves, other.leaves, strict=False)
         )
@@ -277,8 +307,9 @@ def _as_reference(
     )
     if not is_check and not is_reference:
         raise TypeError(
-            f"{name_of(check)}{parameters} can be called neither as a check, with the result and then {len(args)} positional "
-            f"arguments and {sorted(kwargs)}, nor as a reference, without the result"
+            f"{name_of(check)}{parameters} can be called neither as a check, with the result and"
+            f" then {len(args)} positional arguments and {sorted(kwargs)}, nor as a reference,"
+            " without the result"
         )
     if is_check and is_reference:
         own = _signature(function)
@@ -309,8 +340,9 @@ def _answer_of(
     )
     if not is_one and not isinstance(answer, bool):
         raise TypeError(
-            f"the check {name_of(check)} returned {type(answer).__name__}, need None or a bool, or an AssertionError. If it returns what "
-            f"the result should be, say so: matches({name_of(check)})"
+            f"the check {name_of(check)} returned {type(answer).__name__}, need None or a bool, or"
+            " an AssertionError. If it returns what the result should be, say so:"
+            f" matches({name_of(check)})"
         )
     return "" if bool(answer) else f"{name_of(check)} returned False"
 

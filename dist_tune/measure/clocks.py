@@ -1,7 +1,9 @@
-"""Clocks: the time of a launch and of a whole replay, the lead that the host is given before it, and statistics of samples.
+"""Clocks: the time of a launch and of a whole replay, the lead that the host is given before it,
+and statistics of samples.
 
-Knows devices and nothing of ranks or sites, and of Triton only whether it interprets. A span is begun and ended inside a
-replay without waiting; it is read at the meeting, when the device has gone past it. Times are milliseconds.
+Knows devices and nothing of ranks or sites, and of Triton only whether it interprets. A span is
+begun and ended inside a replay without waiting; it is read at the meeting, when the device has gone
+past it. Times are milliseconds.
 """
 
 from __future__ import annotations
@@ -23,21 +25,35 @@ from dist_tune.accelerator import api, device_type, flush_cache, kind, spin
 from dist_tune.measure.memory import tensors_in
 
 MAX_LEAD_MS = 10.0
-"""Longest time the device is kept busy before a run of which it is not known that the host can be ahead; its longest rest, too."""
+"""Longest time the device is kept busy before a run of which it is not known that the host can be
+ahead; its longest rest, too.
+"""
 LONGEST_MS = 100.0
-"""Longest lead of a step that does not wait for its device: its host may be far slower, as where Python launches many small kernels."""
+"""Longest lead of a step that does not wait for its device: its host may be far slower, as where
+Python launches many small kernels.
+"""
 COVER_MS = 0.1
-"""Spin before a launch on an idle stream: a launch with its two events takes the host 30 to 60 us."""
+"""Spin before a launch on an idle stream: a launch with its two events takes the host 30 to 60 us.
+"""
 MAX_COVER_MS = 0.8
 _N_TRIES, _TRY_MS = 20, 0.3
 _MARGIN_MS = 3.0
-"""Longest margin over the host's time. A collective that waits for its turn for tens of milliseconds wakes up to 0.2 ms late (H200)."""
+"""Longest margin over the host's time.
+
+A collective that waits for its turn for tens of milliseconds wakes up to 0.2 ms late (H200).
+"""
 _N_MISSES = 4
-"""Replays in a row without a lead that was enough, after which the step is taken for one that waits for its device."""
+"""Replays in a row without a lead that was enough, after which the step is taken for one that waits
+for its device.
+"""
 _RETRY_AFTER = 16
-"""Replays after which such a step has one long lead again: its host may have been busy with something else."""
+"""Replays after which such a step has one long lead again: its host may have been busy with
+something else.
+"""
 _GROWTH = 1.1
-"""A full launch queue blocks the host, so one long replay says little; where the host was ahead its time grows by a tenth at most."""
+"""A full launch queue blocks the host, so one long replay says little; where the host was ahead its
+time grows by a tenth at most.
+"""
 _DECAY = 0.8
 _TRACERS = frozenset({"FakeTensorMode", "FunctionalTensorMode", "ProxyTorchDispatchMode"})
 """By name, since to import them takes a second."""
@@ -45,7 +61,9 @@ _WITHOUT_DATA = frozenset({"FakeTensor", "FunctionalTensor"})
 
 
 class Clock:
-    """A source of spans: of the current GPU, or of the host, which is right where a launch returns only when it is done."""
+    """A source of spans: of the current GPU, or of the host, which is right where a launch returns
+    only when it is done.
+    """
 
     now: ClassVar[Callable[[], float]] = staticmethod(lambda: time.perf_counter())
     """Seconds of the host's clock that is read."""
@@ -71,15 +89,19 @@ class Clock:
         return DeviceEvent() if self.is_cuda else _HostEvent()
 
     def launch_ms(self, span: Span) -> float:
-        """Milliseconds of the one launch in a span, which is not to be used any more: without what the events take."""
+        """Milliseconds of the one launch in a span, which is not to be used any more: without what
+        the events take.
+        """
         ms = span.ms()
         self._spare[span.device].append(span)
         return max(ms - events_ms(span.device), 0.1 * ms) if self._spins else ms
 
     def cover(self) -> None:
-        """Before a launch whose device would wait for the host: let it spin until the launch is queued.
+        """Before a launch whose device would wait for the host: let it spin until the launch is
+        queued.
 
-        An idle stream reads 40 us for a kernel of 2.3 us, and 4.2 us behind a spin of 100 us (one H200).
+        An idle stream reads 40 us for a kernel of 2.3 us, and 4.2 us behind a spin of 100 us (one
+        H200).
         """
         if self._spins and time.perf_counter() > self._covered_until_s:
             spin(self._cover_ms)
@@ -97,7 +119,9 @@ class Clock:
         return True
 
     def prepare(self, lead_ms: float, *, is_cold: bool = True) -> None:
-        """Flush the L2 cache, then spin on the device for ``lead_ms``, so that launch gaps are not timed. Nothing on the host."""
+        """Flush the L2 cache, then spin on the device for ``lead_ms``, so that launch gaps are not
+        timed. Nothing on the host.
+        """
         if not self.is_cuda:
             return
         if is_cold:
@@ -107,7 +131,9 @@ class Clock:
 
 
 class DeviceEvent:
-    """An event on the current stream. torch's own ``record`` takes 6.5 us of the host to find the stream, with it 1.9."""
+    """An event on the current stream. torch's own ``record`` takes 6.5 us of the host to find the
+    stream, with it 1.9.
+    """
 
     __slots__ = ("_event",)
 
@@ -149,7 +175,9 @@ def _current_stream() -> Any:
 
 @cache
 def events_ms(device: int) -> float:
-    """What two events around a launch read beyond its time: about 3 us, by tiny kernels on a stream of their own."""
+    """What two events around a launch read beyond its time: about 3 us, by tiny kernels on a stream
+    of their own.
+    """
     stream, x = api.Stream(device), torch.zeros(1, device=torch.device(device_type(), device))
 
     def least_ms(n_launches: int) -> float:
@@ -185,7 +213,9 @@ class _HostEvent:
 
 
 class Span:
-    """One measured stretch of work, between two events on the stream that is current when each is recorded."""
+    """One measured stretch of work, between two events on the stream that is current when each is
+    recorded.
+    """
 
     __slots__ = ("_begin", "_end", "device")
 
@@ -205,7 +235,10 @@ class Span:
         return bool(self._begin.query())
 
     def is_done(self) -> bool:
-        """True if the device has passed the second event. Raises the device's error when its context is dead."""
+        """True if the device has passed the second event.
+
+        Raises the device's error when its context is dead.
+        """
         return bool(self._end.query())
 
     def ms(self) -> float:
@@ -220,9 +253,11 @@ _NEVER = 1 << 30
 class Lead:
     """The host's time of a replay, and from it the lead. Milliseconds.
 
-    The first lead is as long as one may be that is of no use: a step whose host is quicker shows its time in it. A step that waits for
-    its device is never ahead of it, and has no long leads. The device rests in each lead for the time of the shortest replay: at its power
-    limit it throttles after some 40 ms of work, a candidate pays for those before it, and differences of 4 % are gone (H200).
+    The first lead is as long as one may be that is of no use: a step whose host is quicker shows
+    its time in it. A step that waits for its device is never ahead of it, and has no long leads.
+    The device rests in each lead for the time of the shortest replay: at its power limit it
+    throttles after some 40 ms of work, a candidate pays for those before it, and differences of 4 %
+    are gone (H200).
     """
 
     def __init__(self) -> None:
@@ -231,10 +266,12 @@ class Lead:
         self._is_known = False
 
     def ms(self, shortest_ms: float = 0.0, n_queued: int = 0) -> float:
-        """Milliseconds that the device spins before the next replay: until the host has queued it, and to rest.
+        """Milliseconds that the device spins before the next replay: until the host has queued it,
+        and to rest.
 
-        ``shortest_ms``: the shortest replay so far; 0: not known. ``n_queued``: replays that the device has yet to begin keep it busy as
-        well; their leads are not counted, so that the host gets farther ahead.
+        ``shortest_ms``: the shortest replay so far; 0: not known. ``n_queued``: replays that the
+        device has yet to begin keep it busy as well; their leads are not counted, so that the host
+        gets farther ahead.
         """
         may_be_long = self._n_missed < _N_MISSES or self._n_missed % _RETRY_AFTER == 0
         most_ms = LONGEST_MS if may_be_long else MAX_LEAD_MS
@@ -245,7 +282,9 @@ class Lead:
         return max(lead_ms, min(shortest_ms, MAX_LEAD_MS))
 
     def add(self, host_ms: float, *, is_ahead: bool) -> None:
-        """Take in how long the host took to queue a replay; ``is_ahead``: the device had not begun it by then."""
+        """Take in how long the host took to queue a replay; ``is_ahead``: the device had not begun
+        it by then.
+        """
         self._n_missed = 0 if is_ahead else self._n_missed + 1
         if is_ahead and self._is_known:  # one quick replay is no quick host
             host_ms = max(host_ms, _DECAY * self._host_ms)
@@ -257,8 +296,9 @@ class Lead:
 def no_full_collections() -> Iterator[None]:
     """Keep the garbage collector off the oldest objects, while younger ones are collected as ever.
 
-    A collection of all that torch and Triton have imported takes 0.3 s on the host, in the middle of a replay or of a wait for it. The
-    threshold is raised, and nothing frozen: what is thawed counts as new, and costs two such collections after each tuning.
+    A collection of all that torch and Triton have imported takes 0.3 s on the host, in the middle
+    of a replay or of a wait for it. The threshold is raised, and nothing frozen: what is thawed
+    counts as new, and costs two such collections after each tuning.
     """
     young, middle, old = gc.get_threshold()
     raised = max(old, _NEVER)
@@ -302,7 +342,9 @@ def is_capturing() -> bool:
 
 
 def is_traced(arguments: Any) -> bool:
-    """True if a call with these arguments computes no values: its times mean nothing, and its results cannot be checked."""
+    """True if a call with these arguments computes no values: its times mean nothing, and its
+    results cannot be checked.
+    """
     if torch.compiler.is_compiling() or any(
         _has_base(mode, _TRACERS) for mode in _get_current_dispatch_mode_stack()
     ):
@@ -318,15 +360,19 @@ def _has_base(value: object, names: frozenset[str]) -> bool:
 
 
 def median(samples: Sequence[float]) -> float:
-    """Middle sample, the lower one of two: one hiccup does not move it, and hiccups only ever add time."""
+    """Middle sample, the lower one of two: one hiccup does not move it, and hiccups only ever add
+    time.
+    """
     return statistics.median_low(samples)
 
 
 def without_outliers(samples: Sequence[float], max_share: float = 0.5) -> Sequence[float]:
-    """The samples within 5 x the median absolute deviation (MAD) of their median, or within 0.5 %: equal samples have a MAD of 0.
+    """The samples within 5 x the median absolute deviation (MAD) of their median, or within 0.5 %:
+    equal samples have a MAD of 0.
 
-    All samples, where fewer than five, or where more than ``max_share`` of them are further away: these are a second mode of what is
-    measured and no accidents, and a mean without them would be too low. A median does not mind; at most half are ever further away.
+    All samples, where fewer than five, or where more than ``max_share`` of them are further away:
+    these are a second mode of what is measured and no accidents, and a mean without them would be
+    too low. A median does not mind; at most half are ever further away.
     """
     if len(samples) < 5:
         return samples
@@ -338,6 +384,8 @@ def without_outliers(samples: Sequence[float], max_share: float = 0.5) -> Sequen
 
 
 def spread(samples: Sequence[float]) -> float:
-    """Median absolute deviation (MAD), in the samples' unit: how far a repeat is likely to be off."""
+    """Median absolute deviation (MAD), in the samples' unit: how far a repeat is likely to be
+    off.
+    """
     middle = statistics.median(samples)
     return statistics.median([abs(sample - middle) for sample in samples])

@@ -1,7 +1,8 @@
-"""Differences between a result and an expected one: nested tuples, lists and dicts of tensors and numbers.
+"""Differences between a result and an expected one: nested tuples, lists and dicts of tensors and
+numbers.
 
-Knows tensors as values and nothing of where they come from. Works through large tensors piece by piece, on their device,
-and waits for that device once a tensor, if nothing is wrong.
+Knows tensors as values and nothing of where they come from. Works through large tensors piece by
+piece, on their device, and waits for that device once a tensor, if nothing is wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import torch
 from dist_tune.measure.memory import parts_of, plain_tensors
 
 PIECE = 1 << 22
-"""Elements compared at once, about: a few copies of so many are all the memory that a comparison needs."""
+"""Elements compared at once, about: a few copies of so many are all the memory that a comparison
+needs.
+"""
 _PACKED = {
     torch.uint16: torch.int16,
     torch.uint32: torch.int32,
@@ -37,10 +40,12 @@ _RTOL = {
 def difference(
     got: Any, expected: Any, rtol: float | None = None, atol: float | None = None, where: str = ""
 ) -> str:
-    """Why ``got`` is not what was expected, on one line, with the size of the error; empty if it is.
+    """Why ``got`` is not what was expected, on one line, with the size of the error; empty if it
+    is.
 
-    Same structure, shapes and dtypes, and every element within ``atol + rtol * |expected|``. ``atol`` is ``rtol`` times the root
-    mean square of what is expected, if it is not given; ``rtol`` as in ``tolerance``. ``where``: what ``got`` is a part of, "[0]['c']".
+    Same structure, shapes and dtypes, and every element within ``atol + rtol * |expected|``.
+    ``atol`` is ``rtol`` times the root mean square of what is expected, if it is not given;
+    ``rtol`` as in ``tolerance``. ``where``: what ``got`` is a part of, "[0]['c']".
 
     Raises:
         TypeError: something is neither a tensor nor a number, and cannot say whether it is equal.
@@ -80,14 +85,19 @@ def difference(
                     or (got != got and expected != expected)
                 ):
                     return ""
-                return f"wrong by {abs(got - expected):.2g}{_at(where)} (got {got:.6g}, expected {expected:.6g})"
+                return (
+                    f"wrong by {abs(got - expected):.2g}{_at(where)} (got {got:.6g}, expected"
+                    f" {expected:.6g})"
+                )
             if _is_equal(got, expected):
                 return ""
     return f"returned {_kind(got)}{_at(where)}, expected {_kind(expected)}"
 
 
 def flat(value: Any, depth: int = 0) -> Any:
-    """Tensors and plain values in containers and dataclasses; other objects by their type, because a step may make them anew."""
+    """Tensors and plain values in containers and dataclasses; other objects by their type, because
+    a step may make them anew.
+    """
     if isinstance(value, torch.Tensor):
         return list(plain_tensors(value))
     if isinstance(value, np.ndarray):
@@ -104,9 +114,11 @@ def flat(value: Any, depth: int = 0) -> Any:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Error that is right, relative to an element and to the root mean square of all, and 0 for what must be equal.
+    """Error that is right, relative to an element and to the root mean square of all, and 0 for
+    what must be equal.
 
-    4 units in the last place of 16-bit floats; 1 of fp8, where 4 would let zeros through; 1e-5 for float32; 1e-12 for float64.
+    4 units in the last place of 16-bit floats; 1 of fp8, where 4 would let zeros through; 1e-5 for
+    float32; 1e-12 for float64.
     """
     if dtype.is_complex:
         return tolerance(dtype.to_real())
@@ -157,11 +169,16 @@ def _of_tensors(
         if atol is None
         else f"beyond {atol:.2g} + {rtol:.2g} * |expected|"
     )
-    return f"wrong by {error:.2g} at {at} (got {mine:.6g}, expected {theirs:.6g}; {n_wrong} of {count} {limit if is_float else 'differ'})"
+    return (
+        f"wrong by {error:.2g} at {at} (got {mine:.6g}, expected {theirs:.6g}; {n_wrong} of {count}"
+        f" {limit if is_float else 'differ'})"
+    )
 
 
 def _errors(got: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> torch.Tensor:
-    """Numbers of a piece: wrong elements; NaN among them; the worst error and its place: the first NaN, an infinite one, the largest."""
+    """Numbers of a piece: wrong elements; NaN among them; the worst error and its place: the first
+    NaN, an infinite one, the largest.
+    """
     dtype = torch.float32 if got.is_floating_point() and got.dtype != torch.float64 else got.dtype
     got, expected = got.to(dtype), expected.to(got.device, dtype)
     is_wrong = torch.isclose(got, expected, rtol, atol, equal_nan=True).logical_not_()
@@ -179,7 +196,9 @@ def _errors(got: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in a layout and dtype to compute with, and a dimension at least; complex ones with a last dimension of two."""
+    """The same values in a layout and dtype to compute with, and a dimension at least; complex ones
+    with a last dimension of two.
+    """
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     if tensor.dim() == 0:
@@ -194,7 +213,8 @@ def _is_equal(got: Any, expected: Any) -> bool:
         return got is expected or bool(got == expected)
     except Exception as error:  # comparing the user's objects may raise anything
         raise TypeError(
-            f"cannot compare a {type(got).__name__} with a {type(expected).__name__}: return tensors and numbers"
+            f"cannot compare a {type(got).__name__} with a {type(expected).__name__}: return"
+            " tensors and numbers"
         ) from error
 
 

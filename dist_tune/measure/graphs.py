@@ -1,4 +1,6 @@
-"""A run of a step as a CUDA graph: what stands against one, its capture, and what a failed one leaves. Knows nothing of candidates."""
+"""A run of a step as a CUDA graph: what stands against one, its capture, and what a failed one
+leaves. Knows nothing of candidates.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,15 @@ import torch
 from dist_tune.measure.clocks import is_interpreted
 
 _broken: list[Any] = []
-"""Graphs that were not captured to their end: torch's allocator of pinned memory goes on asking them."""
+"""Graphs that were not captured to their end: torch's allocator of pinned memory goes on asking
+them.
+"""
 
 
 def obstacle_in(run: Callable[[], object]) -> str:
-    """Make a run; why no graph can hold it: where its host waits for the device, as far as torch notices. Empty if nothing says so."""
+    """Make a run; why no graph can hold it: where its host waits for the device, as far as torch
+    notices. Empty if nothing says so.
+    """
     if not torch.cuda.is_available() or is_interpreted():
         run()
         return "there is no CUDA device"
@@ -38,7 +44,10 @@ def obstacle_in(run: Callable[[], object]) -> str:
 
 
 def graph_pool() -> Any:
-    """Memory for graphs of which no two are replayed at once. Waits for the device, and frees what torch keeps: a capture may not."""
+    """Memory for graphs of which no two are replayed at once.
+
+    Waits for the device, and frees what torch keeps: a capture may not.
+    """
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return torch.cuda.graph_pool_handle()
@@ -65,7 +74,10 @@ def captured(run: Callable[[], object], pool: Any) -> Any:
 
 
 def _end(graph: Any, pool: Any) -> None:
-    """End a capture that failed. Where CUDA has broken it off, torch leaves its allocator and its generators as if it went on."""
+    """End a capture that failed.
+
+    Where CUDA has broken it off, torch leaves its allocator and its generators as if it went on.
+    """
     with suppress(RuntimeError):
         graph.capture_end()
     with suppress(RuntimeError):

@@ -1,7 +1,9 @@
-"""What a call is given, as the caller gave it: its arguments and the random generators, kept before a run and put back after it.
+"""What a call is given, as the caller gave it: its arguments and the random generators, kept before
+a run and put back after it.
 
-Knows tensors and where they lie; nothing of candidates, ranks or checks. Triton's kernels write without raising torch's version
-counters, so values are compared. Symmetric memory is left alone: peers may write to it at any time.
+Knows tensors and where they lie; nothing of candidates, ranks or checks. Triton's kernels write
+without raising torch's version counters, so values are compared. Symmetric memory is left alone:
+peers may write to it at any time.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def generators_in(value: Any) -> list[tuple[torch.Generator, torch.Tensor]]:
 
 @dataclass(frozen=True)
 class RngState:
-    """State of this process's random generators when this object was made: Python's, numpy's, torch's on the CPU and the current GPU."""
+    """State of this process's random generators when this object was made: Python's, numpy's,
+    torch's on the CPU and the current GPU.
+    """
 
     others: list[tuple[torch.Generator, torch.Tensor]] = field(default_factory=list)
     """Generators that a function is given, with their states."""
@@ -79,7 +83,9 @@ class Inputs:
     def keep(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Copy the tensors of a call, the small ones first, as far as memory allows; of others torch's writes are noticed."""
+        """Copy the tensors of a call, the small ones first, as far as memory allows; of others
+        torch's writes are noticed.
+        """
         self.forget()
         self._function, self._generators = function, generators_in((args, kwargs))
         self._leaves = [leaf for leaf in held_by(function, args, kwargs) if leaf.kind == "argument"]
@@ -96,7 +102,9 @@ class Inputs:
         return changed
 
     def harmed(self, names: set[str]) -> set[str]:
-        """Those whose values are farther from the kept ones than rounding goes: no earlier result that was written again."""
+        """Those whose values are farther from the kept ones than rounding goes: no earlier result
+        that was written again.
+        """
         return {
             name
             for name, (memory, copy) in self.values.alive(names).items()
@@ -113,18 +121,22 @@ class Inputs:
                 tensor.grad = grad
 
     def restart(self, *, compares: bool) -> None:
-        """Put back what any run is known to change, before the next one. ``compares``: with what the last one changed, which waits.
+        """Put back what any run is known to change, before the next one.
+
+        ``compares``: with what the last one changed, which waits.
 
         Raises:
-            DistTuneError: a run has changed an argument that there is no copy of, or its place in the graph of autograd.
+            DistTuneError: a run has changed an argument that there is no copy of, or its place in
+                the graph of autograd.
         """
         for leaf in self._leaves:
             is_written = leaf.name not in self.values and version_of(leaf.tensor) != leaf.version
             if is_written or leaf.tensor.grad_fn is not leaf.node:
                 raise DistTuneError(
-                    f"{name_of(self._function)} changes its argument {leaf.name} in place, and a check calls it many times: there is no "
-                    f"room for a copy, or its autograd graph cannot be put back. Pass reset=, which is to put it back before each call "
-                    f"but the first; reset=lambda: None if the function only overwrites it."
+                    f"{name_of(self._function)} changes its argument {leaf.name} in place, and a"
+                    " check calls it many times: there is no room for a copy, or its autograd"
+                    " graph cannot be put back. Pass reset=, which is to put it back before each"
+                    " call but the first; reset=lambda: None if the function only overwrites it."
                 )
         if compares:
             self.changed()
@@ -143,10 +155,12 @@ def ask(
     kwargs: dict[str, Any],
     written: set[str] | None = None,
 ) -> Any:
-    """The result of a reference, in memory that no argument shares; what it has written to arguments meanwhile is undone.
+    """The result of a reference, in memory that no argument shares; what it has written to
+    arguments meanwhile is undone.
 
-    With ``out=`` it writes the right answer there, where a candidate that then writes nothing would find it. Needs memory for a copy of the
-    arguments while it runs; those that do not fit are left as the reference leaves them. ``written`` gets the names of what it wrote.
+    With ``out=`` it writes the right answer there, where a candidate that then writes nothing would
+    find it. Needs memory for a copy of the arguments while it runs; those that do not fit are left
+    as the reference leaves them. ``written`` gets the names of what it wrote.
     """
     inputs = Inputs()
     inputs.keep(reference, args, kwargs)

@@ -1,4 +1,5 @@
-"""Memory that tensors lie in: tensors in containers, memory that two of them share, regions and copies that keep none of them alive.
+"""Memory that tensors lie in: tensors in containers, memory that two of them share, regions and
+copies that keep none of them alive.
 
 Knows tensors by their storage and not by their purpose.
 """
@@ -58,7 +59,9 @@ class Region(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Region | None:
-        """The region of a tensor; None if it owns no memory: empty, sparse, or a wrapper of others."""
+        """The region of a tensor; None if it owns no memory: empty, sparse, or a wrapper of
+        others.
+        """
         storage = _storage(tensor)
         if storage is None or storage.nbytes() == 0 or tensor.numel() == 0:
             return None
@@ -123,12 +126,16 @@ def n_bytes_of(tensor: torch.Tensor) -> int:
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of real numbers as integers, in the same memory: of the same size, so that strides do not matter."""
+    """The elements of real numbers as integers, in the same memory: of the same size, so that
+    strides do not matter.
+    """
     return tensor.view(_INTEGERS.get(tensor.dtype.itemsize, tensor.dtype))
 
 
 def tensor_of(value: Any) -> torch.Tensor | None:
-    """The tensor that an argument of a kernel is or wraps, as a descriptor or ``triton.reinterpret`` of one; None for all else."""
+    """The tensor that an argument of a kernel is or wraps, as a descriptor or
+    ``triton.reinterpret`` of one; None for all else.
+    """
     for _ in range(_MOST_WRAPPED):
         if value is None or isinstance(value, torch.Tensor):
             return value
@@ -148,7 +155,10 @@ class _Opaque:
 
 
 class Snapshot:
-    """Values of tensors, to compare with and to put back. Keeps no tensor alive, and forgets those that have been freed."""
+    """Values of tensors, to compare with and to put back.
+
+    Keeps no tensor alive, and forgets those that have been freed.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[Any, tuple[Region | _Opaque, Any]] = {}
@@ -173,7 +183,9 @@ class Snapshot:
         return False
 
     def spare(self, device: torch.device) -> None:
-        """Copy from here on small tensors, or up to half of what a GPU has beyond its peak: a run beside the copies needs that."""
+        """Copy from here on small tensors, or up to half of what a GPU has beyond its peak: a run
+        beside the copies needs that.
+        """
         if device.type == device_type():
             spare_bytes = (
                 free_bytes(device) + api.memory_allocated(device) - api.max_memory_allocated(device)
@@ -184,7 +196,8 @@ class Snapshot:
             )
 
     def copy(self, tensors: Iterable[Any]) -> None:
-        """Copy tensors by region, and what has ``clone`` and ``copy_`` as they do, without a limit of room.
+        """Copy tensors by region, and what has ``clone`` and ``copy_`` as they do, without a limit
+        of room.
 
         The first copy of each counts; those of freed tensors go.
         """
@@ -201,7 +214,10 @@ class Snapshot:
                 self._kept[key] = place, memory.clone()
 
     def take(self, other: Snapshot, keys: Iterable[Hashable] | None = None) -> None:
-        """Take copies of another snapshot, by region. The first copy of each counts; those of freed tensors go."""
+        """Take copies of another snapshot, by region.
+
+        The first copy of each counts; those of freed tensors go.
+        """
         self.copy([])
         for key in other._kept if keys is None else keys:
             if key in other._kept:
@@ -235,7 +251,9 @@ class Snapshot:
         }
 
     def put_back(self, keys: Iterable[Hashable] | None = None) -> None:
-        """Put back all values, or some, those copied last first; autograd and version counters do not see it. Does not wait."""
+        """Put back all values, or some, those copied last first; autograd and version counters do
+        not see it. Does not wait.
+        """
         for memory, copy in reversed(self.alive(keys).values()):
             memory.copy_(copy)
 
@@ -254,7 +272,9 @@ class Snapshot:
 
 
 def _room_bytes(device: torch.device) -> float:
-    """Memory that copies may take: of a GPU's free memory, with what torch's allocator holds without using it, or of the host's."""
+    """Memory that copies may take: of a GPU's free memory, with what torch's allocator holds
+    without using it, or of the host's.
+    """
     return _COPIES_SHARE * free_bytes(device) if device.type == device_type() else _MAX_HOST_BYTES
 
 
@@ -275,7 +295,8 @@ def version_of(tensor: torch.Tensor) -> int | None:
 
 def is_mapping(value: Any) -> bool:
     """True for dicts and what else is a Mapping."""
-    # Mapping comes last: for each type that is none Python asks all of its subclasses, 20 and more: 0.1 ms of a hit.
+    # Mapping comes last: for each type that is none Python asks all of its subclasses, 20 and more:
+    # 0.1 ms of a hit.
     is_none = (
         isinstance(value, _NO_MAPPINGS) or type(value).__module__.partition(".")[0] == "triton"
     )
@@ -283,7 +304,9 @@ def is_mapping(value: Any) -> bool:
 
 
 def parts_of(value: Any, *, has_fields: bool = True) -> dict[Any, Any] | None:
-    """The items of a container by name or index, with ``has_fields`` also the fields of a dataclass; None for anything else."""
+    """The items of a container by name or index, with ``has_fields`` also the fields of a
+    dataclass; None for anything else.
+    """
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
     if is_mapping(value):
@@ -298,7 +321,10 @@ def parts_of(value: Any, *, has_fields: bool = True) -> dict[Any, Any] | None:
 
 
 def leaves_of(value: Any, *, has_fields: bool = False) -> Iterator[tuple[Path, Any]]:
-    """What containers hold that is none, by position. A container is searched once: it may hold itself."""
+    """What containers hold that is none, by position.
+
+    A container is searched once: it may hold itself.
+    """
     seen: dict[
         int, Any
     ] = {}  # by identity, and kept alive, because an identity that is free may be given to another
@@ -316,7 +342,9 @@ def leaves_of(value: Any, *, has_fields: bool = False) -> Iterator[tuple[Path, A
 
 
 def tensors_in(value: Any, *, has_fields: bool = False) -> dict[Path, torch.Tensor]:
-    """The tensors in nested tuples, lists and dicts; with ``has_fields`` also in dataclasses, as in results."""
+    """The tensors in nested tuples, lists and dicts; with ``has_fields`` also in dataclasses, as in
+    results.
+    """
     return {
         path: leaf
         for path, leaf in leaves_of(value, has_fields=has_fields)
@@ -352,7 +380,8 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 def _overlap(a: torch.UntypedStorage, b: torch.UntypedStorage) -> bool:
-    # By address, too: tensors in symmetric memory have storages of their own for parts of one allocation.
+    # By address, too: tensors in symmetric memory have storages of their own for parts of one
+    # allocation.
     start, end = (
         max(a.data_ptr(), b.data_ptr()),
         min(a.data_ptr() + a.nbytes(), b.data_ptr() + b.nbytes()),

@@ -1,11 +1,14 @@
-"""Poison: other values in the memory of earlier results before a run, so that elements which the run does not write show.
+"""Poison: other values in the memory of earlier results before a run, so that elements which the
+run does not write show.
 
-Knows tensors and who holds their memory; nothing of checks, candidates or ranks. An allocator gives a candidate that writes nothing the
-memory that still holds the last right answer, and so does a function that is given its output. The poison is NaN, because what is computed
-from it is NaN, too. Integers and memory that objects hold are left alone: they may be flags, and peers may write to symmetric memory at any
-time. Only where no peer is, all memory that a result has lain in is poisoned. All of it happens between runs: a fill between the function's
-own kernels, as by a mode that fills fresh allocations, could wait for one that spins until a peer answers, and overtake a write on another
-stream.
+Knows tensors and who holds their memory; nothing of checks, candidates or ranks. An allocator gives
+a candidate that writes nothing the memory that still holds the last right answer, and so does a
+function that is given its output. The poison is NaN, because what is computed from it is NaN, too.
+Integers and memory that objects hold are left alone: they may be flags, and peers may write to
+symmetric memory at any time. Only where no peer is, all memory that a result has lain in is
+poisoned. All of it happens between runs: a fill between the function's own kernels, as by a mode
+that fills fresh allocations, could wait for one that spins until a peer answers, and overtake a
+write on another stream.
 """
 
 from __future__ import annotations
@@ -18,10 +21,13 @@ import torch
 from dist_tune.measure.memory import Region, Snapshot, bits_of, memory_of, shares_memory
 
 _SMALL_BYTES = 64 << 20
-"""Up to this size of the results, free memory for two more sets of them is poisoned, beyond it for one."""
+"""Up to this size of the results, free memory for two more sets of them is poisoned, beyond it for
+one.
+"""
 
-# Signalling NaNs where a format has them: what is computed from one is another NaN, so an element that still is this one was not written.
-# With a sign, because a run in place may leave positive numbers as they are.
+# Signalling NaNs where a format has them: what is computed from one is another NaN, so an element
+# that still is this one was not written. With a sign, because a run in place may leave positive
+# numbers as they are.
 NANS = {
     torch.float64: 0xFFF5A5A5A5A5A5A5 - (1 << 64),
     torch.float32: 0xFFA5A5A5 - (1 << 32),
@@ -42,14 +48,21 @@ class ResultMemory:
     """Memory of the results of one function; one per tuning and rank."""
 
     def __init__(self, *, is_alone: bool) -> None:
-        """``is_alone``: no peer is there, so that all memory of a result may be poisoned, integers and what objects hold, too."""
+        """``is_alone``: no peer is there, so that all memory of a result may be poisoned, integers
+        and what objects hold, too.
+        """
         self.held: dict[Place, bool] = {}
-        """Arguments and captured tensors that results are part of -> True where a result is all of one."""
+        """Arguments and captured tensors that results are part of -> True where a result is all of
+        one.
+        """
         self._is_alone = is_alone
         self._latest: list[Region] = []
         """Other results of the last run; all of them where no peer is."""
         self._is_read: bool | None = None
-        """True if the function reads what lies where its results do, None if that is not known. One answer for all of them."""
+        """True if the function reads what lies where its results do, None if that is not known.
+
+        One answer for all of them.
+        """
         self._poisoned = Snapshot()
 
     @property
@@ -63,7 +76,10 @@ class ResultMemory:
         return bool(self._poisoned.alive())
 
     def remember(self, results: list[torch.Tensor], tensors: Mapping[Place, torch.Tensor]) -> None:
-        """Learn where the results of a run lie. ``tensors``: what its function was given, and has captured."""
+        """Learn where the results of a run lie.
+
+        ``tensors``: what its function was given, and has captured.
+        """
         self._latest.clear()
         for result in results:
             places = (
@@ -82,12 +98,17 @@ class ResultMemory:
         self._is_read = self._is_read or None
 
     def leave(self) -> None:
-        """Put back what was poisoned, and poison nothing again that is held: the function reads it."""
+        """Put back what was poisoned, and poison nothing again that is held: the function reads
+        it.
+        """
         self._is_read = True
         self.restore()
 
     def poison_held(self, tensors: Mapping[Place, torch.Tensor]) -> None:
-        """Poison what results were all of, unless the function reads it. What there is no room for a copy of is left alone."""
+        """Poison what results were all of, unless the function reads it.
+
+        What there is no room for a copy of is left alone.
+        """
         known = (
             {}
             if self._is_read
@@ -108,7 +129,9 @@ class ResultMemory:
             _fill(memory)
 
     def poison_free(self, expected: list[torch.Tensor]) -> None:
-        """Poison free memory that an allocator would give to the next result: one like the last, or like what is expected."""
+        """Poison free memory that an allocator would give to the next result: one like the last, or
+        like what is expected.
+        """
         regions = self._latest or (
             [] if self.held else [each for each in map(Region.of, expected) if each is not None]
         )
@@ -124,10 +147,12 @@ class ResultMemory:
                 _fill(block[: block.numel() // real.itemsize * real.itemsize].view(real))
 
     def resolve(self, wrong: str, again: Callable[[], str], *, is_independent: bool) -> str:
-        """Why a run is wrong, in the light of the poison before it: empty also where it may just have read that. Puts back what it read.
+        """Why a run is wrong, in the light of the poison before it: empty also where it may just
+        have read that. Puts back what it read.
 
-        Wrong with NaN and right without it means that the function reads its outputs. ``again``: asks another run, where no peer is.
-        ``is_independent``: what is expected does not depend on what they held, so that poison which is left there was to be overwritten.
+        Wrong with NaN and right without it means that the function reads its outputs. ``again``:
+        asks another run, where no peer is. ``is_independent``: what is expected does not depend on
+        what they held, so that poison which is left there was to be overwritten.
         """
         places = {place: memory for place, (memory, _) in self._poisoned.alive().items()}
         with_nan = [place for place, memory in places.items() if n_nan([memory])]
@@ -141,11 +166,14 @@ class ResultMemory:
             self._is_read = False if places else self._is_read
             self._poisoned.put_back(
                 with_nan
-            )  # a part that is kept from run to run, or NaN made of poison, at which a check did not look
+                # A part that is kept from run to run, or NaN made of poison, at which a check did
+                # not look
+            )
             self._poisoned.forget()
             return ""
         self.restore()
-        # A part of a captured cache may be kept from run to run, and an argument may be handed through as it is.
+        # A part of a captured cache may be kept from run to run, and an argument may be handed
+        # through as it is.
         is_missing = all(place[0] == "captured" and each.all() for place, each in left.items()) or (
             is_independent
             and any(place[0] != "captured" and each.any() for place, each in left.items())
@@ -174,7 +202,10 @@ def _is_all_of(tensor: torch.Tensor, result: torch.Tensor) -> bool:
 
 
 def n_nan(tensors: Iterable[torch.Tensor]) -> int:
-    """Elements that are poison, NaN that was computed from it, or other NaN. Waits for the device."""
+    """Elements that are poison, NaN that was computed from it, or other NaN.
+
+    Waits for the device.
+    """
     memories = [
         memory
         for each in tensors

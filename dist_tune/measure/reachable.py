@@ -1,6 +1,8 @@
-"""What a step can reach: tensors and plain values of its arguments, of what it captures, and of the modules and objects among these.
+"""What a step can reach: tensors and plain values of its arguments, of what it captures, and of the
+modules and objects among these.
 
-Knows Python's functions and objects, torch's modules and optimizers, numpy's arrays; nothing of runs. Runs no code of the user's objects.
+Knows Python's functions and objects, torch's modules and optimizers, numpy's arrays; nothing of
+runs. Runs no code of the user's objects.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ _OF_MODULES = vars(torch.nn.Module()).keys()
 _ABSENT = object()
 
 Kind = Literal["argument", "captured", "training", "object"]
-"""How a value is held: by arguments and their containers, by captures and theirs, by an optimizer and the like, by any other object."""
+"""How a value is held: by arguments and their containers, by captures and theirs, by an optimizer
+and the like, by any other object.
+"""
 
 
 class Leaf(NamedTuple):
@@ -74,7 +78,9 @@ class Leaf(NamedTuple):
 
     @property
     def is_state(self) -> bool:
-        """False for what plain objects hold: flags and buffers of a context for communication are the step's own business."""
+        """False for what plain objects hold: flags and buffers of a context for communication are
+        the step's own business.
+        """
         return self.kind != "object"
 
 
@@ -155,13 +161,17 @@ class Reachable:
     training: str = ""
     """Name of an optimizer, scheduler or scaler."""
     once: list[str] = field(default_factory=list)
-    """Iterators, DataLoaders, queues, files to read and private random generators, described: a run takes from them for good."""
+    """Iterators, DataLoaders, queues, files to read and private random generators, described: a run
+    takes from them for good.
+    """
     names: dict[int, str] = field(default_factory=dict)
     """Identity of an object -> its name."""
     parameters: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
     """Tensors that autograd makes gradients of, by identity, with their names."""
     shared: set[int] = field(default_factory=set)
-    """Identities of objects that lead to memory which peers can reach: what else they hold may count for peers, too."""
+    """Identities of objects that lead to memory which peers can reach: what else they hold may
+    count for peers, too.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +194,8 @@ class _Found(NamedTuple):
 def reachable(
     function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_deep: bool = True
 ) -> Reachable:
-    """All that a call of a function can reach: its arguments, the object of a bound method, captured values and globals that it names.
+    """All that a call of a function can reach: its arguments, the object of a bound method,
+    captured values and globals that it names.
 
     Not ``is_deep``: without what plain objects hold.
     """
@@ -276,13 +287,18 @@ def reachable(
 
 
 def held_by(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Leaf]:
-    """The tensors that a call is given, in containers and modules, too, and those that its function captures; none of what objects hold."""
+    """The tensors that a call is given, in containers and modules, too, and those that its function
+    captures; none of what objects hold.
+    """
     leaves = reachable(function, args, kwargs, is_deep=False).leaves.values()
     return [leaf for leaf in leaves if leaf.kind in ("argument", "captured")]
 
 
 def _is_same(mine: Any, other: Any) -> bool:
-    """True for one value or equal ones, to the bit. Of objects of other kinds only the type is compared: a step may make them anew."""
+    """True for one value or equal ones, to the bit.
+
+    Of objects of other kinds only the type is compared: a step may make them anew.
+    """
     return mine is other or (
         type(mine) is type(other) and not difference(flat(mine), flat(other), 0.0, 0.0)
     )
@@ -349,7 +365,10 @@ def _roots(
 
 
 def _parts(value: Any, kind: Kind, namespace: Any) -> Iterator[tuple[str, Any, Kind]]:
-    """The values in a value: name, value, how it is held. ``namespace``: the globals of the module whose functions' globals count, too."""
+    """The values in a value: name, value, how it is held.
+
+    ``namespace``: the globals of the module whose functions' globals count, too.
+    """
     if isinstance(value, torch.nn.Module):
         own = {**value._parameters, **value._buffers, **value._modules}
         yield from (
@@ -390,7 +409,9 @@ def _parts(value: Any, kind: Kind, namespace: Any) -> Iterator[tuple[str, Any, K
 
 
 def _is_used_up(value: Any) -> bool:
-    """True for what gives other values at each use: not torch's, numpy's and Python's global generators, which replays put back."""
+    """True for what gives other values at each use: not torch's, numpy's and Python's global
+    generators, which replays put back.
+    """
     if isinstance(value, _GENERATORS):
         shared = (
             random._inst,
@@ -410,7 +431,9 @@ def _is_used_up(value: Any) -> bool:
 
 
 def _is_object(value: Any) -> bool:
-    """True for an object of a class that is neither Python's own nor of a library below this one, and for torch's layers."""
+    """True for an object of a class that is neither Python's own nor of a library below this one,
+    and for torch's layers.
+    """
     if isinstance(value, (*_NOT_CAPTURED, FunctionType, torch.Tensor)) or is_mapping(value):
         return False
     module = type(value).__module__
@@ -418,7 +441,9 @@ def _is_object(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """An object's own attributes, in slots, too; what a cell holds; the globals that a function names."""
+    """An object's own attributes, in slots, too; what a cell holds; the globals that a function
+    names.
+    """
     if isinstance(value, CellType):
         return {"": value.cell_contents} if value != CellType() else {}
     if isinstance(value, _Globals):
@@ -445,7 +470,9 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def vars_of(value: Any) -> dict[str, Any]:
-    """An object's ``__dict__``; not by getattr, which asks the object's own ``__getattr__`` where it has slots alone."""
+    """An object's ``__dict__``; not by getattr, which asks the object's own ``__getattr__`` where
+    it has slots alone.
+    """
     try:
         return dict(object.__getattribute__(value, "__dict__"))
     except AttributeError:

@@ -1,8 +1,10 @@
-"""Whether running a step again gives the same and leaves the same: what a run changes is found, copied, compared, and put back.
+"""Whether running a step again gives the same and leaves the same: what a run changes is found,
+copied, compared, and put back.
 
-The first run shows what a step changes: by version counters, and by sums of bits for writes that torch does not count (``.data``,
-collectives, statistics of a batch norm, kernels). Only of that a copy is made before the second run, the probe. Gradients are set aside.
-Knows tensors and who holds them; nothing of candidates or ranks.
+The first run shows what a step changes: by version counters, and by sums of bits for writes that
+torch does not count (``.data``, collectives, statistics of a batch norm, kernels). Only of that a
+copy is made before the second run, the probe. Gradients are set aside. Knows tensors and who holds
+them; nothing of candidates or ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class _Look(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     sum: int | None
-    """Of its bits, weighed by place; of a tensor without memory of its own the number of torch's writes."""
+    """Of its bits, weighed by place; of a tensor without memory of its own the number of torch's
+    writes.
+    """
 
     @classmethod
     def at(cls, tensor: torch.Tensor) -> _Look:
@@ -75,7 +79,9 @@ class StepState:
         *,
         is_watched: bool = True,
     ) -> None:
-        """``is_watched``: False if the first run has been made already, so that what it has changed is not known."""
+        """``is_watched``: False if the first run has been made already, so that what it has changed
+        is not known.
+        """
         self._call: tuple[Any, tuple[Any, ...], Mapping[str, Any]] = function, args, kwargs
         self._is_watched = is_watched
         self._reached = reachable(*self._call)
@@ -86,9 +92,13 @@ class StepState:
         self._values = Snapshot()
         self._copied: dict[Region, Leaf] = {}
         self._given: dict[int, StorageWeakRef] = {}
-        """Memory that kernels of the first run were given: as long as this is held, its identity is that of no other."""
+        """Memory that kernels of the first run were given: as long as this is held, its identity is
+        that of no other.
+        """
         self._unseen = ""
-        """What kernels of the probe were given that only a copy would show a change of, where there is no room for one."""
+        """What kernels of the probe were given that only a copy would show a change of, where there
+        is no room for one.
+        """
         self._holders: list[tuple[Holder, Any]] = []
         self._by_storage: dict[int, Leaf] = {}
         self.repeated: list[str] = []
@@ -107,7 +117,10 @@ class StepState:
         ]
 
     def why_not(self, stepped: Iterable[Any]) -> str:
-        """First look, after the first run: why it cannot be repeated; empty if nothing says so. ``stepped``: of ``noting_training``."""
+        """First look, after the first run: why it cannot be repeated; empty if nothing says so.
+
+        ``stepped``: of ``noting_training``.
+        """
         for each in stepped:
             return f"calls {self._reached.names.get(id(each), type(each).__name__)}.step()"
         if why := self._cannot():
@@ -125,7 +138,10 @@ class StepState:
         return "reaches more objects than can be looked at" if self._reached.is_cut else ""
 
     def keep(self) -> str:
-        """Before the probe: copy what the first run has changed. Why that cannot be put back; empty if all is well."""
+        """Before the probe: copy what the first run has changed.
+
+        Why that cannot be put back; empty if all is well.
+        """
         before, known = (
             self._looks,
             self._reached.leaves,
@@ -178,7 +194,9 @@ class StepState:
         return ""
 
     def changed(self) -> str:
-        """Names of what has changed since the last look; after a yes, of what the first run had left alone. Waits for the device."""
+        """Names of what has changed since the last look; after a yes, of what the first run had
+        left alone. Waits for the device.
+        """
         return _listed(each.name for each in self._changed())
 
     def note_given(self, name: str, tensor: torch.Tensor) -> None:
@@ -188,7 +206,9 @@ class StepState:
             self._given[storage._cdata] = StorageWeakRef(storage)
 
     def keep_given(self, name: str, tensor: torch.Tensor) -> None:
-        """Before a kernel of the probe is given a tensor, which it may write to: copy that, if it was there before."""
+        """Before a kernel of the probe is given a tensor, which it may write to: copy that, if it
+        was there before.
+        """
         storage = tensor.untyped_storage()._cdata
         known = self._by_storage.get(storage)
         if known is not None:
@@ -199,7 +219,9 @@ class StepState:
             self._unseen = name
 
     def compare(self) -> str:
-        """Second look, after the probe: what it has left otherwise than the first run; empty if nothing. Waits for the device."""
+        """Second look, after the probe: what it has left otherwise than the first run; empty if
+        nothing. Waits for the device.
+        """
         leaves = [*self._changed(), *(self._copied[key] for key in self._values.changed())]
         found = [(each.name, each.is_state) for each in leaves]
         found += [
@@ -219,11 +241,17 @@ class StepState:
         if (
             self.repeated and not changed and self._reached.training
         ):  # a step of it may follow from a counter
-            return f"changes {_listed(self.repeated)} each time it runs beside {self._reached.training}"
+            return (
+                f"changes {_listed(self.repeated)} each time it runs beside"
+                f" {self._reached.training}"
+            )
         return f"changes {_listed(changed)} each time it runs" if changed else ""
 
     def put_back(self) -> None:
-        """After a no: what the first run has left, to the bit. Objects that lead to memory of peers stay as the probe has left them."""
+        """After a no: what the first run has left, to the bit.
+
+        Objects that lead to memory of peers stay as the probe has left them.
+        """
         shared = self._reached.shared
         self._values.put_back(
             [
@@ -266,7 +294,10 @@ class StepState:
                 each.parameter.grad = None
 
     def _copy(self, tensor: torch.Tensor, leaf: Leaf) -> bool:
-        """Copy a tensor's memory, if that is not copied yet; False if there is no room. ``leaf``: what it is known as."""
+        """Copy a tensor's memory, if that is not copied yet; False if there is no room.
+
+        ``leaf``: what it is known as.
+        """
         region = Region.of(tensor)
         if region is not None and region not in self._copied and self._values.keep(region, tensor):
             self._copied[region] = leaf
@@ -276,7 +307,10 @@ class StepState:
 def written(
     function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[int, int | None]:
-    """Torch's counts of writes to all tensors that a call can reach. Waits for nothing, and sees no write of a kernel."""
+    """Torch's counts of writes to all tensors that a call can reach.
+
+    Waits for nothing, and sees no write of a kernel.
+    """
     return {
         key: version_of(each.tensor)
         for key, each in reachable(function, args, kwargs).leaves.items()
@@ -284,7 +318,10 @@ def written(
 
 
 def sums_of(value: Any) -> list[int]:
-    """The sums of the bits of a value's tensors, which tell whether they are written to. Waits for the device."""
+    """The sums of the bits of a value's tensors, which tell whether they are written to.
+
+    Waits for the device.
+    """
     memories = [
         memory_of(each)
         for tensor in tensors_in(value, has_fields=True).values()
@@ -294,7 +331,9 @@ def sums_of(value: Any) -> list[int]:
 
 
 def _sum_of_bits(memory: torch.Tensor) -> torch.Tensor:
-    """The sum of the elements as integers, each times a random number by its place, on their device; by pieces, because it widens them."""
+    """The sum of the elements as integers, each times a random number by its place, on their
+    device; by pieces, because it widens them.
+    """
     words = bits_of(
         memory.permute(sorted(range(memory.dim()), key=memory.stride, reverse=True))
     ).reshape(-1)
@@ -302,7 +341,8 @@ def _sum_of_bits(memory: torch.Tensor) -> torch.Tensor:
         words = words.view(torch.int64)
     pieces = words.split(_PIECE)
     weights = _weights(memory.device, 1 << (max(pieces[0].numel(), len(pieces)) - 1).bit_length())
-    # Of eight bytes the upper half is added to the lower one: a multiplication loses what it carries out of the top.
+    # Of eight bytes the upper half is added to the lower one: a multiplication loses what it
+    # carries out of the top.
     wide = (
         each + (each >> 32) * 0x9E3779B1 if each.dtype == torch.int64 else each.long()
         for each in pieces

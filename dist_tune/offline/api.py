@@ -1,8 +1,10 @@
-"""Functions of tuning scripts: ``tune_kernel`` for one problem, ``tune_and_save_configs`` for the file that ``load_config`` reads.
+"""Functions of tuning scripts: ``tune_kernel`` for one problem, ``tune_and_save_configs`` for the
+file that ``load_config`` reads.
 
-A list of problems is tuned by all ranks of a job: shared out (split), or one after the other by all together (merge). Each problem is one
-``Tuning`` with the decorators' search and journal. Records of what is tuned stay in the cache until the job is over, so that a job which
-is started again goes on where it was.
+A list of problems is tuned by all ranks of a job: shared out (split), or one after the other by all
+together (merge). Each problem is one ``Tuning`` with the decorators' search and journal. Records of
+what is tuned stay in the cache until the job is over, so that a job which is started again goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -82,28 +84,43 @@ Mode = Literal["split", "merge"]
 _ENDED: TypeAdapter[Ended] = TypeAdapter(Ended, config=ConfigDict(ser_json_inf_nan="constants"))
 """The JSON in which the end of a problem travels."""
 _n_tuned: Counter[str] = Counter()
-"""Problem -> tunings of that name by ``tune_one``: a script that is started again makes them in the same order."""
+"""Problem -> tunings of that name by ``tune_one``: a script that is started again makes them in the
+same order.
+"""
 
 
 def tune_kernel(
-    search_space: Sequence[Mapping[str, Any]], make_run_and_gt_fn: MakeRun,
-    config_callback: Callable[[dict[str, Any]], object] | None = None, num_iters: int = 10, atol: float = 1e-2, rtol: float = 1e-2,
-    *, name: str | None = None, search: SearchStrategy = "racing", max_configs: int | None = None, budget_s: float | None = None,
+    search_space: Sequence[Mapping[str, Any]],
+    make_run_and_gt_fn: MakeRun,
+    config_callback: Callable[[dict[str, Any]], object] | None = None,
+    num_iters: int = 10,
+    atol: float = 1e-2,
+    rtol: float = 1e-2,
+    *,
+    name: str | None = None,
+    search: SearchStrategy = "racing",
+    max_configs: int | None = None,
+    budget_s: float | None = None,
     group: ProcessGroup | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The fastest config of a space whose runs return the expected output.
 
-    Triton kernels are compiled ahead in threads; every config is checked against the ground truth before it is timed, then configs race,
-    and the best few are compared again. The winner runs at least ``num_iters`` times more with a check of each result; if one is wrong,
-    the next best is checked in its place. A config that raises, does not fit or gives a wrong result is dropped; the log has the reason.
-    An interrupted tuning goes on where it was, with the journal under ``DIST_TUNE_CACHE_DIR``; a finished one begins anew.
+    Triton kernels are compiled ahead in threads; every config is checked against the ground truth
+    before it is timed, then configs race, and the best few are compared again. The winner runs at
+    least ``num_iters`` times more with a check of each result; if one is wrong, the next best is
+    checked in its place. A config that raises, does not fit or gives a wrong result is dropped; the
+    log has the reason. An interrupted tuning goes on where it was, with the journal under
+    ``DIST_TUNE_CACHE_DIR``; a finished one begins anew.
 
-    With torch.distributed initialised all ranks of ``group`` tune it together: collective, and the slowest rank decides.
+    With torch.distributed initialised all ranks of ``group`` tune it together: collective, and the
+    slowest rank decides.
 
     Args:
-        search_space: dicts of values by name. On NVIDIA, configs that differ in AMD's keys alone are one, and run without them.
-        make_run_and_gt_fn: from a config to ``(run, ground_truth)``: a function without arguments that returns the kernel's output, and
-            the expected output (None: not checked). Called once a config, and again where memory is short: make shared inputs outside.
+        search_space: dicts of values by name. On NVIDIA, configs that differ in AMD's keys alone
+            are one, and run without them.
+        make_run_and_gt_fn: from a config to ``(run, ground_truth)``: a function without arguments
+            that returns the kernel's output, and the expected output (None: not checked). Called
+            once a config, and again where memory is short: make shared inputs outside.
         config_callback: called with a copy of each config before it is used, to change it in place.
         num_iters: timed runs of each of the best few, and checked runs of the winner after them.
         atol: an element is right within ``atol + rtol * |expected|``.
@@ -115,12 +132,13 @@ def tune_kernel(
         group: the ranks that tune together; the world by default, if there is one.
 
     Returns:
-        The best config, as ``config_callback`` leaves it, with AMD's keys as they stand in the space.
+        The best config, as ``config_callback`` leaves it, with AMD's keys as they stand in the
+        space.
 
     Raises:
         NoValidConfigError: no config runs and gives the right result; with the reasons.
-        ValueError, TypeError: the space is empty or holds no dicts by name, a number is out of range, an option is not of its kind, or the
-            factory returns no pair.
+        ValueError, TypeError: the space is empty or holds no dicts by name, a number is out of
+            range, an option is not of its kind, or the factory returns no pair.
     """
     options = SearchOptions(
         num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s
@@ -133,15 +151,23 @@ def tune_kernel(
 
 def tune_problems(
     problems: Sequence[Problem],
-    *, num_iters: int = 10, atol: float = 1e-2, rtol: float = 1e-2, search: SearchStrategy = "racing", max_configs: int | None = None,
-    budget_s: float | None = None, mode: Mode | None = None, group: ProcessGroup | None = None,
-) -> list[Ended]:  # fmt: skip
+    *,
+    num_iters: int = 10,
+    atol: float = 1e-2,
+    rtol: float = 1e-2,
+    search: SearchStrategy = "racing",
+    max_configs: int | None = None,
+    budget_s: float | None = None,
+    mode: Mode | None = None,
+    group: ProcessGroup | None = None,
+) -> list[Ended]:
     """Tune a list of problems; returns their results in order, the same on all ranks.
 
-    Arguments are those of ``tune_kernel``; ``budget_s`` is for each problem. With torch.distributed initialised it is collective.
-    ``mode="split"``, the default, gives each problem to one rank, from a queue; ``mode="merge"`` tunes one after the other on all ranks,
-    as kernels need that communicate. A problem that fails is a ``Failed`` in the list, and the others go on. If a rank dies, the others
-    tune the rest and then raise; started again, the job tunes what is missing.
+    Arguments are those of ``tune_kernel``; ``budget_s`` is for each problem. With torch.distributed
+    initialised it is collective. ``mode="split"``, the default, gives each problem to one rank,
+    from a queue; ``mode="merge"`` tunes one after the other on all ranks, as kernels need that
+    communicate. A problem that fails is a ``Failed`` in the list, and the others go on. If a rank
+    dies, the others tune the rest and then raise; started again, the job tunes what is missing.
 
     Raises:
         CommunicatesError: a run talks to other ranks, and ``mode`` is "split".
@@ -159,14 +185,21 @@ def tune_problems(
 
 
 def tune_and_save_configs(
-    sizes: Sequence[int], make_for_size: Callable[[int], MakeRun], search_space: Sequence[Mapping[str, Any]], json_file_name: str,
+    sizes: Sequence[int],
+    make_for_size: Callable[[int], MakeRun],
+    search_space: Sequence[Mapping[str, Any]],
+    json_file_name: str,
     save_path: str | Path,
-    *, classes: Callable[[int], str] | None = None, config_callback: Callable[[dict[str, Any]], object] | None = None, **how: Any,
-) -> dict[str, dict[str, Any]]:  # fmt: skip
-    """Tune a kernel at several sizes and write one config for each class of sizes into a JSON file; returns the written configs.
+    *,
+    classes: Callable[[int], str] | None = None,
+    config_callback: Callable[[dict[str, Any]], object] | None = None,
+    **how: Any,
+) -> dict[str, dict[str, Any]]:
+    """Tune a kernel at several sizes and write one config for each class of sizes into a JSON file;
+    returns the written configs.
 
-    Several sizes of one class get the config with the least geometric mean of slowdowns against the best of each size, among those that
-    were the best or near it, measured once more at all of them.
+    Several sizes of one class get the config with the least geometric mean of slowdowns against the
+    best of each size, among those that were the best or near it, measured once more at all of them.
 
     Args:
         sizes: the sizes to tune at.
@@ -174,14 +207,16 @@ def tune_and_save_configs(
         search_space: as of ``tune_kernel``.
         json_file_name: name of the file; classes in it that are not tuned now stay.
         save_path: folder of the file, made if it is missing.
-        classes: from a size to the name of its class: ``small_medium_large()`` (the default), ``small_medium_large("_M")``,
-            ``m_leq(64, 256, 1024)``, a function.
+        classes: from a size to the name of its class: ``small_medium_large()`` (the default),
+            ``small_medium_large("_M")``, ``m_leq(64, 256, 1024)``, a function.
         config_callback: as of ``tune_kernel``; a config out of the file goes through it once more.
         how: ``min_gain``, and the options of ``tune_problems``.
 
     Raises:
-        DistTuneError: no config runs at some size, or at all sizes of a class; the other classes are written before.
-        OSError: the file cannot be written. Its note has the configs, and a script that is started again measures nothing anew.
+        DistTuneError: no config runs at some size, or at all sizes of a class; the other classes
+            are written before.
+        OSError: the file cannot be written. Its note has the configs, and a script that is started
+            again measures nothing anew.
         ValueError: no sizes, or one twice, or as of ``tune_problems``.
     """
     named = classes or small_medium_large()
@@ -201,14 +236,24 @@ def tune_and_save_configs(
 
 
 def tune_files(
-    files: Sequence[ConfigFile], save_path: str | Path,
-    *, min_gain: float | None = None, num_iters: int = 10, atol: float = 1e-2, rtol: float = 1e-2, search: SearchStrategy = "racing",
-    max_configs: int | None = None, budget_s: float | None = None, mode: Mode | None = None, group: ProcessGroup | None = None,
-) -> list[Settled]:  # fmt: skip
+    files: Sequence[ConfigFile],
+    save_path: str | Path,
+    *,
+    min_gain: float | None = None,
+    num_iters: int = 10,
+    atol: float = 1e-2,
+    rtol: float = 1e-2,
+    search: SearchStrategy = "racing",
+    max_configs: int | None = None,
+    budget_s: float | None = None,
+    mode: Mode | None = None,
+    group: ProcessGroup | None = None,
+) -> list[Settled]:
     """``tune_and_save_configs`` for several files, whose sizes are shared out together.
 
-    ``min_gain``: compare with the configs that the files have for these classes, in the same runs, and replace only those against which the
-    new one is faster by at least this share: 0.03 is 3 %. None replaces all. The rest as of ``tune_problems``.
+    ``min_gain``: compare with the configs that the files have for these classes, in the same runs,
+    and replace only those against which the new one is faster by at least this share: 0.03 is 3 %.
+    None replaces all. The rest as of ``tune_problems``.
     """
     options = SearchOptions(
         num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s
@@ -249,7 +294,8 @@ def tune_files(
     for chosen in settled:
         what = f'{chosen.json_file_name} {chosen.size_class}: "{describe(chosen.config)}"'
         job.say(
-            f"{what}, {chosen.regret:.1%} slower than the best config of each of the sizes {sorted(chosen.latencies_us)}"
+            f"{what}, {chosen.regret:.1%} slower than the best config of each of the sizes"
+            f" {sorted(chosen.latencies_us)}"
         )
     job.finish(lambda: save(settled, save_path))
     if failed := [each for each in [*first, *second, *choices] if isinstance(each, Failed)]:
@@ -268,14 +314,18 @@ def _name(function: Any) -> str:
 
 
 class Job:
-    """The ranks that tune, and the records that they keep meanwhile. Every rank of the group makes the same calls."""
+    """The ranks that tune, and the records that they keep meanwhile.
+
+    Every rank of the group makes the same calls.
+    """
 
     def __init__(self, mode: Mode | None = None, group: ProcessGroup | None = None) -> None:
         if mode is not None and mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {get_args(Mode)}, got {spelled(mode)}")
         check_group("group", group)
         settings = read_settings()
-        # Its records are deleted at its end, and another script's must not end it: they stay on this machine.
+        # Its records are deleted at its end, and another script's must not end it: they stay on
+        # this machine.
         here = os.pathsep.join(each for each in settings.cache_folders if "://" not in each)
         self._settings = settings.model_copy(update={"cache_path": here})
         is_dist = group is not None or bool(member_ranks(None))
@@ -285,8 +335,9 @@ class Job:
         """Of the records that are this job's."""
         if not is_dist and int(os.environ.get("WORLD_SIZE", "1")) > 1 and rank_of_job() == 0:
             warnings.warn(
-                "this is one of several ranks, but torch.distributed is not initialised: each of them tunes everything. Call "
-                'init_process_group("gloo") first to share the problems out.',
+                "this is one of several ranks, but torch.distributed is not initialised: each of"
+                ' them tunes everything. Call init_process_group("gloo") first to share the'
+                " problems out.",
                 stacklevel=callers_level(),
             )
 
@@ -325,7 +376,10 @@ class Job:
         return self._meet(topic, lambda: work() if self._ranks.is_first else "", _first)
 
     def finish(self, save: Callable[[], object]) -> None:
-        """Save the results on the first rank, and then delete the records. Every rank returns after the save; an error ends it on all."""
+        """Save the results on the first rank, and then delete the records.
+
+        Every rank returns after the save; an error ends it on all.
+        """
         with suppress(
             StoreGoneError
         ):  # its host has saved before us, and its program is at its end
@@ -340,7 +394,10 @@ class Job:
             log.info(text, shown=True)
 
     def _meet(self, topic: str, work: Callable[[], Part], fn: Reduction[Part, Result]) -> Result:
-        """Do this rank's ``work``, and take ``fn`` of all ranks' parts away. An error on one rank ends it on all."""
+        """Do this rank's ``work``, and take ``fn`` of all ranks' parts away.
+
+        An error on one rank ends it on all.
+        """
         return self._ranks.agree(f"{topic} of a tuning script", topic, work, fn)
 
     def _share_out(
@@ -357,14 +414,18 @@ class Job:
                 )
                 left_s = seconds / n_done * (len(problems) - n_done)
                 self.say(
-                    f"{n_done} of {len(problems)} problems done in {seconds:.0f} s, about {left_s:.0f} s to go"
+                    f"{n_done} of {len(problems)} problems done in {seconds:.0f} s, about"
+                    f" {left_s:.0f} s to go"
                 )
         except BaseException:
             queue.stop()
             raise
 
     def _ended(self, problem: Problem, options: SearchOptions, ranks: Ranks) -> Ended:
-        """One problem. Its own errors make it a ``Failed``; those of this process or of the group are raised."""
+        """One problem.
+
+        Its own errors make it a ``Failed``; those of this process or of the group are raised.
+        """
         try:
             return self._outcome(problem, options, ranks)
         except (
@@ -419,7 +480,10 @@ class Job:
             launch.drop()
         self._keys.append(record.cache_key)
         outcome = Outcome(problem.name, winner, times, failures)
-        best = f'{outcome.latency_us:.1f} us, {len(times)} measured, {len(failures)} dropped: "{record.best.config}"'
+        best = (
+            f"{outcome.latency_us:.1f} us, {len(times)} measured, {len(failures)} dropped:"
+            f' "{record.best.config}"'
+        )
         self.say(f"{problem.name}: {best}")
         return outcome
 
@@ -438,19 +502,24 @@ def _first(parts: Mapping[int, str]) -> str:
 
 @Reduction
 def _mismatch(parts: Mapping[int, tuple[list[str], str]]) -> str:
-    """Why ranks cannot share the problems: other ones, or one GPU; empty if they can. The parts: tasks, and the device."""
+    """Why ranks cannot share the problems: other ones, or one GPU; empty if they can.
+
+    The parts: tasks, and the device.
+    """
     first, (tasks, _) = next(iter(parts.items()))
     on: dict[str, int] = {}
     for rank, (own, device) in parts.items():
         for at, (theirs, mine) in enumerate(zip_longest(tasks, own, fillvalue="none")):
             if theirs != mine:
                 return (
-                    f"ranks {first} and {rank} have other problems, first at index {at}: {theirs!r} and {mine!r}. Build the list from "
-                    f"values that are equal on all ranks"
+                    f"ranks {first} and {rank} have other problems, first at index {at}: {theirs!r}"
+                    f" and {mine!r}. Build the list from values that are equal on all ranks"
                 )
         if device and (other := on.setdefault(device, rank)) != rank:
             return (
-                f"ranks {other} and {rank} are on one GPU, {device}, and would time each other: call "
-                f'torch.{device_type()}.set_device(int(os.environ["LOCAL_RANK"])) before anything is made on a device'
+                f"ranks {other} and {rank} are on one GPU, {device}, and would time each other:"
+                " call "
+                f'torch.{device_type()}.set_device(int(os.environ["LOCAL_RANK"])) before anything'
+                " is made on a device"
             )
     return ""

@@ -1,8 +1,9 @@
 """Files of tuned configs that are shipped with a kernel: JSON, one config for each class of sizes.
 
-The classes are those of aiter's tuned GEMMs. A class gets the config with the least slowdown against the best of each size: a config's
-slowdown at a size is its time over the best time there; over several sizes it is their geometric mean, so that twice as slow at one size
-and twice as fast at another cancel. Knows configs, outcomes and files as values; api.py has them measured.
+The classes are those of aiter's tuned GEMMs. A class gets the config with the least slowdown
+against the best of each size: a config's slowdown at a size is its time over the best time there;
+over several sizes it is their geometric mean, so that twice as slow at one size and twice as fast
+at another cancel. Knows configs, outcomes and files as values; api.py has them measured.
 """
 
 from __future__ import annotations
@@ -40,13 +41,17 @@ _SMALL, _MEDIUM = 256, 2048
 _NAMED = ("small", "medium", "large")
 _BOUND = re.compile(r"M_(LEQ|GEQ)_([0-9]{1,18})")
 _MEMBERS = TypeAdapter(dict[str, Any])
-"""The content of a file: class -> config, and what else engines and people write beside, as "triton_version"."""
+"""The content of a file: class -> config, and what else engines and people write beside, as
+"triton_version".
+"""
 _MAX_SPELLED = 200
 """Characters of a file's content in a message."""
 
 
 def small_medium_large(suffix: str = "") -> Callable[[int], str]:
-    """The classes "small" (up to 256), "medium" (up to 2048) and "large"; with ``suffix="_M"`` they read "small_M" and so on."""
+    """The classes "small" (up to 256), "medium" (up to 2048) and "large"; with ``suffix="_M"`` they
+    read "small_M" and so on.
+    """
     return lambda size: _NAMED[(size > _SMALL) + (size > _MEDIUM)] + suffix
 
 
@@ -61,19 +66,23 @@ def m_leq(*limits: int) -> Callable[[int], str]:
     return lambda size: next((f"M_LEQ_{limit}" for limit in limits if size <= limit), "any")
 
 
-# -- reading and writing -----------------------------------------------------------------------------------------------
+# -- reading and writing ---------------------------------------------------------------------------
 
 
 def load_config(path: str | Path, M: int) -> dict[str, Any]:
-    """The config for size ``M`` in a file of tuned configs, without AMD's own keys on other devices; a dict of your own.
+    """The config for size ``M`` in a file of tuned configs, without AMD's own keys on other
+    devices; a dict of your own.
 
-    It is that of the first class which the file has: the smallest "M_LEQ_<n>" with n >= M; the largest "M_GEQ_<n>" with n <= M; the class
-    of M among small, medium and large, with any suffix; "any"; then the nearest: the next larger named class, the next smaller one,
-    the largest "M_LEQ_<n>". What is no config in the file counts as absent. A file is read once, until it changes.
+    It is that of the first class which the file has: the smallest "M_LEQ_<n>" with n >= M; the
+    largest "M_GEQ_<n>" with n <= M; the class of M among small, medium and large, with any suffix;
+    "any"; then the nearest: the next larger named class, the next smaller one, the largest
+    "M_LEQ_<n>". What is no config in the file counts as absent. A file is read once, until it
+    changes.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is no JSON object, no regular file, or larger than 64 MiB; or it has none of these classes.
+        ValueError: the file is no JSON object, no regular file, or larger than 64 MiB; or it has
+            none of these classes.
         OSError: the system refuses to read it.
     """
     status = os.stat(path)
@@ -82,7 +91,8 @@ def load_config(path: str | Path, M: int) -> dict[str, Any]:
     if not fits:
         classes = str(list(configs))[:_MAX_SPELLED]
         raise ValueError(
-            f"{path} has no config for M={M}: its classes are {classes}, need small/medium/large, M_LEQ_<n> or any"
+            f"{path} has no config for M={M}: its classes are {classes}, need small/medium/large,"
+            " M_LEQ_<n> or any"
         )
     return without_amd_keys(configs[min(fits)[1]])
 
@@ -90,14 +100,16 @@ def load_config(path: str | Path, M: int) -> dict[str, Any]:
 def save_configs_to_json(
     json_file_name: str, save_path: str | Path, configs: Mapping[str, Any]
 ) -> None:
-    """Write configs, by class, into ``save_path / json_file_name``; all else that is in the file stays, other classes and other fields.
+    """Write configs, by class, into ``save_path / json_file_name``; all else that is in the file
+    stays, other classes and other fields.
 
-    The file is replaced at once, so that no reader sees a part of it; of two writers at the same moment the last one's classes stay. A file
-    that is no JSON object, or has no config where one is written, is kept as a copy, which a warning names. The folder is made if it is
-    missing.
+    The file is replaced at once, so that no reader sees a part of it; of two writers at the same
+    moment the last one's classes stay. A file that is no JSON object, or has no config where one is
+    written, is kept as a copy, which a warning names. The folder is made if it is missing.
 
     Raises:
-        ValueError: the name is no plain file name, or a config holds what JSON cannot (NaN, a dtype).
+        ValueError: the name is no plain file name, or a config holds what JSON cannot (NaN, a
+            dtype).
         OSError: the file cannot be written.
     """
     _content(json_file_name, configs)
@@ -121,7 +133,9 @@ def save_configs_to_json(
 
 
 def configs_there(path: Path) -> dict[str, dict[str, Any]]:
-    """The configs of a file by class; none if it is missing, or no JSON object, of which ``save_configs_to_json`` warns."""
+    """The configs of a file by class; none if it is missing, or no JSON object, of which
+    ``save_configs_to_json`` warns.
+    """
     with suppress(FileNotFoundError, ValueError):
         return _configs(path)
     return {}
@@ -130,7 +144,8 @@ def configs_there(path: Path) -> dict[str, dict[str, Any]]:
 def _content(json_file_name: str, configs: Mapping[str, Any]) -> bytes:
     if Path(json_file_name).name != json_file_name or json_file_name in ("", ".."):
         raise ValueError(
-            f"json_file_name is {json_file_name!r}, need the name of a file; its folder is save_path"
+            f"json_file_name is {json_file_name!r}, need the name of a file; its folder is"
+            " save_path"
         )
     try:
         return (json.dumps(configs, indent=4, allow_nan=False) + "\n").encode()
@@ -141,7 +156,9 @@ def _content(json_file_name: str, configs: Mapping[str, Any]) -> bytes:
 
 
 def _fit(name: str, size: int) -> tuple[int, int] | None:
-    """How well the class of this name serves a size, the least is the best: the kind of fit, and the distance; None: not at all."""
+    """How well the class of this name serves a size, the least is the best: the kind of fit, and
+    the distance; None: not at all.
+    """
     if match := _BOUND.fullmatch(name):
         distance = int(match[2]) - size
         if match[1] == "GEQ":
@@ -181,7 +198,7 @@ def _members(path: str | Path) -> dict[str, Any]:
     return members
 
 
-# -- one config for several sizes --------------------------------------------------------------------------------------
+# -- one config for several sizes ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -215,7 +232,10 @@ class ConfigFile:
         )
 
     def problem(self, size: int) -> Problem:
-        """The problem at one size. Its inputs are made when the first run is, and freed when the problem is tuned."""
+        """The problem at one size.
+
+        Its inputs are made when the first run is, and freed when the problem is tuned.
+        """
         name = f"{Path(self.json_file_name).stem} M={size}"
         return Problem(name, self.search_space, self.make_for_size, self.config_callback, size)
 
@@ -233,22 +253,32 @@ class Settled:
     latencies_us: dict[int, float]
     """Size -> time of the new config."""
     regret: float
-    """Share by which it is slower than the best config of each size, over all sizes of the class: 0.03 is 3 %."""
+    """Share by which it is slower than the best config of each size, over all sizes of the class:
+    0.03 is 3 %.
+    """
     old_latencies_us: dict[int, float] = field(default_factory=dict)
     """Size -> time of the config that the file had, if they were compared."""
     gain: float | None = None
-    """Share by which the new config is faster than the old one: 0.03 is 3 %. None where they were not compared."""
+    """Share by which the new config is faster than the old one: 0.03 is 3 %.
+
+    None where they were not compared.
+    """
     is_saved: bool = True
     """The new config is in the file now; False where the old one is as good."""
 
 
 class SizeClass:
-    """One class of a file, with the outcomes at its sizes. Candidates are indices into the space; the old config may be one more."""
+    """One class of a file, with the outcomes at its sizes.
+
+    Candidates are indices into the space; the old config may be one more.
+    """
 
     def __init__(
         self, file: ConfigFile, name: str, found: Mapping[int, Outcome], old: dict[str, Any] | None
     ) -> None:
-        """``found``: size -> outcome, of sizes that could be tuned; ``old``: config to compare with."""
+        """``found``: size -> outcome, of sizes that could be tuned; ``old``: config to compare
+        with.
+        """
         self.file, self.name, self._found, self._old = file, name, found, None
         own, self._space = launchable(file.search_space)
         failed = {i for each in found.values() for i in each.failures}
@@ -269,10 +299,14 @@ class SizeClass:
             self._space = [*self._space, old]
             shortlisted.add(self._old)
         self.shortlisted = sorted(shortlisted)
-        """Candidates to measure once more at all sizes: the best of each size, the best over all so far, and the old one."""
+        """Candidates to measure once more at all sizes: the best of each size, the best over all so
+        far, and the old one.
+        """
 
     def finals(self) -> dict[int, Problem]:
-        """Size -> problem of the measurement to make once more; none if there is nothing to compare."""
+        """Size -> problem of the measurement to make once more; none if there is nothing to
+        compare.
+        """
         if len(self.shortlisted) == len(self._found) == 1:
             return {}
         finalists = [self._space[i] for i in self.shortlisted]
@@ -283,7 +317,10 @@ class SizeClass:
         }
 
     def settle(self, measured: Mapping[int, Ended], min_gain: float | None) -> Settled | Failed:
-        """The choice. ``measured``: size -> result of its final; empty where there was nothing to compare."""
+        """The choice.
+
+        ``measured``: size -> result of its final; empty where there was nothing to compare.
+        """
         us = {
             size: each.latencies_us if isinstance(each, Outcome) else {}
             for size, each in measured.items()
@@ -296,7 +333,10 @@ class SizeClass:
         }
         known, old = slowdowns(list(times.values())), self._old
         if not known:
-            reason = f"no config runs at all of the sizes {sorted(self._found)}: split the class, or add configs that do"
+            reason = (
+                f"no config runs at all of the sizes {sorted(self._found)}: split the class, or add"
+                " configs that do"
+            )
             return Failed(f"{self.file.json_file_name} {self.name}", reason)
         winner = min(known, key=lambda i: (known[i], i))
         gain = known[old] / known[winner] - 1 if old is not None and old in known else None
@@ -317,7 +357,10 @@ class SizeClass:
 def classes_of(
     file: ConfigFile, ended: Mapping[int, Ended], there: Mapping[str, Any]
 ) -> list[SizeClass]:
-    """The classes with a size that could be tuned. ``ended``: size -> result; ``there``: class -> config to compare with."""
+    """The classes with a size that could be tuned.
+
+    ``ended``: size -> result; ``there``: class -> config to compare with.
+    """
     found: dict[str, dict[int, Outcome]] = {}
     for size, each in ended.items():
         if isinstance(each, Outcome):
@@ -326,7 +369,9 @@ def classes_of(
 
 
 def slowdowns(by_size: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Config -> geometric mean over sizes of its slowdown, for configs that were measured at every size."""
+    """Config -> geometric mean over sizes of its slowdown, for configs that were measured at every
+    size.
+    """
     common = set.intersection(*map(set, by_size)) if by_size else set()
     pairs = [(each, min(each.values(), default=1.0)) for each in by_size]
     return {
@@ -347,6 +392,7 @@ def save(settled: Sequence[Settled], save_path: str | Path) -> None:
             save_configs_to_json(name, save_path, configs)
         except OSError as error:
             error.add_note(
-                f"{name} is not written: {json.dumps(configs)}. Times that are in the cache are not measured again"
+                f"{name} is not written: {json.dumps(configs)}. Times that are in the cache are not"
+                " measured again"
             )
             raise

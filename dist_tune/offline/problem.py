@@ -21,28 +21,43 @@ from dist_tune.validation import check_function, check_names, check_number, chec
 
 Run = Callable[[], Any]
 MakeRun = Callable[[dict[str, Any]], tuple[Run, Any] | None]
-"""From a config to a run and its expected result (None: not checked); None leaves the config out."""
+"""From a config to a run and its expected result (None: not checked); None leaves the config out.
+"""
 SearchStrategy = Literal["racing", "exhaustive", "random", "guided"]
-"""The first two try all configs: racing drops the hopeless after one timed run, exhaustive times all alike."""
+"""The first two try all configs: racing drops the hopeless after one timed run, exhaustive times
+all alike.
+"""
 AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 """Options of Triton's AMD backend, with which its NVIDIA backend refuses to launch."""
 _SHARE, _LEAST = 0.05, 48
 """Share of a space that random and guided search try by default, but at least so many configs."""
 _FULL: dict[str, tuple[int, ...]] = {
-    "BLOCK_SIZE_M": (16, 32, 64, 128, 256), "BLOCK_SIZE_N": (32, 64, 128, 256), "BLOCK_SIZE_K": (32, 64, 128),
-    "GROUP_SIZE_M": (1, 8, 16, 32, 64), "num_warps": (2, 4, 8), "num_stages": (1, 2, 3, 4, 5),
-    "waves_per_eu": (1, 2, 4, 6, 8), "matrix_instr_nonkdim": (16,),
-}  # fmt: skip
+    "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_N": (32, 64, 128, 256),
+    "BLOCK_SIZE_K": (32, 64, 128),
+    "GROUP_SIZE_M": (1, 8, 16, 32, 64),
+    "num_warps": (2, 4, 8),
+    "num_stages": (1, 2, 3, 4, 5),
+    "waves_per_eu": (1, 2, 4, 6, 8),
+    "matrix_instr_nonkdim": (16,),
+}
 _SMALL: dict[str, tuple[int, ...]] = {
-    "BLOCK_SIZE_M": (16, 32), "BLOCK_SIZE_N": (32, 64), "BLOCK_SIZE_K": (64,), "GROUP_SIZE_M": (1,), "num_warps": (4,),
-    "num_stages": (2, 3), "waves_per_eu": (2,), "matrix_instr_nonkdim": (16,),
-}  # fmt: skip
+    "BLOCK_SIZE_M": (16, 32),
+    "BLOCK_SIZE_N": (32, 64),
+    "BLOCK_SIZE_K": (64,),
+    "GROUP_SIZE_M": (1,),
+    "num_warps": (4,),
+    "num_stages": (2, 3),
+    "waves_per_eu": (2,),
+    "matrix_instr_nonkdim": (16,),
+}
 
 
 def get_search_space(small: bool = False) -> list[dict[str, Any]]:
     """Configs of a matrix product: 22,500, or the 8 of a small space to try a script with.
 
-    The values are those of aiter's tuning scripts. On NVIDIA the search leaves AMD's keys out, and so runs 4,500 of the 22,500.
+    The values are those of aiter's tuning scripts. On NVIDIA the search leaves AMD's keys out, and
+    so runs 4,500 of the 22,500.
     """
     values = _SMALL if small else _FULL
     return [dict(zip(values, row, strict=True)) for row in product(*values.values())]
@@ -58,7 +73,8 @@ def without_amd_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 def launchable(
     search_space: Iterable[Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The configs to run here, without repeats, and for each the first of the space that it stands for.
+    """The configs to run here, without repeats, and for each the first of the space that it stands
+    for.
 
     On NVIDIA configs that differ in AMD's keys alone are one, and run without them.
 
@@ -82,7 +98,9 @@ def launchable(
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """The arguments of ``tune_kernel`` that say how a problem is searched, and how its results are compared."""
+    """The arguments of ``tune_kernel`` that say how a problem is searched, and how its results are
+    compared.
+    """
 
     num_iters: int = 10
     atol: float = 1e-2
@@ -91,7 +109,9 @@ class SearchOptions:
     max_configs: int | None = None
     budget_s: float | None = None
     judges_all: bool = False
-    """True: at the end the results of all configs that are left are checked again and again, and not the winner's alone."""
+    """True: at the end the results of all configs that are left are checked again and again, and
+    not the winner's alone.
+    """
 
     def __post_init__(self) -> None:
         if self.search not in get_args(SearchStrategy):
@@ -107,8 +127,8 @@ class SearchOptions:
     def chosen(self, configs: Sequence[Mapping[str, Any]]) -> list[int]:
         """Indices of the configs that may be tried, in the order in which racing tries them.
 
-        Racing tries all blocks in random order, and those that differ in warps and stages alone one after the other, because they share
-        Triton's front end.
+        Racing tries all blocks in random order, and those that differ in warps and stages alone one
+        after the other, because they share Triton's front end.
         """
         n_most, dice = self.n_tried(len(configs)), random.Random(0)
         if self.search == "guided":
@@ -137,11 +157,18 @@ class SearchOptions:
     def plan(self, n_configs: int) -> Plan:
         """The plan of a tuning with so many configs."""
         search = "racing" if self.search == "random" else self.search
-        # Cold also in finals, because times of all are compared. The closure is the run: the kernel's clock is enough.
+        # Cold also in finals, because times of all are compared. The closure is the run: the
+        # kernel's clock is enough.
         return Plan(
-            1, self.num_iters, search, "kernel", self.budget_s, is_cold=True,
-            n_tried=self.n_tried(n_configs) if search == "guided" else None, in_waves=search == "racing",
-        )  # fmt: skip
+            1,
+            self.num_iters,
+            search,
+            "kernel",
+            self.budget_s,
+            is_cold=True,
+            n_tried=self.n_tried(n_configs) if search == "guided" else None,
+            in_waves=search == "racing",
+        )
 
 
 @dataclass(frozen=True)
@@ -153,7 +180,9 @@ class Problem:
     search_space: Sequence[Mapping[str, Any]]
     """Configs: dicts of values by name."""
     make_run_and_gt_fn: Callable[[Any], Any]
-    """From a config to a run and its expected output, as ``tune_kernel`` takes it; with a ``size``, from that to such a function."""
+    """From a config to a run and its expected output, as ``tune_kernel`` takes it; with a ``size``,
+    from that to such a function.
+    """
     config_callback: Callable[[dict[str, Any]], object] | None = None
     """Called with a copy of each config before it is used, to change it in place."""
     size: int | None = None
@@ -185,7 +214,9 @@ class Problem:
         )
 
     def config_of(self, winner: int) -> dict[str, Any]:
-        """Config by its index among those that run here, as the callback leaves it, with the keys that only other devices know."""
+        """Config by its index among those that run here, as the callback leaves it, with the keys
+        that only other devices know.
+        """
         own, originals = launchable(self.search_space)
         config = dict(own[winner])
         if self.config_callback is not None:
@@ -198,14 +229,19 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a tuned problem. Indices count the configs that run here, without repeats, in the order of the space."""
+    """Result of a tuned problem.
+
+    Indices count the configs that run here, without repeats, in the order of the space.
+    """
 
     name: str
     """Name of the problem."""
     winner: int
     """Index of the best config; ``Problem.config_of`` has it."""
     latencies_us: dict[int, float]
-    """Median on the slowest rank, of every measured config; NaN where ranks tune together and only one runs, so that there is no race."""
+    """Median on the slowest rank, of every measured config; NaN where ranks tune together and only
+    one runs, so that there is no race.
+    """
     failures: dict[int, str] = field(default_factory=dict)
     """Reason, of every dropped config."""
 

@@ -1,6 +1,8 @@
-"""Runs of a tuning script: for each config a function without arguments, made by the script's factory, and its expected result.
+"""Runs of a tuning script: for each config a function without arguments, made by the script's
+factory, and its expected result.
 
-Runs hold their inputs, so only as many are kept as memory allows. Knows the factory and its callback; nothing of search or files.
+Runs hold their inputs, so only as many are kept as memory allows. Knows the factory and its
+callback; nothing of search or files.
 """
 
 from __future__ import annotations
@@ -21,17 +23,31 @@ from dist_tune.validation import spelled
 Made = tuple[Run, Any]
 """The factory's answer for one config."""
 _MAX_HELD = 256
-"""Runs kept at most; on a GPU only while at least half of its memory is free, so that they leave room for the next one."""
+"""Runs kept at most; on a GPU only while at least half of its memory is free, so that they leave
+room for the next one.
+"""
 
 
 class RunLaunch(FunctionLaunch):
-    """A problem for the tuner: each run of a config is a call of one function. Candidates are counted in the order of ``configs``."""
+    """A problem for the tuner: each run of a config is a call of one function.
+
+    Candidates are counted in the order of ``configs``.
+    """
 
     def __init__(
-        self, problem: Problem, configs: Sequence[dict[str, Any]], options: SearchOptions, number: int = 0,
-        *, is_alone: bool, refuses_talk: bool = False,
-    ) -> None:  # fmt: skip
-        """``number``: of the problem among those of its name in this process. With ``refuses_talk`` a run that communicates raises."""
+        self,
+        problem: Problem,
+        configs: Sequence[dict[str, Any]],
+        options: SearchOptions,
+        number: int = 0,
+        *,
+        is_alone: bool,
+        refuses_talk: bool = False,
+    ) -> None:
+        """``number``: of the problem among those of its name in this process.
+
+        With ``refuses_talk`` a run that communicates raises.
+        """
         function = TunableFunction(
             self.made,
             list(configs),
@@ -45,7 +61,8 @@ class RunLaunch(FunctionLaunch):
         self.name, self.identify = problem.name, dict
         self._index = {id(config): i for i, config in enumerate(configs)}
         self._problem, self._options = problem, options
-        # All that measurements depend on beside the machine. Before the factory runs, which may keep what it makes.
+        # All that measurements depend on beside the machine. Before the factory runs, which may
+        # keep what it makes.
         functions = [
             str(read_code(each).captured)
             for each in (problem.make_run_and_gt_fn, problem.config_callback)
@@ -58,7 +75,9 @@ class RunLaunch(FunctionLaunch):
         self._scheduled = 0
 
     def code(self) -> Code:
-        """Digest of code, plain values that it sees, configs and options; all imports are followed, because the job alone uses a record."""
+        """Digest of code, plain values that it sees, configs and options; all imports are followed,
+        because the job alone uses a record.
+        """
         return Code(self._source, [], {})
 
     def prepare(self, config: dict[str, Any]) -> None:
@@ -89,7 +108,10 @@ class RunLaunch(FunctionLaunch):
         return _RunChecker(self, self._options, is_alone=self._is_alone)
 
     def made(self, index: int | None = None) -> Made:
-        """The run of a candidate, or of the one whose turn it is. Raises the error of its factory or callback, each time."""
+        """The run of a candidate, or of the one whose turn it is.
+
+        Raises the error of its factory or callback, each time.
+        """
         made = self._hold(self._turn if index is None else index)
         if isinstance(made, Exception):
             raise made
@@ -102,7 +124,9 @@ class RunLaunch(FunctionLaunch):
 
     @property
     def _turn(self) -> int:
-        """The candidate whose turn it is: that of the schedule, unless a record has said which one to use."""
+        """The candidate whose turn it is: that of the schedule, unless a record has said which one
+        to use.
+        """
         known = self.slot.config
         return self._scheduled if known is None else self._index[id(known)]
 
@@ -129,8 +153,8 @@ class RunLaunch(FunctionLaunch):
         if isinstance(made, tuple | list) and len(made) == 2 and callable(made[0]):
             return made[0], made[1]
         raise TypeError(
-            f"make_run_and_gt_fn must return (run, ground_truth): a function without arguments and its expected result (None: not "
-            f"checked), got {spelled(made)}"
+            "make_run_and_gt_fn must return (run, ground_truth): a function without arguments and"
+            f" its expected result (None: not checked), got {spelled(made)}"
         )
 
 
@@ -146,7 +170,8 @@ class _RunChecker(Checker):
     """The check of runs, each with its ground truth."""
 
     def __init__(self, launch: RunLaunch, options: SearchOptions, *, is_alone: bool) -> None:
-        # For the checker the run is an argument of one function that calls it, and names in messages are those of the two functions.
+        # For the checker the run is an argument of one function that calls it, and names in
+        # messages are those of the two functions.
         def run(run: Run) -> Any:
             return run()
 
@@ -154,7 +179,8 @@ class _RunChecker(Checker):
             return launch.made()[1]
 
         super().__init__(Matches(ground_truth, options.rtol, options.atol), run, is_alone=is_alone)
-        # With the two before the race at least as many runs as ``benchmark_config`` makes: 5, and ``num_iters``.
+        # With the two before the race at least as many runs as ``benchmark_config`` makes: 5, and
+        # ``num_iters``.
         self.n_last, self.judges_all = options.num_iters + 3, options.judges_all
         self._launch = launch
 

@@ -1,4 +1,5 @@
-"""Account of a tuning: the log and the events of a rank, the terminal of the first one, and names for people.
+"""Account of a tuning: the log and the events of a rank, the terminal of the first one, and names
+for people.
 
 Knows texts, numbers and files; nothing of kernels or ranks.
 """
@@ -19,9 +20,27 @@ from dist_tune.output.words import (
     site_name,
     site_names,
     table,
-)  # fmt: skip
+)
 
 __all__ = [
-    "EVENT", "EVENTS_VERSION", "PHASES", "AnyEvent", "LineFile", "RunBegun", "Story", "amount", "closure_name", "events",
-    "first_mistake", "kernels_told", "milliseconds", "phase_told", "plain", "printable", "shortened", "site_name", "site_names", "table",
-]  # fmt: skip
+    "EVENT",
+    "EVENTS_VERSION",
+    "PHASES",
+    "AnyEvent",
+    "LineFile",
+    "RunBegun",
+    "Story",
+    "amount",
+    "closure_name",
+    "events",
+    "first_mistake",
+    "kernels_told",
+    "milliseconds",
+    "phase_told",
+    "plain",
+    "printable",
+    "shortened",
+    "site_name",
+    "site_names",
+    "table",
+]

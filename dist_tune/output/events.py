@@ -1,4 +1,5 @@
-"""Events of a tuning: one JSON object per line in ``rank-<i>.jsonl``, and what the log says of some of them to people.
+"""Events of a tuning: one JSON object per line in ``rank-<i>.jsonl``, and what the log says of some
+of them to people.
 
 What ``dist-tune report`` and ``diff`` read, other people's tools, and a restart.
 docs/reference.md has the docstrings: ``python -m tests.event_lists`` writes them there.
@@ -22,7 +23,10 @@ Phase = Literal["discover", "compile", "race", "finals", "settle"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 Moment = Annotated[float, Field(ge=0.0, le=253_402_214_400.0)]
-"""Seconds since 1970, until the end of the year 9999. A time outside comes from a damaged line, and arithmetic on it fails."""
+"""Seconds since 1970, until the end of the year 9999.
+
+A time outside comes from a damaged line, and arithmetic on it fails.
+"""
 Duration = Annotated[float, Field(ge=-1e10, le=1e10)]
 """Seconds; negative where a clock was set back."""
 SiteNumber = int
@@ -37,7 +41,10 @@ class Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     v: Literal[1] = EVENTS_VERSION
-    """Version of the schema. A later version may add fields and kinds; a field that changes its meaning raises the version."""
+    """Version of the schema.
+
+    A later version may add fields and kinds; a field that changes its meaning raises the version.
+    """
     at: Moment
     """Seconds since 1970, at the end of what has a duration."""
     rank: int
@@ -47,7 +54,10 @@ class Event(BaseModel):
 
 
 class RunBegun(Event):
-    """The first tuning of a process begins. A job that was started again has several in one file."""
+    """The first tuning of a process begins.
+
+    A job that was started again has several in one file.
+    """
 
     kind: Literal["run"] = "run"
     date: str
@@ -79,7 +89,11 @@ class TuningBegun(Event):
 
 
 class SiteMet(Event):
-    """A site is tuned. A second event with its number replaces the first, because the reason of the miss is known later."""
+    """A site is tuned.
+
+    A second event with its number replaces the first, because the reason of the miss is known
+    later.
+    """
 
     kind: Literal["site"] = "site"
     site: SiteNumber
@@ -101,7 +115,10 @@ class SiteMet(Event):
 
 
 class PhaseBegun(Event):
-    """A phase begins, and the one before has ended. A site that is met late brings a phase again."""
+    """A phase begins, and the one before has ended.
+
+    A site that is met late brings a phase again.
+    """
 
     kind: Literal["phase"] = "phase"
     phase: Phase
@@ -168,8 +185,11 @@ class TuningEnded(Event):
     n_replays: int = 0
     """Replays, with the first and the last run."""
     first_ms: float | None = None
-    """The step with the first configs; null if it was not timed. Of several sites the differences that their first configs make are
-    added up, in the step's time, or in the kernel's if the first config has left in the race."""
+    """The step with the first configs; null if it was not timed.
+
+    Of several sites the differences that their first configs make are
+    added up, in the step's time, or in the kernel's if the first config has left in the race.
+    """
     best_ms: float | None = None
     """The step with the winners; null if it was not timed."""
     error: str = ""
@@ -179,7 +199,10 @@ class TuningEnded(Event):
 
 
 class Told(Event):
-    """A line of the log, of level WARNING or above. The error that ends a tuning is in ``done`` alone."""
+    """A line of the log, of level WARNING or above.
+
+    The error that ends a tuning is in ``done`` alone.
+    """
 
     kind: Literal["message"] = "message"
     level: str
@@ -189,17 +212,24 @@ class Told(Event):
 
 
 class Agreed(Event):
-    """Times that all ranks have agreed on after a batch of replays: totals so far. A restart begins with them."""
+    """Times that all ranks have agreed on after a batch of replays: totals so far.
+
+    A restart begins with them.
+    """
 
     kind: Literal["agreed"] = "agreed"
     site: SiteNumber
     times: dict[ConfigIndex, tuple[tuple[Annotated[float, Field(gt=0)], float, float], int]]
-    """Candidate to ``[[kernel, step, spread of the kernel], replays]``, in milliseconds on the slowest rank; the spread is the median
-    absolute deviation."""
+    """Candidate to ``[[kernel, step, spread of the kernel], replays]``, in milliseconds on the
+    slowest rank; the spread is the median
+    absolute deviation.
+    """
 
 
 class UnderWay(Event):
-    """From here on these candidates run, and no others: if the process ends by itself, one of them is the cause."""
+    """From here on these candidates run, and no others: if the process ends by itself, one of them
+    is the cause.
+    """
 
     kind: Literal["under way"] = "under way"
     candidates: list[tuple[SiteNumber, ConfigIndex]]
@@ -212,22 +242,38 @@ class Died(Event):
     kind: Literal["died"] = "died"
     site: SiteNumber
     deaths: dict[ConfigIndex, int]
-    """Candidate to deaths in all attempts, on the rank with the most; 0 once it is in quarantine."""
+    """Candidate to deaths in all attempts, on the rank with the most; 0 once it is in quarantine.
+    """
 
 
 AnyEvent = Annotated[
-    RunBegun | TuningBegun | SiteMet | PhaseBegun | Ranked | Dropped | Met | Won | TuningEnded | Told
-    | Agreed | UnderWay | Died,
+    RunBegun
+    | TuningBegun
+    | SiteMet
+    | PhaseBegun
+    | Ranked
+    | Dropped
+    | Met
+    | Won
+    | TuningEnded
+    | Told
+    | Agreed
+    | UnderWay
+    | Died,
     Field(discriminator="kind"),
-]  # fmt: skip
+]
 EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
-"""Reads one line: ``EVENT.validate_json(line)`` raises pydantic's ValidationError for what is no event of this version."""
+"""Reads one line: ``EVENT.validate_json(line)`` raises pydantic's ValidationError for what is no
+event of this version.
+"""
 OF_JOURNALS_ALONE = (Agreed, UnderWay, Died)
 OF_JOURNALS = (*OF_JOURNALS_ALONE, SiteMet, Dropped)
 
 
 def log_line(event: Mapping[str, Any]) -> tuple[int, str]:
-    """Level and text of an event's line in the log, from its fields; no text of one that is for programs alone."""
+    """Level and text of an event's line in the log, from its fields; no text of one that is for
+    programs alone.
+    """
     match event:
         case {"kind": "run"}:
             others = ", ".join(
@@ -235,7 +281,10 @@ def log_line(event: Mapping[str, Any]) -> tuple[int, str]:
                 for name, version in event["versions"].items()
                 if name != "dist_tune"
             )
-            where = f"rank {event['rank']} of {event['world_size']} on {event['host']}, pid {event['pid']}, {event['device']}"
+            where = (
+                f"rank {event['rank']} of {event['world_size']} on {event['host']}, pid"
+                f" {event['pid']}, {event['device']}"
+            )
             ours = f"dist_tune {event['versions'].get('dist_tune', '')}"
             lines = (
                 f"{ours}: {where}",
@@ -247,7 +296,10 @@ def log_line(event: Mapping[str, Any]) -> tuple[int, str]:
             pruned = f", prune rules took out {event['n_pruned']} more" if event["n_pruned"] else ""
             return (
                 logging.DEBUG,
-                f"site {event['site']} = {event['label']}: {amount(len(event['configs']), 'config')}{pruned}",
+                (
+                    f"site {event['site']} = {event['label']}:"
+                    f" {amount(len(event['configs']), 'config')}{pruned}"
+                ),
             )
         case {"kind": "meeting"}:
             return logging.DEBUG, f"meeting={event['topic']!r} seconds={event['seconds']:.4f}"

@@ -1,8 +1,10 @@
 """The story of one tuning on this rank: each fact is told once, to one writer, for all who read it.
 
-Programs read it in ``rank-<i>.jsonl``, people in ``rank-<i>.log`` and on the first rank's terminal, a restart in the journal. The program's
-logging hears of lines what it asks ``logging.getLogger("dist_tune")`` for, and nothing without that. Knows numbers, texts and files;
-nothing of kernels, ranks or how facts come about. Costs a set's look-up in a launch, and nothing in a steady call.
+Programs read it in ``rank-<i>.jsonl``, people in ``rank-<i>.log`` and on the first rank's terminal,
+a restart in the journal. The program's logging hears of lines what it asks
+``logging.getLogger("dist_tune")`` for, and nothing without that. Knows numbers, texts and files;
+nothing of kernels, ranks or how facts come about. Costs a set's look-up in a launch, and nothing in
+a steady call.
 """
 
 from __future__ import annotations
@@ -52,7 +54,10 @@ _headed: set[tuple[int, Path]] = set()
 
 
 class LineFile:
-    """A file that lines are added to, opened at the first. One that cannot be written costs one warning, and the rest of its lines."""
+    """A file that lines are added to, opened at the first.
+
+    One that cannot be written costs one warning, and the rest of its lines.
+    """
 
     def __init__(
         self,
@@ -61,7 +66,10 @@ class LineFile:
         rights: Rights = PRIVATE,
         header: Callable[[], bytes] | None = None,
     ) -> None:
-        """``told``: what it costs that it cannot be written, as the warning begins. ``header``: the first line of each process."""
+        """``told``: what it costs that it cannot be written, as the warning begins.
+
+        ``header``: the first line of each process.
+        """
         self.path = path
         self._told, self._rights, self._header = told, rights, header
         self.is_over = False
@@ -92,7 +100,10 @@ class LineFile:
     def tell(self, error: Exception, *, is_open: bool) -> None:
         """It cannot be opened, or written once it ``is_open``."""
         folder = "DIST_TUNE_LOG_DIR" if self._header else "DIST_TUNE_CACHE_DIR"
-        text = f"{self._told}: {self.path} cannot be written: {getattr(error, 'strerror', None) or error}. {folder} names another folder"
+        text = (
+            f"{self._told}: {self.path} cannot be written:"
+            f" {getattr(error, 'strerror', None) or error}. {folder} names another folder"
+        )
         warn_once(text, topic=f"{self._told} {self.path.parent}")
 
     def fileno(self) -> int:
@@ -110,7 +121,8 @@ class LineFile:
                     file.close()
 
     def _open(self) -> IO[bytes]:
-        # A link is not followed: in a folder that others write it may lead to any file of this user's.
+        # A link is not followed: in a folder that others write it may lead to any file of this
+        # user's.
         make_folder(self.path.parent, self._rights)
         file = open(self.path, "a+b", buffering=0, opener=opener(self._rights, follows_links=False))  # noqa: SIM115  # until ``close``
         with suppress(OSError):  # an earlier process may have been killed in the midst of a line
@@ -121,7 +133,9 @@ class LineFile:
 
 
 class Story:
-    """The one writer of a tuning's events and lines on this rank, with the short numbers of its sites."""
+    """The one writer of a tuning's events and lines on this rank, with the short numbers of its
+    sites.
+    """
 
     def __init__(
         self,
@@ -132,7 +146,10 @@ class Story:
         is_first: bool = False,
         is_verbose: bool = False,
     ) -> None:
-        """``begun``: its first event; without one there are lines alone. ``is_first``: with progress on its terminal, or with all lines."""
+        """``begun``: its first event; without one there are lines alone.
+
+        ``is_first``: with progress on its terminal, or with all lines.
+        """
         self.numbers: dict[str, int] = {}
         """Label -> short number."""
         self._begun = begun = begun or events.TuningBegun(
@@ -164,12 +181,14 @@ class Story:
         self._phase: events.Phase = "discover"
         self.emit(events.PhaseBegun, phase=self._phase)
 
-    # -- lines for people ----------------------------------------------------------------------------------------
+    # -- lines for people --------------------------------------------------------------------------
 
     def _say(
         self, level: int, text: str, *, shown: bool | str = False, is_event: bool = False
     ) -> None:
-        """``shown``: whether the first rank's terminal shows the line, or the text that it shows in its place."""
+        """``shown``: whether the first rank's terminal shows the line, or the text that it shows in
+        its place.
+        """
         if level >= self._least:
             self.log_file.write(_stamped(level, self._spelled(text)))
         if self._shows_all and level >= logging.INFO:
@@ -195,7 +214,9 @@ class Story:
     """The end of a tuning."""
 
     def _spelled(self, line: str, *, is_short: bool = False) -> str:
-        """A line with names of sites in place of their labels; ``is_short``: and with the step's name without its module."""
+        """A line with names of sites in place of their labels; ``is_short``: and with the step's
+        name without its module.
+        """
         sites = (
             [(each["kernel"], each["key"]) for each in self._sites.values()]
             if "site=" in line
@@ -214,12 +235,14 @@ class Story:
             else line
         )
 
-    # -- events --------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def emit(self, event: type[events.Event], site: str | None = None, /, **fields: Any) -> None:
-        """Write an event, of now unless ``at`` says when, and of a site, by its label, if that is known; and its line in the log.
+        """Write an event, of now unless ``at`` says when, and of a site, by its label, if that is
+        known; and its line in the log.
 
-        It is on disk at the next ``flush`` after the first site, so that a call with nothing to tune leaves none.
+        It is on disk at the next ``flush`` after the first site, so that a call with nothing to
+        tune leaves none.
         """
         if site is not None:
             if site not in self.numbers:
@@ -254,7 +277,9 @@ class Story:
                 self._events.write(b"".join(pending))
 
     def open_journal(self, write: Callable[[bytes], None]) -> None:
-        """From here on, what a restart reads is written there, too; a header begins each attempt."""
+        """From here on, what a restart reads is written there, too; a header begins each
+        attempt.
+        """
         self._journal = write
         write(_line(self._run()))
 
@@ -306,7 +331,7 @@ class Story:
             "versions": versions,
         }
 
-    # -- the tuning ----------------------------------------------------------------------------------------------
+    # -- the tuning --------------------------------------------------------------------------------
 
     def phase(self, name: events.Phase) -> None:
         """A phase begins, unless it goes on."""
@@ -334,10 +359,14 @@ class Story:
             is_cut_off=is_cut_off,
         )
 
-    # -- sites and candidates ------------------------------------------------------------------------------------
+    # -- sites and candidates ----------------------------------------------------------------------
 
     def site(self, label: str, named: tuple[str, str], configs: Sequence[str], **more: Any) -> None:
-        """A site is tuned. ``named``: kernel and key. ``more``: other fields of ``SiteMet``; a known site is told again of its ``miss``."""
+        """A site is tuned.
+
+        ``named``: kernel and key. ``more``: other fields of ``SiteMet``; a known site is told again
+        of its ``miss``.
+        """
         known = self._sites.get(label, {})
         if known.get("configs") == list(configs) and not more.get("miss"):
             return
@@ -371,7 +400,10 @@ class Story:
     def rung(
         self, label: str, alive: Collection[int], best: tuple[int, float], left: Mapping[int, str]
     ) -> None:
-        """After a batch: tell who has left since the last time, if some have. ``best``: candidate and its milliseconds."""
+        """After a batch: tell who has left since the last time, if some have.
+
+        ``best``: candidate and its milliseconds.
+        """
         new = {i: reason for i, reason in left.items() if self._is_new(events.Ranked, label, i)}
         if isfinite(best[1]):
             self.terminal.best_ms[label] = best[1]
@@ -395,7 +427,9 @@ def _stamped(level: int, text: str) -> bytes:
 
 
 def _line(event: Mapping[str, Any]) -> bytes:
-    """The fields of an event as JSON on a line. Not by its model, because validation would take longer than the rest of it.
+    """The fields of an event as JSON on a line.
+
+    Not by its model, because validation would take longer than the rest of it.
 
     Raises:
         ValueError: a number is none.

@@ -1,8 +1,10 @@
-"""The terminal of the rank that shows progress: lines that stay, and one live line, or a plain one every few seconds.
+"""The terminal of the rank that shows progress: lines that stay, and one live line, or a plain one
+every few seconds.
 
-Drawn by the tuning's own thread between replays, because a thread that draws would disturb what is timed. The live line stands in the row
-below the cursor, which stays where the program left it: what the program, its threads, its C code and other ranks print needs no catching,
-and no stream of theirs is touched. Knows nothing of tunings.
+Drawn by the tuning's own thread between replays, because a thread that draws would disturb what is
+timed. The live line stands in the row below the cursor, which stays where the program left it: what
+the program, its threads, its C code and other ranks print needs no catching, and no stream of
+theirs is touched. Knows nothing of tunings.
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ PLAIN_EVERY_S, LATE_EVERY_S = 5.0, 10.0
 _RIGHT = 100
 """Column at which the live line ends, at most."""
 _CLEAR = "\x1b[J"
-"""Erases from the cursor on: the live line, which is below it, or in its row if the program has ended a line since."""
+"""Erases from the cursor on: the live line, which is below it, or in its row if the program has
+ended a line since.
+"""
 _BELOW = "\x1bD\x1bM\x1b7\x1b[J\r\x1bD{}\x1b8"
-"""Draws in the row below: make room by a scroll, save the cursor, erase, draw, back to the cursor."""
+"""Draws in the row below: make room by a scroll, save the cursor, erase, draw, back to the cursor.
+"""
 _WORDS = {
     "discover": "first run",
     "compile": "compiling",
@@ -37,7 +42,9 @@ _WORDS = {
 
 
 class Terminal:
-    """Progress of one tuning on stderr; shows nothing on other ranks, and where the user wants none."""
+    """Progress of one tuning on stderr; shows nothing on other ranks, and where the user wants
+    none.
+    """
 
     def __init__(self, name: str, *, is_shown: bool) -> None:
         """``name``: the tuning's, in each line of progress."""
@@ -54,7 +61,9 @@ class Terminal:
         self._phase = "discover"
         self._n, self._total = 0, 0
         self._most, self._more_s = "", 0.0
-        """Before the number of steps, where that is the most that there can be; seconds after these."""
+        """Before the number of steps, where that is the most that there can be; seconds after
+        these.
+        """
         self._late = -inf
         """When a late rank was told last, on the monotonic clock."""
         self._began = self._phase_began = self._drawn = time.monotonic()
@@ -72,7 +81,9 @@ class Terminal:
         self.step(0)
 
     def expect(self, n_most: int, more_s: float) -> None:
-        """So many steps may follow at most, those of later phases among them, and then others of so many seconds; no steps: unknown."""
+        """So many steps may follow at most, those of later phases among them, and then others of so
+        many seconds; no steps: unknown.
+        """
         self._total, self._more_s = self._n + n_most if n_most else 0, more_s
         self._most = "at most "
 
@@ -91,9 +102,11 @@ class Terminal:
             self.show([f"dist_tune: {self._text(n, now)}"])
 
     def late(self, text: str) -> None:
-        """Told some times a second, by another thread, which rank this one waits for and for how long; empty if it waits for none.
+        """Told some times a second, by another thread, which rank this one waits for and for how
+        long; empty if it waits for none.
 
-        The live line, or a plain one at first and every ten seconds. Also on another rank than the first, where that is the late one.
+        The live line, or a plain one at first and every ten seconds. Also on another rank than the
+        first, where that is the late one.
         """
         now = time.monotonic()
         if text:
@@ -132,7 +145,9 @@ class Terminal:
         return f"{text}, {now - self._began:.0f} s"
 
     def _begin_row(self) -> None:
-        """Go to the next row if the cursor is within one, as a progress bar leaves it: spaces wrap there, and nowhere else."""
+        """Go to the next row if the cursor is within one, as a progress bar leaves it: spaces wrap
+        there, and nowhere else.
+        """
         if self._is_live and sys.stderr is self._stream:
             self._write(" " * (_columns_of(self._stream) - 1) + f"\r{_CLEAR}")
 
@@ -143,7 +158,9 @@ class Terminal:
 
 
 def _columns_of(stream: Any) -> int:
-    """Columns of a terminal, unless COLUMNS says more; 0 of one that reports no size; 100 of a file."""
+    """Columns of a terminal, unless COLUMNS says more; 0 of one that reports no size; 100 of a
+    file.
+    """
     with suppress(ValueError, OSError, AttributeError):  # no number; no terminal, such as a text
         columns = int(os.environ.get("COLUMNS") or 0)
         return max(10, columns) if columns > 0 else os.get_terminal_size(stream.fileno()).columns
@@ -151,7 +168,9 @@ def _columns_of(stream: Any) -> int:
 
 
 def _is_live(stream: Any) -> bool:
-    """True for a terminal that understands a carriage return and an erased row, and whose width is known."""
+    """True for a terminal that understands a carriage return and an erased row, and whose width is
+    known.
+    """
     try:
         return (
             bool(stream.isatty())

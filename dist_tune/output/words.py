@@ -1,6 +1,9 @@
-"""Words, numbers and names for people, on one line of a log, a terminal, a report or a message. Pure.
+"""Words, numbers and names for people, on one line of a log, a terminal, a report or a message.
 
-Names of sites are short as long as they tell the sites of one tuning apart. Events and records hold the whole label.
+Pure.
+
+Names of sites are short as long as they tell the sites of one tuning apart. Events and records hold
+the whole label.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ _ALL_DTYPES = re.compile(r"(?:(?<=^\[)|,)torch\.\w+(?:,torch\.\w+)*\]$")
 
 
 def printable(text: str) -> str:
-    r"""The text with control characters, line ends and invisible characters as Python writes them: ``\n``, ``\x1b``.
+    r"""The text with control characters, line ends and invisible characters as Python writes them:
+    ``\n``, ``\x1b``.
 
-    A newline in a name would begin a line of its own, which could pass for another event, and an escape sequence would reach the terminal.
+    A newline in a name would begin a line of its own, which could pass for another event, and an
+    escape sequence would reach the terminal.
     """
     if text.isprintable():
         return text
@@ -35,7 +40,10 @@ def printable(text: str) -> str:
 
 
 def first_mistake(error: ValueError) -> str:
-    """The first mistake that pydantic has found, where it is and what; of another error its text. One line."""
+    """The first mistake that pydantic has found, where it is and what; of another error its text.
+
+    One line.
+    """
     text = str(error)
     if isinstance(error, ValidationError):
         mistakes = error.errors(include_url=False, include_input=False, include_context=False)
@@ -51,7 +59,9 @@ def first_mistake(error: ValueError) -> str:
 
 
 def shortened(text: str, limit: int = 240) -> str:
-    """A text for one line, of at most ``limit`` characters, the last one an ellipsis; the log and the JSON documents have all of it."""
+    """A text for one line, of at most ``limit`` characters, the last one an ellipsis; the log and
+    the JSON documents have all of it.
+    """
     return text if len(text) <= limit else f"{text[: limit - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
@@ -61,9 +71,12 @@ def plain(text: object, limit: int = 160) -> str:
 
 
 def table(rows: Sequence[Mapping[str, object]], *, has_header: bool = True) -> list[str]:
-    """Rows, each heading -> cell, as aligned lines. Numbers stand to the right, empty columns are left out. Of no rows no lines.
+    """Rows, each heading -> cell, as aligned lines.
 
-    No line is broken: of a pipe or a file each is a row, and a terminal folds those that are too long.
+    Numbers stand to the right, empty columns are left out. Of no rows no lines.
+
+    No line is broken: of a pipe or a file each is a row, and a terminal folds those that are too
+    long.
     """
     columns = {
         heading: [_cell(row[heading]) for row in rows] for heading in (rows[0] if rows else ())
@@ -92,7 +105,9 @@ def amount(n: int, noun: str) -> str:
 
 
 def kernels_told(kernels: Iterable[str], step: str) -> str:
-    """Sites by their kernels: "3 kernels", "1 kernel at 2 keys"; empty for a function alone, whose kernel is named as the step is."""
+    """Sites by their kernels: "3 kernels", "1 kernel at 2 keys"; empty for a function alone, whose
+    kernel is named as the step is.
+    """
     counts = Counter(kernels)
     if list(counts.elements()) == [step]:
         return ""
@@ -102,7 +117,9 @@ def kernels_told(kernels: Iterable[str], step: str) -> str:
 
 
 def phase_told(name: str) -> str:
-    """A field of ``Seconds``, as people read it: files say "settle" and "meetings" for what they call "apply" and "waits"."""
+    """A field of ``Seconds``, as people read it: files say "settle" and "meetings" for what they
+    call "apply" and "waits".
+    """
     return {"settle": "apply", "meetings": "waits"}.get(name, name)
 
 
@@ -120,16 +137,20 @@ def milliseconds(ms: float) -> str:
 
 
 def closure_name(name: str) -> str:
-    """A function's name without its module: "step"; of a lambda with the function that makes it, "tune.<lambda>"."""
+    """A function's name without its module: "step"; of a lambda with the function that makes it,
+    "tune.<lambda>".
+    """
     parts = [part for part in name.split(".") if part not in ("<locals>", "__main__")]
     n_kept = 2 if parts[-1] == "<lambda>" else 1
     return ".".join(parts[-n_kept:])
 
 
 def site_names(sites: Sequence[tuple[str, str]], otherwise: Sequence[str]) -> list[str]:
-    """A name for each site of one tuning, given by kernel and key: "gemm [4096, 11008]", and no two alike.
+    """A name for each site of one tuning, given by kernel and key: "gemm [4096, 11008]", and no two
+    alike.
 
-    Values of ``key=`` alone; where sites have these in common, the whole key; ``otherwise`` where that is the same, too.
+    Values of ``key=`` alone; where sites have these in common, the whole key; ``otherwise`` where
+    that is the same, too.
     """
     forms = [
         (site_name(kernel, key), f"{kernel} {_spaced(key)}", other)
@@ -147,10 +168,11 @@ def site_names(sites: Sequence[tuple[str, str]], otherwise: Sequence[str]) -> li
 
 
 def site_name(kernel: str, key: str) -> str:
-    """Kernel and the values of ``key=``: "gemm [4096, 11008]", with at most ``KEY_WIDTH`` characters of them; the kernel alone without any.
+    """Kernel and the values of ``key=``: "gemm [4096, 11008]", with at most ``KEY_WIDTH``
+    characters of them; the kernel alone without any.
 
-    Triton appends the dtypes of all arguments to the values of ``key=``: ten words that are the same in all shapes. A tensor reads
-    "4096x11008 bf16".
+    Triton appends the dtypes of all arguments to the values of ``key=``: ten words that are the
+    same in all shapes. A tensor reads "4096x11008 bf16".
     """
     values = _spaced(_TENSOR.sub(_shape, _ALL_DTYPES.sub("]", key))).replace("'None'", "None")
     values = shortened(values, KEY_WIDTH)

@@ -1,4 +1,5 @@
-"""Runs of the step: the first one, and replays in which each site launches the candidate whose turn it is.
+"""Runs of the step: the first one, and replays in which each site launches the candidate whose turn
+it is.
 
 Knows clocks, launches and sites; nothing of who wins.
 """
@@ -10,5 +11,14 @@ from dist_tune.replays.trials import Trials
 from dist_tune.replays.variants import MAX_VARIANTS, Variants
 
 __all__ = [
-    "MAX_VARIANTS", "RACE", "WARM_UP", "Conditions", "FirstRun", "OnlineRuns", "Replayer", "StepTimes", "Trials", "Variants",
-]  # fmt: skip
+    "MAX_VARIANTS",
+    "RACE",
+    "WARM_UP",
+    "Conditions",
+    "FirstRun",
+    "OnlineRuns",
+    "Replayer",
+    "StepTimes",
+    "Trials",
+    "Variants",
+]

@@ -1,7 +1,9 @@
-"""The first run of a step, and whether others may follow: only where they give the same and leave the same.
+"""The first run of a step, and whether others may follow: only where they give the same and leave
+the same.
 
-Two looks decide. The first needs no run: an optimizer has stepped, an iterator is at hand. The second is the probe, another run with the
-configs of the first. A *no* of any rank is a no of all; then the first run is the call's. Knows nothing of candidates or other ranks.
+Two looks decide. The first needs no run: an optimizer has stepped, an iterator is at hand. The
+second is the probe, another run with the configs of the first. A *no* of any rank is a no of all;
+then the first run is the call's. Knows nothing of candidates or other ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ class FirstRun:
     """The first run of one call, before, while and after it is made."""
 
     def __init__(self, state: StepState | None = None, why_not: str = "") -> None:
-        """``state``: what the call can reach, before the run; None where ``reset`` or fresh arguments answer for it.
+        """``state``: what the call can reach, before the run; None where ``reset`` or fresh
+        arguments answer for it.
 
         ``why_not``: known before.
         """
@@ -49,7 +52,9 @@ class FirstRun:
         self.why_not = self.why_not or self._state.why_not(stepped)
 
     def end(self, held: list[Any], error: BaseException | None = None) -> None:
-        """Take the value, in a list from which it can be freed; or the ``error`` by which there is none on this rank."""
+        """Take the value, in a list from which it can be freed; or the ``error`` by which there is
+        none on this rank.
+        """
         self._held, self._error = held, error
         self._after = RngState()
 
@@ -74,16 +79,21 @@ class FirstRun:
         return self._held[0] if self._held else None
 
     def take(self, undo: Snapshot) -> None:
-        """Take what the run has changed under ``restore_value``; the first time counts. Put it back if others may follow already."""
+        """Take what the run has changed under ``restore_value``; the first time counts.
+
+        Put it back if others may follow already.
+        """
         if self._is_accepted:
             undo.put_back()
         else:
             self._undo = self._undo or undo
 
     def probe(self, run: Callable[[], Any], before: RngState) -> None:
-        """Run the step again, from the generators ``before`` and memory under ``restore_value`` as the first run found them; compare.
+        """Run the step again, from the generators ``before`` and memory under ``restore_value`` as
+        the first run found them; compare.
 
-        An error of that run is a no; one that loses the device, or says that another rank has left, is raised.
+        An error of that run is a no; one that loses the device, or says that another rank has left,
+        is raised.
         """
         self.is_probed = True
         state = self._state
@@ -104,12 +114,16 @@ class FirstRun:
         try:
             with noting_training() as stepped, noting_tensors(state.keep_given):
                 value = run()
-        # Any error of a second run is a reason against a third: the size of a cache, an iterator at its end, memory.
+        # Any error of a second run is a reason against a third: the size of a cache, an iterator at
+        # its end, memory.
         except Exception as error:
             if is_fatal(error) or isinstance(error, DistTuneError):
                 raise
             free_frames(error)
-            how = f"raises {type(error).__name__} when it runs again ({str(error).partition(chr(10))[0]})"
+            how = (
+                f"raises {type(error).__name__} when it runs again"
+                f" ({str(error).partition(chr(10))[0]})"
+            )
             self.why_not = self.why_not or (
                 f"{LEFT} when it runs again" if is_secondary(error) else how
             )
@@ -124,7 +138,10 @@ class FirstRun:
             self._after.restore()
 
     def accept(self) -> list[str]:
-        """All ranks say yes: free the value and the copies. Names of what each replay changes in plain objects."""
+        """All ranks say yes: free the value and the copies.
+
+        Names of what each replay changes in plain objects.
+        """
         self._is_accepted = True
         self._held.clear()
         self._undo = None
@@ -172,7 +189,10 @@ class FirstRun:
         return self._state.changed()
 
     def _another(self, value: Any, first: Any, sums: list[int]) -> str:
-        """How a second value differs from the first beyond rounding; empty if it does not. ``sums``: of the first one's bits before."""
+        """How a second value differs from the first beyond rounding; empty if it does not.
+
+        ``sums``: of the first one's bits before.
+        """
         if self._error is not None:
             return ""
         wrong = difference(flat(value), first)

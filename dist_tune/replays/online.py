@@ -1,9 +1,12 @@
-"""Runs of a step that are the user's own calls: each gives every site a candidate, is timed, and counts. Nothing is undone or repeated.
+"""Runs of a step that are the user's own calls: each gives every site a candidate, is timed, and
+counts. Nothing is undone or repeated.
 
-A thread beside the step does what the tuner of a replayed step does between replays: it compiles, talks to other ranks, reads times.
-The step's thread finds the schedule of a batch in memory, from the call on that all ranks have agreed to begin it at; before and after it
-runs what is in use. Both threads touch sites and samples in turn: the step's in the calls of a batch, the other one outside of them.
-The step's thread notes when each call begins, and whether the other one was at work: what the job pays follows from that (``Pace``).
+A thread beside the step does what the tuner of a replayed step does between replays: it compiles,
+talks to other ranks, reads times. The step's thread finds the schedule of a batch in memory, from
+the call on that all ranks have agreed to begin it at; before and after it runs what is in use. Both
+threads touch sites and samples in turn: the step's in the calls of a batch, the other one outside
+of them. The step's thread notes when each call begins, and whether the other one was at work: what
+the job pays follows from that (``Pace``).
 """
 
 from __future__ import annotations
@@ -35,11 +38,15 @@ _LOOK_S = 0.02
 _MOST_STOPPED_S = 1.0
 """Longest stop of compilations under way: a launch, or another rank, may wait for one of them."""
 _MAX_APART = 500
-"""Calls between the fastest rank and the slowest one: each batch begins after the one, and is over after the other."""
+"""Calls between the fastest rank and the slowest one: each batch begins after the one, and is over
+after the other.
+"""
 _MAX_EMPTY = 3
 """Batches in a row of which no call has come here."""
 _PATIENCE = 3.0
-"""Deadlines that a call waits at most: a meeting is over sooner, so that no rank goes on without word that another one has."""
+"""Deadlines that a call waits at most: a meeting is over sooner, so that no rank goes on without
+word that another one has.
+"""
 _MARGIN = 4.0
 """Exchanges that fit between the agreement on a batch and its first call."""
 _N_AFTER = 4 * N_PLAIN
@@ -78,7 +85,9 @@ class InUse(NamedTuple):
     slot: Slot
     config: Any
     fills: bool
-    """True if the slot holds it between calls: a function's is empty, so that each of its calls comes here."""
+    """True if the slot holds it between calls: a function's is empty, so that each of its calls
+    comes here.
+    """
 
     def fill(self) -> None:
         """Let ordinary launches use it."""
@@ -89,7 +98,8 @@ class InUse(NamedTuple):
 class _Begun(NamedTuple):
     """The beginning of a call, which lasts until the next one's by the device's clock.
 
-    The host may be calls ahead of its device, and pay for them where it reads a loss: by its clock the one call that does would pay.
+    The host may be calls ahead of its device, and pay for them where it reads a loss: by its clock
+    the one call that does would pay.
     """
 
     number: int
@@ -101,7 +111,9 @@ class _Begun(NamedTuple):
 
 @Reduction
 def _latest(parts: Mapping[int, tuple[int, int, int]]) -> tuple[int, int, int, int]:
-    """Number of the latest call on any rank, calls by which ranks are apart, the widest margin and the longest cycle."""
+    """Number of the latest call on any rank, calls by which ranks are apart, the widest margin and
+    the longest cycle.
+    """
     calls, margins, cycles = zip(*parts.values(), strict=True)
     return max(calls), max(calls) - min(calls), max(margins), max(cycles)
 
@@ -158,7 +170,9 @@ class OnlineRuns(Replayer):
         self._changed = Condition()
         """Of the fields above, between the two threads."""
         self._begun = deque[_Begun]()
-        """The latest calls, until the device has come to the next one; the other thread takes them out."""
+        """The latest calls, until the device has come to the next one; the other thread takes them
+        out.
+        """
         self._after_s: list[float] = []
         self._n_work = 1
         """Beginnings and ends of its work so far: odd while it is at work."""
@@ -171,7 +185,7 @@ class OnlineRuns(Replayer):
         trials.in_use = self.config_of
         sites.fills_at_once = False
 
-    # -- what is in use: the step's thread -------------------------------------------------------------------------
+    # -- what is in use: the step's thread ---------------------------------------------------------
 
     def use(self, site: Site, index: int) -> None:
         """Use a candidate of a site from now on."""
@@ -200,7 +214,9 @@ class OnlineRuns(Replayer):
         ).config
 
     def missed(self, launch: Tunable) -> Any:
-        """A launch without a config, in a call that times nothing: with the one in use; of a new one with the first that runs."""
+        """A launch without a config, in a call that times nothing: with the one in use; of a new
+        one with the first that runs.
+        """
         config = self.config_of(launch)
         try:
             value = launch.run_known(config)
@@ -224,10 +240,13 @@ class OnlineRuns(Replayer):
                     return value
         raise error
 
-    # -- a call: the step's thread ---------------------------------------------------------------------------------
+    # -- a call: the step's thread -----------------------------------------------------------------
 
     def goes_on(self) -> bool:
-        """True unless the call to come is an ordinary one again. Waits for word of a batch that would begin with it."""
+        """True unless the call to come is an ordinary one again.
+
+        Waits for word of a batch that would begin with it.
+        """
         number = self._calls.n_calls + 1
         with self._changed:
             batch = self._batch
@@ -254,7 +273,9 @@ class OnlineRuns(Replayer):
             return False
 
     def _goes_on_after(self, number: int) -> bool:
-        """The winners come into use, and some calls with them are timed; what was met too late to be tuned is a miss again then."""
+        """The winners come into use, and some calls with them are timed; what was met too late to
+        be tuned is a miss again then.
+        """
         if self.ended_at is None:
             self.ended_at = number
             for site in self._sites.met.values():
@@ -279,7 +300,9 @@ class OnlineRuns(Replayer):
         return False
 
     def _entered(self) -> dict[tuple[int, str], str]:
-        """(Identity of a decorated object, key) -> site, of all that were met in a call that times."""
+        """(Identity of a decorated object, key) -> site, of all that were met in a call that
+        times.
+        """
         return {
             (owner, site.key): label
             for label, site in self._sites.met.items()
@@ -332,7 +355,8 @@ class OnlineRuns(Replayer):
                 whole.begin()
                 value = function()
                 whole.end()
-            # A site that was not met, as where shapes take turns, has added nothing to the step's time.
+            # A site that was not met, as where shapes take turns, has added nothing to the step's
+            # time.
             trials.end_turns(turns)
             met = {label: trial for label, trial in schedule.items() if label in trials.launched}
             batch.wholes.append((number, met, whole))
@@ -357,7 +381,9 @@ class OnlineRuns(Replayer):
         places: list[tuple[Slot, Any]],
         heard: list[InUse],
     ) -> None:
-        """Let launches find the turns of a call, in ``places`` with what is in use there, or come here, where it was ``heard``."""
+        """Let launches find the turns of a call, in ``places`` with what is in use there, or come
+        here, where it was ``heard``.
+        """
         entered = self._entered()
         for key, each in list(self._known.items()):
             label = entered.get(key)
@@ -393,10 +419,12 @@ class OnlineRuns(Replayer):
                 for owner in site.slots:
                     self._known[owner, site.key].fill()
 
-    # -- batches: the thread beside the step -----------------------------------------------------------------------
+    # -- batches: the thread beside the step -------------------------------------------------------
 
     def paced(self, race: Race, batch: list[Replay]) -> tuple[list[Replay], int]:
-        """The next calls of a batch that the budget has room for, with calls of what is in use between them."""
+        """The next calls of a batch that the budget has room for, with calls of what is in use
+        between them.
+        """
         if self._latest_runs:
             self.pace.end(race, self._latest_runs)
         runs, n_taken = self.pace.plan(race, batch)
@@ -422,7 +450,9 @@ class OnlineRuns(Replayer):
         return "its replays are calls that count"
 
     def breathe(self, compiler: Compiler) -> None:
-        """Between two looks at compilations: let the job's calls be plain for a while, where it is time. Raises ``JobEndedError``."""
+        """Between two looks at compilations: let the job's calls be plain for a while, where it is
+        time. Raises ``JobEndedError``.
+        """
         if self._is_over:
             raise JobEndedError("the program ends")
         if self._may_work():
@@ -444,7 +474,8 @@ class OnlineRuns(Replayer):
         conditions: Conditions,
         note: Callable[[], object] = lambda: None,
     ) -> None:
-        """Let calls of the user's run a batch, and add their times to the samples when the device is through; ``note`` is not called.
+        """Let calls of the user's run a batch, and add their times to the samples when the device
+        is through; ``note`` is not called.
 
         Raises:
             JobEndedError: the program ends.
@@ -472,7 +503,10 @@ class OnlineRuns(Replayer):
         self._sites.story.flush()
 
     def again(self, closure: Callable[[], Any]) -> None:
-        """Some plain calls: what follows is compared with them. The first calls of a job are slow by themselves, so there are more."""
+        """Some plain calls: what follows is compared with them.
+
+        The first calls of a job are slow by themselves, so there are more.
+        """
         if not self.pace.has_begun:
             self._wait_for(lambda: len(self.pace.before_s) >= 2 * N_PLAIN, "plain calls")
             self.pace.begin()
@@ -487,14 +521,20 @@ class OnlineRuns(Replayer):
         self._take_durations()
         n, n_timed = (self.ended_at or 0) - self.began_at, self.n_replays - 1
         waited = f", {self.n_waits} calls waited" * bool(self.n_waits)
-        told = f"took {self.pace.slowdown:.1%} of the job's time (at most {self.pace.max_slowdown:.0%})"
+        told = (
+            f"took {self.pace.slowdown:.1%} of the job's time (at most"
+            f" {self.pace.max_slowdown:.0%})"
+        )
         self._sites.story.info(
-            f"tuned in {n} calls, {n_timed} of them with other configs or timed, which {told}{waited}",
+            f"tuned in {n} calls, {n_timed} of them with other configs or timed, which"
+            f" {told}{waited}",
             shown=True,
         )
 
     def step_times(self) -> StepTimes:
-        """The step of plain calls before the first trial, and of calls with the winners; collective, unless the program ends."""
+        """The step of plain calls before the first trial, and of calls with the winners;
+        collective, unless the program ends.
+        """
         after_s = self._after_s
 
         with suppress(JobEndedError):
@@ -513,7 +553,9 @@ class OnlineRuns(Replayer):
         return StepTimes(*mine, {})
 
     def give_up(self) -> None:
-        """No batch begins any more, and what waits for calls ends: after an error, or with the program. What is in use stays so."""
+        """No batch begins any more, and what waits for calls ends: after an error, or with the
+        program. What is in use stays so.
+        """
         with self._changed:
             self._is_over = self._ranks.is_ending = True
             self._changed.notify_all()
@@ -534,7 +576,8 @@ class OnlineRuns(Replayer):
                 )
             if n_apart > _MAX_APART:
                 raise DistTuneError(
-                    f"ranks are {n_apart} calls apart: nothing in the step holds them together, so they share no trials"
+                    f"ranks are {n_apart} calls apart: nothing in the step holds them together, so"
+                    " they share no trials"
                 )
             first = latest + 1 + max(margin, self._n_wait)
             batch = Batch(first, self.pace.schedule(first, runs), conditions, self.n_replays, best)
@@ -556,7 +599,8 @@ class OnlineRuns(Replayer):
             self._margin = self._wanted_margin(time.monotonic() - began, is_late=not is_in_force)
             if is_in_force and not batch.is_in_force:
                 raise DistTuneError(
-                    "a call has waited too long for word of its batch, and has run what is in use where other ranks may not"
+                    "a call has waited too long for word of its batch, and has run what is in use"
+                    " where other ranks may not"
                 )
             if is_in_force:
                 return batch
@@ -590,7 +634,9 @@ class OnlineRuns(Replayer):
         return self.pace.may_work(self._calls.n_calls + 1)
 
     def _wait_for(self, is_done: Callable[[], bool], what: str, *, always: bool = False) -> None:
-        """Wait without work, until something is done and the budget lets this thread work again; ``always``: it does."""
+        """Wait without work, until something is done and the budget lets this thread work again;
+        ``always``: it does.
+        """
         with self.idle():
             while True:
                 with self._changed:

@@ -1,7 +1,7 @@
 """Runs the closure: one replay, or a batch of timed ones with the host ahead of the device.
 
-Knows the order of things around a replay: reset, alignment, listening, undoing. Nothing in here talks to other ranks while
-the closure runs.
+Knows the order of things around a replay: reset, alignment, listening, undoing. Nothing in here
+talks to other ranks while the closure runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from dist_tune.watch import Kind, Watchdog
 
 _POLL_S = 1e-4
 _N_AHEAD = 4
-"""Replays at most that the host queues before the device is through with an earlier one: how long a rest is follows from their times."""
+"""Replays at most that the host queues before the device is through with an earlier one: how long a
+rest is follows from their times.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,16 @@ class Conditions:
     is_cold: bool
     """True: the L2 cache is flushed before each."""
     times_launches: bool
-    """True: launches are timed beside the whole replay: two events around each, which delay what they time by some microseconds."""
+    """True: launches are timed beside the whole replay: two events around each, which delay what
+    they time by some microseconds.
+    """
     is_timed: bool = True
-    """True: the clock is read. If not, the device is not kept busy before: a check inside a run would wait for that, and the next
-    replay be given even longer."""
+    """True: the clock is read.
+
+    If not, the device is not kept busy before: a check inside a run would wait for that, and the
+    next
+    replay be given even longer.
+    """
 
 
 class StepTimes(NamedTuple):
@@ -87,11 +95,16 @@ class Replayer:
         self.n_replays = 0
         """Runs of the closure so far, one that the caller has made among them."""
         self.n_run_again = 0
-        """Replays that did not count and were run again, because a kernel was not compiled before. The same on all ranks."""
+        """Replays that did not count and were run again, because a kernel was not compiled before.
+
+        The same on all ranks.
+        """
         self.run_s = 0.0
         """Host seconds of the latest run of the closure."""
         self.batch_s = 0.0
-        """Seconds of the latest batch, until the device was through; without those in which the store answered."""
+        """Seconds of the latest batch, until the device was through; without those in which the
+        store answered.
+        """
         self._talked_s = 0.0
         self.trials = trials
         self._ranks = ranks
@@ -107,19 +120,24 @@ class Replayer:
         self._lead = Lead()
         self._shortest_ms = 0.0
         self.graphs: dict[frozenset[tuple[str, int]], Callable[[], None]] = {}
-        """Site and candidate of each -> the replay of the graph of a run with them, which takes the closure's place."""
+        """Site and candidate of each -> the replay of the graph of a run with them, which takes the
+        closure's place.
+        """
         self.in_graphs = False
         """True if the finals so far were replays of graphs."""
         self._phase = "", 0
         """The latest phase, and its first replay."""
 
     def begin(self, first_run: FirstRun, *, is_made: bool) -> None:
-        """Go on from the first run of a call, which the caller has made since this object was, or ``run_first`` will."""
+        """Go on from the first run of a call, which the caller has made since this object was, or
+        ``run_first`` will.
+        """
         self.first_run = first_run
         self.n_replays += is_made
 
     def undo(self) -> None:
-        """Put back what the last run changed under ``restore_value``, because it was not the one that counts.
+        """Put back what the last run changed under ``restore_value``, because it was not the one
+        that counts.
 
         What the first run changed stays until it is known whether that one counts.
         """
@@ -144,7 +162,9 @@ class Replayer:
         return self.first_run.why_not
 
     def again(self, closure: Callable[[], Any]) -> None:
-        """Run the closure once more outside of the race: the first time is the first run, the second the probe."""
+        """Run the closure once more outside of the race: the first time is the first run, the
+        second the probe.
+        """
         self._start()
         if self.n_replays == 0:
             self.run_first(closure)
@@ -210,15 +230,19 @@ class Replayer:
         return None
 
     def keep(self, launch: Tunable) -> None:
-        """Copy the arguments of the checked function that all replays call, if the user has no ``reset``."""
+        """Copy the arguments of the checked function that all replays call, if the user has no
+        ``reset``.
+        """
         if self._reset is None and launch.checker() is not None:
             wait_for_device()  # what is under way may be writing to them
             self.trials.inputs.keep(launch.function, *launch.arguments)
 
     def restart(self, *, compares: bool = True) -> None:
-        """Call the user's ``reset``, or put back the arguments of a checked function: before each replay but the first.
+        """Call the user's ``reset``, or put back the arguments of a checked function: before each
+        replay but the first.
 
-        ``compares``: the kept arguments with what the last replay changed, and none before; that waits for the device.
+        ``compares``: the kept arguments with what the last replay changed, and none before; that
+        waits for the device.
 
         Raises:
             DistTuneError: it has changed an argument that is too large to be kept, or may not.
@@ -237,8 +261,9 @@ class Replayer:
     def look_for_obstacles(self, closure: Callable[[], Any], batch: list[Replay]) -> str:
         """Make one run as it is; why none can be captured, empty if nothing says so.
 
-        Before any capture, which would end at such a place on this rank, while others wait behind it for ever: in a capture NCCL
-        registers the buffers of a collective with all ranks of a host where these share multicast memory.
+        Before any capture, which would end at such a place on this rank, while others wait behind
+        it for ever: in a capture NCCL registers the buffers of a collective with all ranks of a
+        host where these share multicast memory.
         """
         found = list[str]()
         self.run_batch(lambda: found.append(obstacle_in(closure)), batch[:1], WARM_UP)
@@ -246,7 +271,10 @@ class Replayer:
         return found[0]
 
     def capture(self, closure: Callable[[], Any], batch: list[Replay]) -> str:
-        """Capture a run of each schedule; why that cannot be done here, empty if it was. The device does nothing of it."""
+        """Capture a run of each schedule; why that cannot be done here, empty if it was.
+
+        The device does nothing of it.
+        """
         self.trials.is_captured, n_issued = True, self._ranks.n_issued
         try:
             pool = graph_pool()
@@ -309,7 +337,9 @@ class Replayer:
         conditions: Conditions,
         note: Callable[[], object] = lambda: None,
     ) -> None:
-        """Replay a batch, and add the times to the samples when the device is through. ``note``: called after the times of a replay.
+        """Replay a batch, and add the times to the samples when the device is through.
+
+        ``note``: called after the times of a replay.
 
         Raises:
             StuckDeviceError: the device stands still.
@@ -380,7 +410,9 @@ class Replayer:
     def _end_replay(
         self, number: int, schedule: Replay, whole: Span, conditions: Conditions
     ) -> float:
-        """Add the times of a replay that the device is through with to the samples; its milliseconds."""
+        """Add the times of a replay that the device is through with to the samples; its
+        milliseconds.
+        """
         ms = whole.ms()
         self.trials.samples.add_replay(number, ms, schedule)
         if conditions.is_timed:
@@ -391,7 +423,9 @@ class Replayer:
     def _await_device(
         self, replays: list[tuple[int, Replay, Span]], n_done: int, n_before: int, n_all: int
     ) -> None:
-        """Wait until the device has done these replays of a batch of ``n_all``, and leave if another rank ends the tuning meanwhile."""
+        """Wait until the device has done these replays of a batch of ``n_all``, and leave if
+        another rank ends the tuning meanwhile.
+        """
         since, n_noted = time.monotonic(), -1
         while n_done < len(replays):
             number, schedule, span = replays[n_done]
@@ -405,8 +439,9 @@ class Replayer:
             self._sites.story.terminal.step(n_before + n_done)
             if time.monotonic() - since > self._stuck_after_s:
                 raise StuckDeviceError(
-                    f"rank {self._ranks.rank}: the device has not finished replay {n_done} of {n_all} within "
-                    f"{self._stuck_after_s:g} s. A kernel spins or waits for a signal that does not come; restart the process."
+                    f"rank {self._ranks.rank}: the device has not finished replay {n_done} of"
+                    f" {n_all} within {self._stuck_after_s:g} s. A kernel spins or waits for a"
+                    " signal that does not come; restart the process."
                 )
             time.sleep(_POLL_S)
 

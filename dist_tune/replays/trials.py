@@ -1,6 +1,8 @@
-"""The launches of a replay: each runs the candidate that the schedule says, timed or checked if it is its turn.
+"""The launches of a replay: each runs the candidate that the schedule says, timed or checked if it
+is its turn.
 
-Another candidate stands in for one that fails, so that a bad config never aborts a replay. Knows nothing of other ranks.
+Another candidate stands in for one that fails, so that a bad config never aborts a replay. Knows
+nothing of other ranks.
 """
 
 from __future__ import annotations
@@ -84,7 +86,9 @@ class Trials:
         self.buckets: Buckets | None = None
         """Of sizes in keys, as the step's options say."""
         self.in_use: Callable[[Tunable], Any] | None = None
-        """Of calls that are the user's own, which nothing is undone in: the config that a launch would have otherwise."""
+        """Of calls that are the user's own, which nothing is undone in: the config that a launch
+        would have otherwise.
+        """
         self.is_captured = False
         """True while a graph of the closure is captured for the finals."""
         self._closure = closure
@@ -102,14 +106,17 @@ class Trials:
         self._zeroes = True
         self._undo = Snapshot()
         self._spans = deque[tuple[str, int, int, Span | None]]()
-        """Site, candidate, replay, and the clock of a launch; None where the device has waited for the host."""
+        """Site, candidate, replay, and the clock of a launch; None where the device has waited for
+        the host.
+        """
         self._turns: dict[tuple[str, int], Turn] = {}
         self.refusing, self.refused = set[int](), set[int]()
-        """Threads whose launch, a ``Turn``, may not compile its kernel; and those that would have."""
+        """Threads whose launch, a ``Turn``, may not compile its kernel; and those that would have.
+        """
         self._warm_ups: list[tuple[str, int, Span]] = []
         """Function, candidate, and the clock of an untimed run."""
 
-    # -- a replay ------------------------------------------------------------------------------------------------
+    # -- a replay ----------------------------------------------------------------------------------
 
     def prepare(self, schedule: Replay) -> None:
         """Let the scheduled candidates be made ready, before the clock is."""
@@ -119,12 +126,15 @@ class Trials:
                 site.prepare(site.configs[trial.candidate])
 
     def begin_replay(self, number: int, schedule: Replay, *, times_launches: bool = False) -> None:
-        """From here on, launches belong to replay ``number`` and run the candidates of ``schedule``."""
+        """From here on, launches belong to replay ``number`` and run the candidates of
+        ``schedule``.
+        """
         self._repeated = {
             label for label, trial in schedule.items() if self._schedule.get(label) == trial
         }
         self._replay, self._schedule, self._times_launches = number, schedule, times_launches
-        # Launches that hit matter where no schedule asks for speed: in discovery, in warm-ups of functions and in the final run.
+        # Launches that hit matter where no schedule asks for speed: in discovery, in warm-ups of
+        # functions and in the final run.
         self.is_watching = not schedule or any(trial.is_checked for trial in schedule.values())
         self._is_timed = any(trial.is_timed for trial in schedule.values())
         self.launched.clear()
@@ -143,7 +153,10 @@ class Trials:
                 self.samples.add_run(label, trial.candidate, self._replay)
 
     def read_spans(self, last: int | None = None) -> None:
-        """Move the times of replays to the samples, up to the ``last``. The device must have gone past them."""
+        """Move the times of replays to the samples, up to the ``last``.
+
+        The device must have gone past them.
+        """
         while self._spans and (last is None or self._spans[0][2] <= last):
             label, candidate, replay, span = self._spans.popleft()
             ms = None if span is None else self._clock.launch_ms(span)
@@ -159,7 +172,9 @@ class Trials:
         self._warm_ups.clear()
 
     def note_compilation(self, kernel: Any) -> None:
-        """Before Triton compiles a kernel inside a launch: a replay of this thread does not count then."""
+        """Before Triton compiles a kernel inside a launch: a replay of this thread does not count
+        then.
+        """
         if (thread := get_ident()) in self.refusing:
             self.refused.add(thread)
             raise NotLoaded
@@ -172,10 +187,11 @@ class Trials:
         ]
         self.samples.lose(self._replay)
         self._log.info(
-            f"replay={self._replay} does not count: it compiled {self.variants.note_compilation(kernel, around)}"
+            f"replay={self._replay} does not count: it compiled"
+            f" {self.variants.note_compilation(kernel, around)}"
         )
 
-    # -- calls that count ----------------------------------------------------------------------------------------
+    # -- calls that count --------------------------------------------------------------------------
 
     def turns(self, schedule: Replay) -> dict[str, Turn]:
         """Begin a call: the turns of those of its trials that can be made the short way."""
@@ -221,7 +237,9 @@ class Trials:
             self.samples.nest(outer, candidate, label)
 
     def launch_in_use(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A launch that is no trial though its kernel has one: of another thread, of a capture, of a compilation."""
+        """A launch that is no trial though its kernel has one: of another thread, of a capture, of
+        a compilation.
+        """
         assert self.in_use is not None
         launch = interception.launch_of(kernel, args, kwargs)
         return launch.run_known(self.in_use(launch))
@@ -233,7 +251,9 @@ class Trials:
         call: tuple[Any, tuple[Any, ...], dict[str, Any]],
         error: BaseException,
     ) -> Any:
-        """Make a launch that did not return the long way, as all launches of the site in the rest of this call."""
+        """Make a launch that did not return the long way, as all launches of the site in the rest
+        of this call.
+        """
         is_inner = (thread := get_ident()) in self.refusing
         self.refusing.discard(thread)
         launch = interception.launch_of(*call)
@@ -255,11 +275,16 @@ class Trials:
         self._sites.fail(
             site, index, CandidateFailure(kind_of(error, FailureKind.LAUNCH), reason_of(error))
         )
-        # The next config runs on what it has left, as a lock that is held: this may be the cause of all that follows.
+        # The next config runs on what it has left, as a lock that is held: this may be the cause of
+        # all that follows.
         if site.last_error is None and (names := launch.unrestored(error)):
-            left = f"what it may have written to {', '.join(names)} stays, because restore_value does not name it"
+            left = (
+                f"what it may have written to {', '.join(names)} stays, because restore_value does"
+                " not name it"
+            )
             self._log.warning(
-                f'site={site.label} config="{site.texts[index]}" failed in its launch: {reason_of(error)}; {left}',
+                f'site={site.label} config="{site.texts[index]}" failed in its launch:'
+                f" {reason_of(error)}; {left}",
                 shown=True,
             )
 
@@ -272,10 +297,12 @@ class Trials:
             or is_secondary(error)
         )
 
-    # -- a listener's part ---------------------------------------------------------------------------------------
+    # -- a listener's part -------------------------------------------------------------------------
 
     def launching(self, launch: Tunable) -> None:
-        """Before any launch outside scheduled replays; in them before one that is to be undone though its config is known."""
+        """Before any launch outside scheduled replays; in them before one that is to be undone
+        though its config is known.
+        """
         if self.in_use is not None:
             return
         if self.is_watching:
@@ -315,7 +342,8 @@ class Trials:
         self.launched.add(site.label)
         trial = self._schedule.get(site.label, Trial(site.first_guess, is_timed=False))
         if site.checker is not None and trial.is_checked and trial.candidate in site.failures:
-            # A reference may be collective: it is asked as often as on the ranks where this candidate runs.
+            # A reference may be collective: it is asked as often as on the ranks where this
+            # candidate runs.
             site.checker.begin(*launch.arguments, is_repeated=site.label in self._repeated)
             site.checker.restore()
         return self._launch_first(site, launch, trial)
@@ -346,7 +374,8 @@ class Trials:
             if isinstance(launched, Returned):
                 return launched.value
             assert isinstance(launched, Failed)
-            # Its collectives are done, at least in part, and the closure needs no result: another run of them would find no peer.
+            # Its collectives are done, at least in part, and the closure needs no result: another
+            # run of them would find no peer.
             if launched.n_collectives > 0:
                 if self.in_use is not None and site.last_error is not None:
                     raise site.last_error
@@ -362,7 +391,9 @@ class Trials:
         ) from site.last_error
 
     def _launch_loaded(self, site: Site, launch: Tunable, index: int, trial: Trial) -> Launched:
-        """Launch what is loaded for these arguments, in a replay that does not count unless it is the candidate that was asked for."""
+        """Launch what is loaded for these arguments, in a replay that does not count unless it is
+        the candidate that was asked for.
+        """
         ready, is_asked = self.variants.ready(site, launch, index)
         if not is_asked and self._is_timed:
             self.samples.lose(self._replay)
@@ -375,9 +406,12 @@ class Trials:
     def _launch(
         self, site: Site, launch: Tunable, index: int, trial: Trial, *, may_compile: bool = False
     ) -> Launched:
-        """Launch one candidate, and time or check it if it is its turn; only if it is loaded, or ``may_compile``."""
+        """Launch one candidate, and time or check it if it is its turn; only if it is loaded, or
+        ``may_compile``.
+        """
         is_turn = index == trial.candidate
-        # Around all launches of a timed replay: events take time, and the replay shall not look faster where fewer are timed.
+        # Around all launches of a timed replay: events take time, and the replay shall not look
+        # faster where fewer are timed.
         span = self._clock.span() if is_turn and self._is_timed and self._times_launches else None
         warm_up = self._clock.span() if is_turn and trial.is_checked else None
         is_covered = span is not None and launch.is_compiled and site.has_gaps
@@ -421,11 +455,13 @@ class Trials:
             with (
                 noted,
                 inside,
-                refused()
-                if is_refused
-                else nullcontext()
-                if site.is_compiled
-                else self._running(site, index) as refusal,
+                (
+                    refused()
+                    if is_refused
+                    else nullcontext()
+                    if site.is_compiled
+                    else self._running(site, index)
+                ) as refusal,
             ):
                 if warm_up is not None:
                     warm_up.begin()
@@ -446,7 +482,8 @@ class Trials:
                 return NotMade()
         except NotLoaded:
             return NotMade()
-        # Any error of a launch becomes a vote on all ranks; raising it would leave the peers alone in the closure's collectives.
+        # Any error of a launch becomes a vote on all ranks; raising it would leave the peers alone
+        # in the closure's collectives.
         except Exception as error:
             if checker is not None:
                 with suppress(RuntimeError):  # of a device that is lost
@@ -458,7 +495,9 @@ class Trials:
                     f"{site.label} has changed {names} before, so that no other config can be tried"
                 )
                 raise
-            inputs.put_back()  # all of it: a comparison would wait for a device that may wait for this rank's next launch
+            # All of it: a comparison would wait for a device that may wait for this rank's next
+            # launch
+            inputs.put_back()
             self._fail(site, index, error, launch)
             if (
                 counts
@@ -466,7 +505,8 @@ class Trials:
                 and (versions is None or made or versions != _written(launch))
             ):
                 error.add_note(
-                    f'{site.label} may have changed something, so that the call is not made again: config="{site.texts[index]}"'
+                    f"{site.label} may have changed something, so that the call is not made again:"
+                    f' config="{site.texts[index]}"'
                 )
                 raise
             site.last_error = free_frames(

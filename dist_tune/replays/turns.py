@@ -1,8 +1,8 @@
 """Trial launches of calls that count: each costs the host little more than a steady launch.
 
-While a call tries a candidate, the kernel's cache holds a copy of its config, by which the patched launch finds the
-``Turn``. What is out of the ordinary (a kernel that is not loaded for these arguments, an error, a capture) takes the
-long way through ``Trials``. Knows nothing of other ranks.
+While a call tries a candidate, the kernel's cache holds a copy of its config, by which the patched
+launch finds the ``Turn``. What is out of the ordinary (a kernel that is not loaded for these
+arguments, an error, a capture) takes the long way through ``Trials``. Knows nothing of other ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from dist_tune.replays.trials import Trials
 
 _MOST = 4
-"""Launches of a site that are timed in one call: layers of a model are alike, and each time is read by a thread beside the job."""
+"""Launches of a site that are timed in one call: layers of a model are alike, and each time is read
+by a thread beside the job.
+"""
 
 
 class Turn:

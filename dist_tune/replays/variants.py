@@ -1,7 +1,9 @@
-"""The variants of each site's kernel on this rank: one for each specialisation of the arguments that its launches asked for.
+"""The variants of each site's kernel on this rank: one for each specialisation of the arguments
+that its launches asked for.
 
-A variant of a candidate is a kernel of its own, compiled and loaded apart from the others. A launch whose kernel is not in memory asks
-for one; between replays all candidates in the race are compiled for it. Knows nothing of other ranks, except in ``counts``.
+A variant of a candidate is a kernel of its own, compiled and loaded apart from the others. A launch
+whose kernel is not in memory asks for one; between replays all candidates in the race are compiled
+for it. Knows nothing of other ranks, except in ``counts``.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
     from dist_tune.output import Story
 
 MAX_VARIANTS = 8
-"""Variants of a site, if one of its arguments has had more than ``_MAX_CLASSES`` classes; timed replays that compile a kernel beside it."""
+"""Variants of a site, if one of its arguments has had more than ``_MAX_CLASSES`` classes; timed
+replays that compile a kernel beside it.
+"""
 _MAX_CLASSES = 4
 """An int has three, a tensor two."""
 _MAX_SHOWN = 5
@@ -29,19 +33,26 @@ class Variants:
 
     def __init__(self, sites: Sites, compiler: Compiler, log: Story) -> None:
         self.counts: dict[str, int] = {}
-        """Site -> variants on the rank with the most, as of the latest meeting. The same on all ranks."""
+        """Site -> variants on the rank with the most, as of the latest meeting.
+
+        The same on all ranks.
+        """
         self.endless = ""
         """The reason why a site's variants have no end; empty as long as they may have one."""
         self._sites = sites
         self._compiler = compiler
         self._log = log
         self._lazy: Counter[tuple[str, ...]] = Counter()
-        """Kernel, and functions under way with their candidates -> compilations within timed replays."""
+        """Kernel, and functions under way with their candidates -> compilations within timed
+        replays.
+        """
 
     def ready(self, site: Site, launch: Tunable, index: int) -> tuple[int | None, bool]:
-        """The candidate to launch in place of one that is not in memory, and True if it is the one asked for.
+        """The candidate to launch in place of one that is not in memory, and True if it is the one
+        asked for.
 
-        A candidate that is loaded for these arguments, else the one that compiles fastest; None if none runs here. Loads it.
+        A candidate that is loaded for these arguments, else the one that compiles fastest; None if
+        none runs here. Loads it.
         """
         if self.endless:
             return index, False
@@ -62,13 +73,16 @@ class Variants:
         return None, False
 
     def note_compilation(self, kernel: Any, around: Sequence[str]) -> str:
-        """Note that a timed replay compiles a kernel that is not tuned, inside these functions; its name."""
+        """Note that a timed replay compiles a kernel that is not tuned, inside these functions; its
+        name.
+        """
         name = f"{kernel.fn.__module__}.{kernel.fn.__qualname__}"
         self._lazy[name, *around] += 1
         if self._lazy[name, *around] > MAX_VARIANTS:
             self.endless = self.endless or (
-                f"launches kernel {name}, which was compiled in {MAX_VARIANTS} timed replays: an argument that is compiled in keeps "
-                f"changing. Use @triton.jit(do_not_specialize=[...]), or no tl.constexpr"
+                f"launches kernel {name}, which was compiled in {MAX_VARIANTS} timed replays: an"
+                " argument that is compiled in keeps changing. Use"
+                " @triton.jit(do_not_specialize=[...]), or no tl.constexpr"
             )
         return name
 
@@ -82,7 +96,8 @@ class Variants:
         ]
         told += [f"{name} is not given" for name in first if name not in variant.arguments]
         self._log.info(
-            f"site={site.label} variant={len(site.variants) + 1} is compiled: {'; '.join(told) or 'other code'}"
+            f"site={site.label} variant={len(site.variants) + 1} is compiled:"
+            f" {'; '.join(told) or 'other code'}"
         )
         site.variants.append(variant)
         self._compiler.begin(variant.label, launch, dict(enumerate(site.configs)), [])
@@ -105,13 +120,18 @@ class Variants:
             return
         asked = f"asks for another compilation of every config in each launch of {site.label}"
         if len(found) <= _MAX_CLASSES:
-            self.endless = f"{asked}, because the kernel, or a value that it captures or takes from triton.heuristics, is another one"
+            self.endless = (
+                f"{asked}, because the kernel, or a value that it captures or takes from"
+                " triton.heuristics, is another one"
+            )
             return
         shown = ", ".join(each.text for each in list(found.values())[:_MAX_SHOWN])
         no_constant = (
             f"take tl.constexpr off {name} and " if next(iter(found.values())).is_constexpr else ""
         )
         self.endless = (
-            f"{asked}: its argument {name} is compiled in, and had {len(found)} values ({shown}, ...). If it decides nothing about "
-            f'the code, {no_constant}decorate the kernel with @triton.jit(do_not_specialize=["{name}"]); if it does, put it into key='
+            f"{asked}: its argument {name} is compiled in, and had {len(found)} values ({shown},"
+            " ...). If it decides nothing about "
+            f"the code, {no_constant}decorate the kernel with"
+            f' @triton.jit(do_not_specialize=["{name}"]); if it does, put it into key='
         )

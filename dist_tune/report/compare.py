@@ -10,14 +10,17 @@ from dist_tune.cache import TuningRecord, account
 from dist_tune.output import closure_name
 
 LEAST_NOISE = 0.01
-"""Of a time: two tunings of one kernel differ by as much, because of clock rates and temperature."""
+"""Of a time: two tunings of one kernel differ by as much, because of clock rates and temperature.
+"""
 
 
 def compare(before: Sequence[TuningRecord], after: Sequence[TuningRecord]) -> dict[str, Any]:
-    """Records of one kernel and key are compared, those first that have most in common; two single ones of one kernel with any keys.
+    """Records of one kernel and key are compared, those first that have most in common; two single
+    ones of one kernel with any keys.
 
-    A JSON document: ``pairs``, kernels and keys that are ``only_before`` or ``only_after``, and ``n_slower``, the number of winners that
-    got slower by more than the noise. The verdict of a pair is "slower", "faster", "as fast" or "unknown"; times are milliseconds.
+    A JSON document: ``pairs``, kernels and keys that are ``only_before`` or ``only_after``, and
+    ``n_slower``, the number of winners that got slower by more than the noise. The verdict of a
+    pair is "slower", "faster", "as fast" or "unknown"; times are milliseconds.
     """
     is_named = len(before) == len(after) == 1 and closure_name(before[0].kernel) == closure_name(
         after[0].kernel
@@ -47,7 +50,9 @@ def _name(record: TuningRecord) -> str:
 
 
 def comparison_lines(found: dict[str, Any]) -> list[str]:
-    """For people: two or more lines for each pair, then what only one side has, then a summary of the pairs if there are any."""
+    """For people: two or more lines for each pair, then what only one side has, then a summary of
+    the pairs if there are any.
+    """
     lines = []
     for pair in found["pairs"]:
         times = f"{pair['verdict']}; noise {pair['noise_ms']:.2g} ms"
@@ -71,7 +76,9 @@ def comparison_lines(found: dict[str, Any]) -> list[str]:
 
 
 def _pair(before: TuningRecord, after: TuningRecord) -> dict[str, Any]:
-    """``noise_ms``: the ``spread_ms`` of both winners added, and at least 1 % of the time before."""
+    """``noise_ms``: the ``spread_ms`` of both winners added, and at least 1 % of the time
+    before.
+    """
     changes = [*_differences(before, after), ("winner", before.best.config, after.best.config)]
     changes.append(("outcome", account.fates(before), account.fates(after)))
     before_ms, after_ms = before.best.latency_ms, after.best.latency_ms

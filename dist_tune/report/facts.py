@@ -1,7 +1,8 @@
 """A story in words: facts that the page, the text and the JSON document show alike. Pure.
 
-The page is one HTML file with all that it needs inside: a template with the story as JSON, of which its script makes the page. Texts come
-from programs and files of unknown origin: no "<" of theirs reaches the file, and the script sets them as text alone.
+The page is one HTML file with all that it needs inside: a template with the story as JSON, of which
+its script makes the page. Texts come from programs and files of unknown origin: no "<" of theirs
+reaches the file, and the script sets them as text alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 
 
 def summary(story: Story) -> dict[str, Any]:
-    """All of it for programs: a JSON document. Texts are empty, and numbers None, where the story does not tell them."""
+    """All of it for programs: a JSON document.
+
+    Texts are empty, and numbers None, where the story does not tell them.
+    """
     titles = list(dict.fromkeys(shortened(tuning.title, 80) for tuning in story.tunings.values()))
     title = ", ".join(titles[:3]) + f" and {len(titles) - 3} more" * (len(titles) > 3)
     sites = []
@@ -48,12 +52,19 @@ def summary(story: Story) -> dict[str, Any]:
 def machine(story: Story) -> dict[str, str]:
     """Ranks, devices and versions."""
     runs = list(story.runs.values())
-    return {
-        "tuned": max(run.date for run in runs),
-        "ranks": f"{amount(runs[0].world_size, 'rank')}, {', '.join(dict.fromkeys(run.device for run in runs))}",
-        "versions": ", ".join(f"{name} {version}" for name, version in runs[0].versions.items()),
-        "command": " ".join(runs[0].command),
-    } if runs else {}  # fmt: skip
+    devices = dict.fromkeys(run.device for run in runs)
+    return (
+        {
+            "tuned": max(run.date for run in runs),
+            "ranks": f"{amount(runs[0].world_size, 'rank')}, {', '.join(devices)}",
+            "versions": ", ".join(
+                f"{name} {version}" for name, version in runs[0].versions.items()
+            ),
+            "command": " ".join(runs[0].command),
+        }
+        if runs
+        else {}
+    )
 
 
 def _tuning(story: Story, tuning: TuningStory) -> dict[str, Any]:
@@ -84,7 +95,9 @@ def _tuning(story: Story, tuning: TuningStory) -> dict[str, Any]:
 
 
 def messages(story: Story, limit: int) -> list[str]:
-    """Lines of the log, each once with the ranks that wrote it, and with names of sites in place of labels; the last ``limit``."""
+    """Lines of the log, each once with the ranks that wrote it, and with names of sites in place of
+    labels; the last ``limit``.
+    """
     names = {f"site={site.met.label}": name for _, name, site in story.sites}
     ranks = defaultdict[tuple[str, str], set[int]](set)
     for each in story.messages:
@@ -128,7 +141,7 @@ def _state(site: SiteStory) -> str:
     return f"{len(site.met.configs)} candidates, {site.n_dropped} dropped"
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
+# -- the page --------------------------------------------------------------------------------------
 
 
 def render(story: Story) -> str:
@@ -144,7 +157,9 @@ def render(story: Story) -> str:
 
 
 def _further(row: dict[str, Any], site: SiteStory) -> dict[str, Any]:
-    """What the page has of a site besides: its candidates, each with its cells, its time on each rank and its config as Python."""
+    """What the page has of a site besides: its candidates, each with its cells, its time on each
+    rank and its config as Python.
+    """
     label = shortened(", ".join(filter(None, (row["label"], row["tuning"]))), 140)
     told = {
         "label": label,
@@ -180,7 +195,9 @@ def _rounded(value: Any) -> Any:
 
 
 def python_config(fields: Mapping[str, Any]) -> str:
-    """A config as Python: ``triton.Config({'BLOCK_M': 128}, num_warps=4)``; of a function's keyword arguments a dict. Hooks are named."""
+    """A config as Python: ``triton.Config({'BLOCK_M': 128}, num_warps=4)``; of a function's keyword
+    arguments a dict. Hooks are named.
+    """
     values, inner, hook = dict[str, str](), defaultdict[str, dict[str, Any]](dict), ""
     for name, value in fields.items():
         outer, _, field = name.partition(".")

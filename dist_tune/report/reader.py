@@ -27,7 +27,10 @@ _NO_EVENT = f"no event of version {EVENTS_VERSION}, which this dist_tune reads"
 
 
 class UnreadableEventsError(OSError):
-    """There are no events of a tuning. The message is one line: the folder, the reason, and the remedy."""
+    """There are no events of a tuning.
+
+    The message is one line: the folder, the reason, and the remedy.
+    """
 
 
 class EventFile:
@@ -94,7 +97,10 @@ def story_of_folder(folder: Path) -> Story:
         told = "files of an earlier job with another number of ranks are left out"
         story.notes.append(f"{told}: ranks {numbers(stale)}")
     if not story.tunings:
-        told = f"no rank-<i>.jsonl in {folder} tells of a tuning: name the folder of DIST_TUNE_LOG_DIR, or records"
+        told = (
+            f"no rank-<i>.jsonl in {folder} tells of a tuning: name the folder of"
+            " DIST_TUNE_LOG_DIR, or records"
+        )
         raise UnreadableEventsError("; ".join([told, *list(story.damage.values())[:1]]))
     story.notes += _gaps(story)
     return story
@@ -114,7 +120,10 @@ def _gaps(story: Story) -> Iterator[str]:
     for tuning in story.tunings.values():
         n_ranks, ranks = tuning.world_size, tuning.ranks
         if absent := set(range(min(n_ranks, 100_000))) - ranks.keys() - story.damage.keys():
-            yield f"{tuning.title}: no events of {len(absent)} of {n_ranks} ranks ({numbers(absent)}), which may log to other folders"
+            yield (
+                f"{tuning.title}: no events of {len(absent)} of {n_ranks} ranks"
+                f" ({numbers(absent)}), which may log to other folders"
+            )
         if n_open := sum(each.done is None for each in ranks.values()):
             yield f"{tuning.title}: the tuning had not ended on {n_open} of {len(ranks)} ranks"
         yield from [

@@ -1,7 +1,10 @@
-"""Tunings as plain values: what the events of a job's last run say, or records. Pure: no files, no clocks.
+"""Tunings as plain values: what the events of a job's last run say, or records.
 
-``take`` is the one mutator; events of one rank come in their order. Each rank tells of the sites by its own numbers, and one rank's word
-counts: ranks agree on sites, candidates and winners. Times of day are seconds since 1970.
+Pure: no files, no clocks.
+
+``take`` is the one mutator; events of one rank come in their order. Each rank tells of the sites by
+its own numbers, and one rank's word counts: ranks agree on sites, candidates and winners. Times of
+day are seconds since 1970.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ from pydantic import ValidationError
 from dist_tune.cache import TuningRecord, account
 from dist_tune.output import AnyEvent, RunBegun, closure_name, events, first_mistake, site_names
 
-_MIXED = "two jobs have written to this folder at once, and their events are mixed: set DIST_TUNE_LOG_DIR for each"
+_MIXED = (
+    "two jobs have written to this folder at once, and their events are mixed: set"
+    " DIST_TUNE_LOG_DIR for each"
+)
 
 
 @dataclass
@@ -60,7 +66,8 @@ class RankStory:
     def take(self, event: AnyEvent) -> None:
         """Take in one event."""
         match event:
-            case events.SiteMet():  # a second one with the number has another label, or the reason of the miss
+            # A second one with the number has another label, or the reason of the miss
+            case events.SiteMet():
                 self.sites.setdefault(event.site, SiteStory(event)).met = event
             case events.Ranked() if event.site in self.sites:
                 self.sites[event.site].rung = event
@@ -85,7 +92,9 @@ class TuningStory:
 
     @property
     def teller(self) -> RankStory:
-        """The rank whose word on sites and seconds counts: the first that has come to the end, else the first."""
+        """The rank whose word on sites and seconds counts: the first that has come to the end, else
+        the first.
+        """
         ranks = list(self.ranks.values())
         return next((rank for rank in ranks if rank.done and not rank.done.error), ranks[0])
 
@@ -131,7 +140,9 @@ class Story:
         ]
 
     def name_of(self, tuning: TuningStory) -> str:
-        """The tuning's title; with the number of the call, "step, call 4", where several tunings share the title."""
+        """The tuning's title; with the number of the call, "step, call 4", where several tunings
+        share the title.
+        """
         is_alone = sum(each.title == tuning.title for each in self.tunings.values()) == 1
         return tuning.title if is_alone else f"{tuning.title}, {tuning.name.rpartition(', ')[2]}"
 
@@ -157,7 +168,10 @@ class Story:
 
 
 def story_of_records(records: Iterable[TuningRecord]) -> Story:
-    """What records tell: sites that were tuned together are one tuning. There are no events, so nothing of ranks and time."""
+    """What records tell: sites that were tuned together are one tuning.
+
+    There are no events, so nothing of ranks and time.
+    """
     story, together = Story(), defaultdict[str, list[TuningRecord]](list)
     for record in records:
         # Sites of one tuning have these in common.

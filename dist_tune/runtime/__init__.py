@@ -20,7 +20,25 @@ from dist_tune.runtime.stores import noting_tensors, noting_training
 from dist_tune.runtime.tunable import Slot, Timings, Tunable
 
 __all__ = [
-    "Argument", "Buckets", "FunctionLaunch", "Launch", "LaunchRecorder", "Listener", "NoFitError", "RecordedLaunch", "Slot",
-    "Timings", "Tunable", "TunableFunction", "around_launches", "interception", "noting_tensors", "noting_training",
-    "own_runs", "predict", "refusing_talk", "specialisation", "unheard_tuners",
-]  # fmt: skip
+    "Argument",
+    "Buckets",
+    "FunctionLaunch",
+    "Launch",
+    "LaunchRecorder",
+    "Listener",
+    "NoFitError",
+    "RecordedLaunch",
+    "Slot",
+    "Timings",
+    "Tunable",
+    "TunableFunction",
+    "around_launches",
+    "interception",
+    "noting_tensors",
+    "noting_training",
+    "own_runs",
+    "predict",
+    "refusing_talk",
+    "specialisation",
+    "unheard_tuners",
+]

@@ -1,6 +1,8 @@
-"""Sizes in buckets for kernels whose ``key`` cannot be edited: what ``bucket=`` of a step says of the kernels that it launches.
+"""Sizes in buckets for kernels whose ``key`` cannot be edited: what ``bucket=`` of a step says of
+the kernels that it launches.
 
-Knows names, keys and functions of a size. Knows nothing of listeners, ranks or where keys are looked up.
+Knows names, keys and functions of a size. Knows nothing of listeners, ranks or where keys are
+looked up.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from dist_tune.validation import check_function, spelled
 
 
 class Bucketing(dict[str, Callable[[Any], Any]]):
-    """Argument of a kernel -> the function of its value whose result stands in the key; and what the sizes of buckets run."""
+    """Argument of a kernel -> the function of its value whose result stands in the key; and what
+    the sizes of buckets run.
+    """
 
     def __init__(self, functions: Mapping[str, Callable[[Any], Any]]) -> None:
         super().__init__(functions)
@@ -31,7 +35,9 @@ class Bucketing(dict[str, Callable[[Any], Any]]):
         self.coarse[exact] = key
 
     def known(self, cache: Any, exact: Any) -> Any:
-        """The config that Triton may launch as it is at an exact size; None if that is yet to be seen."""
+        """The config that Triton may launch as it is at an exact size; None if that is yet to be
+        seen.
+        """
         config = cache.get(self.coarse.get(exact)) if type(cache) is dict else None
         found = None if config is None else self.fits.known((exact, id(config)), config)
         return None if found is None or found.pre_hook is not None else found
@@ -47,7 +53,10 @@ class Buckets:
     """Those of one step, and what there is to tell of them."""
 
     def __init__(self, given: Any) -> None:
-        """``given``: name or pattern of kernels -> argument -> function of a size. TypeError or ValueError for what is no such mapping."""
+        """``given``: name or pattern of kernels -> argument -> function of a size.
+
+        TypeError or ValueError for what is no such mapping.
+        """
         if not isinstance(given, Mapping):
             raise TypeError(f"{_FORM}, got {spelled(given)}")
         for pattern, arguments in given.items():
@@ -109,7 +118,10 @@ class Buckets:
         if isinstance(kernel, tuple(own_runs)):
             keys, of_key = (
                 [],
-                f"whose tuner {type(kernel).__module__}.{type(kernel).__qualname__} makes the key itself",
+                (
+                    f"whose tuner {type(kernel).__module__}.{type(kernel).__qualname__} makes the"
+                    " key itself"
+                ),
             )
         for argument in [each for each in arguments if each not in keys]:
             self._keyless[f"{name} {argument}"] = f"{argument!r} of {name}, {of_key}"
@@ -133,13 +145,17 @@ def _bucket(kernel: str, argument: str, function: Callable[[int], Any]) -> Calla
             return value
         try:
             found = function(value)
-            # NaN, an object, the function that size_classes without its limits makes: no launch would find its like again.
+            # NaN, an object, the function that size_classes without its limits makes: no launch
+            # would find its like again.
             if type(found) not in (int, str) and (found != found or {found} != {function(value)}):
                 raise TypeError(
                     f"it returned {spelled(found)}, which is not equal to what it returns next"
                 )
         except Exception as error:
-            where = f"it was asked of {argument}={value}, and must return what can be hashed and is equal each time, as an int"
+            where = (
+                f"it was asked of {argument}={value}, and must return what can be hashed and is"
+                " equal each time, as an int"
+            )
             raise rule_error("bucket", kernel, error, where) from error
         return found
 

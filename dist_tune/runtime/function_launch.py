@@ -1,4 +1,7 @@
-"""One call of a function that has configs, with its arguments. Knows nothing of ranks that decide, times or search."""
+"""One call of a function that has configs, with its arguments.
+
+Knows nothing of ranks that decide, times or search.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ class TunableFunction:
     winners: dict[Hashable, FunctionConfig] = field(default_factory=dict)
     """Key -> config in use."""
     n_bound: int = 0
-    """1 of a bound method whose calls bring the object, which may be a copy of the one that was decorated; rules are not given it."""
+    """1 of a bound method whose calls bring the object, which may be a copy of the one that was
+    decorated; rules are not given it.
+    """
 
     def __post_init__(self) -> None:
         self.names = frozenset(name for config in self.configs for name in config)
@@ -63,7 +68,8 @@ class TunableFunction:
 
     @cached_property
     def code(self) -> Code:
-        """Digest of the code of the function, the functions in its configs and its check, and of all they call.
+        """Digest of the code of the function, the functions in its configs and its check, and of
+        all they call.
 
         With the check, because a winner that was chosen without one may be wrong.
         """
@@ -74,7 +80,9 @@ class TunableFunction:
 
     @cached_property
     def identity(self) -> Mapping[str, str]:
-        """Digests of the functions that decide results and candidates, each value that they captured, and the configs."""
+        """Digests of the functions that decide results and candidates, each value that they
+        captured, and the configs.
+        """
         rules = {
             "key_fn": self.key_fn,
             "prune_fn": self.prune_fn,
@@ -86,7 +94,9 @@ class TunableFunction:
         return {**read_code(self.function).captured, **others, "configs": digest(self.texts)}
 
     def code_for(self, args: tuple[Any, ...]) -> Code:
-        """Code for a call; of a method with its class, because it may call other methods through ``self``."""
+        """Code for a call; of a method with its class, because it may call other methods through
+        ``self``.
+        """
         cls = type(args[0]) if args else None
         if cls not in self._codes:
             member = (
@@ -138,8 +148,8 @@ class TunableFunction:
         given = sorted(self.names & kwargs.keys())
         if not is_allowed:
             raise ValueError(
-                f"{self.name} was called with {given}, which autotune chooses: pass autotune_allow_arg_overwrite=True to use "
-                f"yours, or leave them out"
+                f"{self.name} was called with {given}, which autotune chooses: pass"
+                " autotune_allow_arg_overwrite=True to use yours, or leave them out"
             )
 
     def check_key(self, key: Hashable) -> None:
@@ -150,17 +160,20 @@ class TunableFunction:
         """
         if isinstance(key, Iterator):  # it has a hash, and is equal to no other
             raise TypeError(
-                f"key_fn of {self.name} returned {spelled(key)}, which can be gone through once: return a tuple of it"
+                f"key_fn of {self.name} returned {spelled(key)}, which can be gone through once:"
+                " return a tuple of it"
             )
         try:
             hash(key)
         except TypeError as error:
             raise TypeError(
-                f"key_fn of {self.name} returned {spelled(key)}: {error}. Return a tuple, or to_hashable() of it"
+                f"key_fn of {self.name} returned {spelled(key)}: {error}. Return a tuple, or"
+                " to_hashable() of it"
             ) from error
         if _has_tensor(key):
             raise TypeError(
-                f"key_fn of {self.name} returned a tensor, which is equal to no other: return to_hashable() of it"
+                f"key_fn of {self.name} returned a tensor, which is equal to no other: return"
+                " to_hashable() of it"
             )
 
     def check_arguments(self, args: Any, kwargs: Any) -> None:
@@ -194,7 +207,9 @@ class FunctionLaunch(Tunable):
         *,
         is_whole: bool,
     ) -> None:
-        """``group``: the process group that decides, where the call names one; it has winners of its own."""
+        """``group``: the process group that decides, where the call names one; it has winners of
+        its own.
+        """
         self.is_whole = is_whole
         self.owner, self.identify = tunable, lambda: tunable.identity
         self.slot = Slot(tunable.winners, key if group is None else (group, key), tunable.fits)
@@ -235,17 +250,24 @@ class FunctionLaunch(Tunable):
             try:
                 verdict = prune_fn is None or prune_fn(ConfigView(config), *args, **kwargs)
             except Exception as error:
-                where = f'it was asked of config "{self.describe(config)}" in a call with {argument_texts(args, kwargs)}'
+                where = (
+                    f'it was asked of config "{self.describe(config)}" in a call with'
+                    f" {argument_texts(args, kwargs)}"
+                )
                 raise rule_error("prune_fn", self.name, error, where) from error
             kept += [config] * self._keeps(verdict)
         if not kept:
             raise NoValidConfigError(
-                f"{self.name}{self.key_text}: prune_fn keeps none of {len(self._configs)} configs. It must return True for those to try."
+                f"{self.name}{self.key_text}: prune_fn keeps none of {len(self._configs)} configs."
+                " It must return True for those to try."
             )
         return kept, [self.describe(config) for config in kept], len(self._configs) - len(kept)
 
     def _keeps(self, verdict: Any) -> bool:
-        """The answer of ``prune_fn``, None being a rule without a return. A list is refused, since any that is not empty would be True."""
+        """The answer of ``prune_fn``, None being a rule without a return.
+
+        A list is refused, since any that is not empty would be True.
+        """
         is_bool = (
             verdict is None
             or isinstance(verdict, bool | np.bool_)
@@ -257,8 +279,9 @@ class FunctionLaunch(Tunable):
             and verdict.numel() == 1
         ):
             raise TypeError(
-                f"prune_fn of {self.name} returned {spelled(verdict)}: it is asked of each config, and must return True to keep it or "
-                f"False. A function that returns the configs to keep is early_config_prune of triton.autotune"
+                f"prune_fn of {self.name} returned {spelled(verdict)}: it is asked of each config,"
+                " and must return True to keep it or False. A function that returns the configs to"
+                " keep is early_config_prune of triton.autotune"
             )
         return bool(verdict)
 

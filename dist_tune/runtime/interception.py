@@ -1,12 +1,15 @@
-"""The patch of Triton: a miss of a ``triton.autotune`` kernel becomes a ``Launch``, passed to the thread's listener.
+"""The patch of Triton: a miss of a ``triton.autotune`` kernel becomes a ``Launch``, passed to the
+thread's listener.
 
-Only while a listener is in place, ``Autotuner.run`` runs its own source with one change: ``self.prune_configs``, which it calls on a
-miss and only then, may leave for the listener. A look-up by the same key goes first, because Triton's own searches a list for every
-argument; that saves about the cost of the patch. All else stays Triton's own code in Triton's own frame. The function's code is
-exchanged and not the attribute of the class, because every assignment to a class drops Python's caches of it.
+Only while a listener is in place, ``Autotuner.run`` runs its own source with one change:
+``self.prune_configs``, which it calls on a miss and only then, may leave for the listener. A
+look-up by the same key goes first, because Triton's own searches a list for every argument; that
+saves about the cost of the patch. All else stays Triton's own code in Triton's own frame. The
+function's code is exchanged and not the attribute of the class, because every assignment to a class
+drops Python's caches of it.
 
-A listener gets the launches of the thread that put it there, and of autograd's threads while it is the only one. Knows nothing of
-ranks, times or search.
+A listener gets the launches of the thread that put it there, and of autograd's threads while it is
+the only one. Knows nothing of ranks, times or search.
 """
 
 from __future__ import annotations
@@ -47,22 +50,33 @@ class Listener(Protocol):
 
     @property
     def launching(self) -> Callable[[Tunable], None] | None:
-        """Called before launches of autotuned kernels and functions, hit or miss; None where only misses matter."""
+        """Called before launches of autotuned kernels and functions, hit or miss; None where only
+        misses matter.
+        """
 
     @property
     def is_watching(self) -> bool:
-        """True to call it before all of them, and not only of those that restore or zero: reading a key costs some microseconds."""
+        """True to call it before all of them, and not only of those that restore or zero: reading a
+        key costs some microseconds.
+        """
 
     def missed(self, launch: Tunable) -> Any:
-        """Called in place of a launch without a config for its key. Returns the result of the launch."""
+        """Called in place of a launch without a config for its key.
+
+        Returns the result of the launch.
+        """
 
 
 DYNAMO_SKIPS = "_torchdynamo_disable"
-"""Attribute of functions that torch.compile calls and does not trace, as torch.compiler.disable sets it."""
+"""Attribute of functions that torch.compile calls and does not trace, as torch.compiler.disable
+sets it.
+"""
 
 
 class _Miss(BaseException):
-    """Leaves ``Autotuner.run``; not an Exception, so that no ``except Exception`` on its way catches it."""
+    """Leaves ``Autotuner.run``; not an Exception, so that no ``except Exception`` on its way
+    catches it.
+    """
 
 
 class _Patch:
@@ -77,13 +91,18 @@ class _Patch:
         _skip_in_dynamo(self.our_code)
         self.is_watched = self.has_buckets = False
         self.turns: dict[int, Callable[..., Any]] = {}
-        """Launches to make in place of those with a config in a kernel's cache, by its identity: of calls that try candidates."""
+        """Launches to make in place of those with a config in a kernel's cache, by its identity: of
+        calls that try candidates.
+        """
         self.marks: dict[str, Any] = function.__dict__
-        """Attributes of the function: while it listens ``DYNAMO_SKIPS``, because torch.compile cannot read our constant."""
+        """Attributes of the function: while it listens ``DYNAMO_SKIPS``, because torch.compile
+        cannot read our constant.
+        """
 
     def leave(self) -> None:
         """Restore Triton if no listener is left."""
-        # One expression and one assignment: Python changes threads between calls, and there is none here.
+        # One expression and one assignment: Python changes threads between calls, and there is none
+        # here.
         if not listeners:
             self.function.__code__ = self.own_code
             self.marks.pop(DYNAMO_SKIPS, None)
@@ -101,7 +120,9 @@ class _Patch:
             listener.launching(launch_of(kernel, args, kwargs))
 
     def known_config(self, kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any]) -> Any:
-        """The config that Triton would find, found faster; None if it has a hook, or the cache is a library's own mapping."""
+        """The config that Triton would find, found faster; None if it has a hook, or the cache is a
+        library's own mapping.
+        """
         cache = kernel.cache
         if len(kernel.configs) < 2:
             return None
@@ -130,7 +151,9 @@ class _Patch:
         return kernel.prune_configs(kwargs)
 
     def deliver(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Called after leaving, outside the handler, so that a user's traceback does not begin with a miss."""
+        """Called after leaving, outside the handler, so that a user's traceback does not begin with
+        a miss.
+        """
         kernel.nargs = None  # Triton's run has set it, and would keep the tensors alive
         listener = listener_here()
         assert listener is not None
@@ -198,7 +221,9 @@ class _AskPatch(ast.NodeTransformer):
 
 
 def _listening_code(function: Any, patch: _Patch) -> CodeType:
-    """The code of ``Autotuner.run`` in which a miss can leave; files and lines are the original's."""
+    """The code of ``Autotuner.run`` in which a miss can leave; files and lines are the
+    original's.
+    """
     lines, first_line = inspect.getsourcelines(function)
     original = ast.increment_lineno(
         ast.parse(textwrap.dedent("".join(lines))), first_line - 1
@@ -218,8 +243,9 @@ def _listening_code(function: Any, patch: _Patch) -> CodeType:
     (code,) = (constant for constant in module.co_consts if isinstance(constant, CodeType))
     if asking.n_found != 1 or code.co_freevars or function.__globals__ is not vars(autotuner):
         raise DistTuneError(
-            f"dist_tune cannot listen to {function.__module__}.{function.__qualname__} of Triton {triton.__version__}: it is not the "
-            f"function that looks up a config and prunes on a miss. Another package may have replaced it before dist_tune was imported."
+            f"dist_tune cannot listen to {function.__module__}.{function.__qualname__} of Triton"
+            f" {triton.__version__}: it is not the function that looks up a config and prunes on a"
+            " miss. Another package may have replaced it before dist_tune was imported."
         )
     # Exchanged code sees Triton's globals; a constant is how it finds us.
     return code.replace(
@@ -228,7 +254,9 @@ def _listening_code(function: Any, patch: _Patch) -> CodeType:
 
 
 def _skip_in_dynamo(code: CodeType) -> None:
-    """Let torch.compile run frames of this code, and all below them, as they are: it cannot read a constant that is an object."""
+    """Let torch.compile run frames of this code, and all below them, as they are: it cannot read a
+    constant that is an object.
+    """
     with suppress(ImportError, AttributeError):  # a torch that names it otherwise
         from torch._C._dynamo import eval_frame
 
@@ -258,7 +286,8 @@ def push(listener: Listener) -> None:
     patch = triton_patch()
     listeners[get_ident()] = listener
     try:
-        # After the listener is in: a thread that removes the patch at this moment has looked before, and this comes later.
+        # After the listener is in: a thread that removes the patch at this moment has looked
+        # before, and this comes later.
         patch.marks[DYNAMO_SKIPS] = True
         patch.function.__code__ = patch.our_code
         for own in find_own_runs(patch.hear):
@@ -286,7 +315,9 @@ def pop() -> Listener:
 
 
 def enter_own_runs() -> None:
-    """Hear the tuners and wrappers that have a ``run`` of their own; called with a listener in place."""
+    """Hear the tuners and wrappers that have a ``run`` of their own; called with a listener in
+    place.
+    """
     for cls, ours in list(own_runs.items()):
         cls.run = ours  # type: ignore[attr-defined]
 
@@ -301,7 +332,9 @@ def leave_own_runs() -> None:
 
 
 def replace(old: Listener, new: Listener) -> None:
-    """Put ``new`` in the place of ``old``, also for ``pop``; called from within a miss, which may be in a thread of autograd's."""
+    """Put ``new`` in the place of ``old``, also for ``pop``; called from within a miss, which may
+    be in a thread of autograd's.
+    """
     mine = get_ident()
     for ident, listener in list(listeners.items()):
         if listener is old and (

@@ -1,7 +1,8 @@
-"""A kernel of ``triton.autotune``: one launch of it, what it is told apart by, its place for a config, the classes of its arguments.
+"""A kernel of ``triton.autotune``: one launch of it, what it is told apart by, its place for a
+config, the classes of its arguments.
 
-Knows the attributes of Triton's ``Autotuner`` (configs, key, cache, hooks, tensors to zero and restore) and Triton's knobs. Knows nothing
-of ranks, times or search, and does not patch anything.
+Knows the attributes of Triton's ``Autotuner`` (configs, key, cache, hooks, tensors to zero and
+restore) and Triton's knobs. Knows nothing of ranks, times or search, and does not patch anything.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class Launch(Tunable):
         return kept, kept_texts, len({*texts[: len(before)]}) - len(kept)
 
     def describe(self, config: triton.Config) -> str:
-        """A candidate on one line; of the kernel's configs that read alike the second and later ones with a number."""
+        """A candidate on one line; of the kernel's configs that read alike the second and later
+        ones with a number.
+        """
         known = _texts.get(self.kernel, {}).get(id(config))
         if known is None or known[0]() is not config:
             self._describe([*self.kernel.configs, config])
@@ -110,10 +113,13 @@ class Launch(Tunable):
         *,
         is_trial: bool = True,
     ) -> Any:
-        """Launch with ``config``. Hooks, zeroing and copies are outside the span; a failed launch is undone.
+        """Launch with ``config``.
 
-        Without ``is_trial`` as Triton launches a known config: no zeroing, none of the kernel's own hooks. Without ``undo`` it counts.
-        Hooks and the grid find ``best_config`` and ``nargs`` of this launch.
+        Hooks, zeroing and copies are outside the span; a failed launch is undone.
+
+        Without ``is_trial`` as Triton launches a known config: no zeroing, none of the kernel's own
+        hooks. Without ``undo`` it counts. Hooks and the grid find ``best_config`` and ``nargs`` of
+        this launch.
 
         Raises:
             Exception: from a hook or the launch.
@@ -152,7 +158,8 @@ class Launch(Tunable):
         except (
             Exception,
             NotLoaded,
-        ) as error:  # undone, and raised again: the caller turns it into a vote, or into another launch
+            # Undone, and raised again: the caller turns it into a vote, or into another launch
+        ) as error:
             before.put_back()
             if post_hook is not None:
                 post_hook(full, exception=error)
@@ -162,14 +169,18 @@ class Launch(Tunable):
         return result
 
     def keep(self, undo: Snapshot) -> None:
-        """Keep the tensors that the kernel restores or zeroes while it is tuned: what a config in use does to them counts once."""
+        """Keep the tensors that the kernel restores or zeroes while it is tuned: what a config in
+        use does to them counts once.
+        """
         names = dict.fromkeys([*self.kernel.restore_value, *self.kernel.reset_to_zero])
         if names and (len(self.kernel.configs) < 2 or self.slot.config is not None):
             given = {**self._named(), **self.arguments[1]}
             undo.copy(given[name] for name in names if hasattr(given.get(name), "clone"))
 
     def unrestored(self, error: Exception) -> list[str]:
-        """Of an interpreted kernel that failed half way the tensors that are neither restored nor zeroed; a GPU is lost then."""
+        """Of an interpreted kernel that failed half way the tensors that are neither restored nor
+        zeroed; a GPU is lost then.
+        """
         if not isinstance(error, InterpreterError):
             return []
         named = {**self._named(), **self.arguments[1]}
@@ -195,7 +206,9 @@ class Launch(Tunable):
         return self.kernel.fn.run(*args, **{**kwargs, "warmup": True}, **config.all_kwargs())
 
     def reset_only(self, config: triton.Config) -> None:
-        """Zero ``reset_to_zero`` as vanilla Triton does once after tuning, before the launch that counts."""
+        """Zero ``reset_to_zero`` as vanilla Triton does once after tuning, before the launch that
+        counts.
+        """
         full, pre_hook = self._full(config), own_hook(self.kernel, "pre_hook")
         if pre_hook is not None:
             pre_hook(full, reset_only=True)
@@ -220,8 +233,9 @@ class Launch(Tunable):
         )
         if twice:
             raise TypeError(
-                f"kernel {self.name} is decorated with triton.autotune twice, and Triton cannot launch it: both decorators pass "
-                f"{' and '.join(sorted(twice))}. Give one decorator the configs of both, as their product"
+                f"kernel {self.name} is decorated with triton.autotune twice, and Triton cannot"
+                f" launch it: both decorators pass {' and '.join(sorted(twice))}. Give one"
+                " decorator the configs of both, as their product"
             )
         given = self._full(kernel.configs[0])
         for option in (
@@ -230,12 +244,13 @@ class Launch(Tunable):
             for name in getattr(kernel, option):
                 if name not in kernel.arg_names:
                     raise ValueError(
-                        f"{option} of kernel {self.name} names {name!r}, and its arguments are {', '.join(kernel.arg_names)}"
+                        f"{option} of kernel {self.name} names {name!r}, and its arguments are"
+                        f" {', '.join(kernel.arg_names)}"
                     )
                 if name not in given:
                     raise ValueError(
-                        f"{option} of kernel {self.name} names {name!r}, which this launch leaves out: pass it, None if there is none, or "
-                        f"take it off {option}"
+                        f"{option} of kernel {self.name} names {name!r}, which this launch leaves"
+                        f" out: pass it, None if there is none, or take it off {option}"
                     )
 
     def _describe(self, configs: Sequence[triton.Config]) -> list[str]:
@@ -280,9 +295,11 @@ def _rule_in(error: Exception, kernel: Any) -> tuple[str, str]:
     ]
     return (
         rule,
-        f'it was at config "{at[0]}"'
-        if at
-        else f'it got {len(texts)} configs, the first "{next(iter(texts.values()))}"',
+        (
+            f'it was at config "{at[0]}"'
+            if at
+            else f'it got {len(texts)} configs, the first "{next(iter(texts.values()))}"'
+        ),
     )
 
 
@@ -314,7 +331,9 @@ NoFitError.__name__ = NoFitError.__qualname__ = (
 def tuning_key(
     kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], buckets: Bucketing = NO_BUCKETS
 ) -> Any:
-    """The key of ``Autotuner.run`` into ``kernel.cache``; the same in Triton 3.3 to 3.9. Empty for kernels with one config.
+    """The key of ``Autotuner.run`` into ``kernel.cache``; the same in Triton 3.3 to 3.9.
+
+    Empty for kernels with one config.
 
     A tuple, or what a library's own ``run`` looks up.
     """
@@ -328,7 +347,10 @@ def tuning_key(
 def key_of(
     kernel: Any, nargs: dict[str, Any], kwargs: dict[str, Any], buckets: Bucketing = NO_BUCKETS
 ) -> tuple[Any, ...]:
-    """The key of a kernel with several configs. ``nargs``: the positional arguments by name. ``buckets``: of what stands for a size."""
+    """The key of a kernel with several configs.
+
+    ``nargs``: the positional arguments by name. ``buckets``: of what stands for a size.
+    """
     names, named = kernel.arg_names, nargs
     if len(kwargs) > 2:  # beside grid and warmup, which each launch has
         for name, value in kwargs.items():
@@ -349,7 +371,9 @@ def key_of(
 
 @lru_cache(maxsize=1024)
 def _word(text: str) -> str:
-    """A string in a key: a plain word as it is; in quotes what reads like another value, or like several."""
+    """A string in a key: a plain word as it is; in quotes what reads like another value, or like
+    several.
+    """
     return text if _PLAIN_WORD.fullmatch(text) else ascii(text)
 
 
@@ -365,7 +389,9 @@ _dtype_texts = _DtypeTexts()
 
 
 class KernelSlot(Slot):
-    """Triton's config of a kernel for one key, in its cache, which may be a library's own mapping."""
+    """Triton's config of a kernel for one key, in its cache, which may be a library's own
+    mapping.
+    """
 
     spelled = staticmethod(_text)
 
@@ -378,12 +404,17 @@ class KernelSlot(Slot):
 
     @property
     def config(self) -> triton.Config | None:
-        """The config that Triton would launch, asked as Triton asks. None for a miss, and of one config."""
+        """The config that Triton would launch, asked as Triton asks.
+
+        None for a miss, and of one config.
+        """
         cache = self._kernel.cache
         return cache[self.key] if len(self._kernel.configs) > 1 and self.key in cache else None
 
     def fill(self, config: triton.Config, timings: Timings) -> None:
-        """Make Triton launch with ``config``, and set what vanilla tuning would set before its last launch, which sets ``best_config``."""
+        """Make Triton launch with ``config``, and set what vanilla tuning would set before its last
+        launch, which sets ``best_config``.
+        """
         if type(self._kernel.cache) is _Forgetful:
             self._kernel.cache = self._kernel.cache.mapping
         self._kernel.cache[self.key] = config
@@ -395,7 +426,9 @@ class KernelSlot(Slot):
             self.fits.rank(self.key, config, timings)
 
     def put(self, config: triton.Config) -> bool:
-        """Let launches find a config, and leave all else; false where the cache is a library's own mapping."""
+        """Let launches find a config, and leave all else; false where the cache is a library's own
+        mapping.
+        """
         is_plain = type(self._kernel.cache) is dict and len(self._kernel.configs) > 1
         if is_plain:
             self._kernel.cache[self.key] = config
@@ -410,13 +443,18 @@ class KernelSlot(Slot):
         best = kernel.cache[self.key]
         if listener is not None:
             listener(
-                fn=_layers(kernel)[-1], key=self.key, best_config=best, configs_timings=timings_ms, duration=kernel.bench_time,
+                fn=_layers(kernel)[-1],
+                key=self.key,
+                best_config=best,
+                configs_timings=timings_ms,
+                duration=kernel.bench_time,
                 cache_hit=False,
-            )  # fmt: skip
+            )
         if knobs.autotuning.print:
             print(  # noqa: T201  # Triton's own line, for those who read it from there
-                f"Triton autotuning for function {kernel.base_fn.__name__},\nwith key as {self.key},\n"
-                f"finished after {kernel.bench_time:.2f}s,\nbest config selected: {best};"
+                f"Triton autotuning for function {kernel.base_fn.__name__},\nwith key as"
+                f" {self.key},\nfinished after {kernel.bench_time:.2f}s,\nbest config selected:"
+                f" {best};"
             )
 
     def clear(self) -> None:
@@ -433,17 +471,20 @@ class KernelSlot(Slot):
 
 
 class _Forgetful(dict[Any, Any]):
-    """An empty cache in the place of a library's mapping that cannot forget a key, until a winner is known."""
+    """An empty cache in the place of a library's mapping that cannot forget a key, until a winner
+    is known.
+    """
 
     def __init__(self, mapping: Any) -> None:
         self.mapping = mapping
 
 
 def own_hook(kernel: Any, name: str) -> Callable[..., Any] | None:
-    """The ``pre_hook`` or ``post_hook`` that a kernel was given, or that was set on it later; None for Triton's own.
+    """The ``pre_hook`` or ``post_hook`` that a kernel was given, or that was set on it later; None
+    for Triton's own.
 
-    None also for hooks that a subclass puts in place of Triton's to copy and restore ``restore_value``: a tensor is restored at the end
-    of a replay, because later launches read it.
+    None also for hooks that a subclass puts in place of Triton's to copy and restore
+    ``restore_value``: a tensor is restored at the end of a replay, because later launches read it.
     """
     hook: Callable[..., Any] = getattr(kernel, name)
     if getattr(kernel, f"user_defined_{name}"):
@@ -452,7 +493,9 @@ def own_hook(kernel: Any, name: str) -> Callable[..., Any] | None:
 
 
 def _layers(kernel: Any) -> list[Any]:
-    """The kernel with what it is decorated around, ending with the function that ``triton.jit`` has made."""
+    """The kernel with what it is decorated around, ending with the function that ``triton.jit`` has
+    made.
+    """
     layers = [kernel]
     while (inner := getattr(layers[-1], "fn", None)) is not None and not isfunction(inner):
         layers.append(inner)
@@ -460,14 +503,18 @@ def _layers(kernel: Any) -> list[Any]:
 
 
 def _code_of(kernel: Any) -> Code:
-    """The code of a kernel with its heuristics, hooks and tensors to zero and restore; read once for each kernel object."""
+    """The code of a kernel with its heuristics, hooks and tensors to zero and restore; read once
+    for each kernel object.
+    """
     if kernel not in _codes:
         _codes[kernel] = read_code(kernel)
     return _codes[kernel]
 
 
 def _identity_of(kernel: Any) -> Mapping[str, str]:
-    """First the kernel's own code with what that has captured; then rules that prune, names of the key, and the configs before pruning."""
+    """First the kernel's own code with what that has captured; then rules that prune, names of the
+    key, and the configs before pruning.
+    """
     if kernel not in _identities:
         rules = (
             *(
@@ -500,7 +547,9 @@ class Argument:
 
 
 def specialisation(launch: Tunable) -> dict[str, Argument]:
-    """Name -> argument, without those of the config; empty where nothing is compiled, or the kernel is not Triton's own."""
+    """Name -> argument, without those of the config; empty where nothing is compiled, or the kernel
+    is not Triton's own.
+    """
     if not isinstance(launch, Launch) or not isinstance(
         kernel := _layers(launch.kernel)[-1], JITFunction
     ):

@@ -1,9 +1,13 @@
-"""Tuners with a run of a library's own, and wrappers around kernels that keep launches. Knows nothing of listeners.
+"""Tuners with a run of a library's own, and wrappers around kernels that keep launches.
 
-A subclass of Triton's tuner may have a copy of ``run``, with another key and a cache in a file. While a listener is in place, another
-function stands in the place of that ``run``; it is run with a stand-in for the kernel to learn the key that it looks up.
-A wrapper such as flag_gems' LibEntry keeps what its first launch has compiled, and does not ask the tuner again. While a listener is in
-place its ``run`` is replaced, too: what it keeps of a launch whose kernel has no config is taken from it when that launch returns.
+Knows nothing of listeners.
+
+A subclass of Triton's tuner may have a copy of ``run``, with another key and a cache in a file.
+While a listener is in place, another function stands in the place of that ``run``; it is run with a
+stand-in for the kernel to learn the key that it looks up. A wrapper such as flag_gems' LibEntry
+keeps what its first launch has compiled, and does not ask the tuner again. While a listener is in
+place its ``run`` is replaced, too: what it keeps of a launch whose kernel has no config is taken
+from it when that launch returns.
 """
 
 from __future__ import annotations
@@ -19,11 +23,16 @@ from triton.runtime.jit import KernelInterface
 
 Hear = Callable[[FunctionType, Any, tuple[Any, ...], dict[str, Any]], Any]
 own_runs: dict[type, Any] = {}
-"""Class whose ``run`` is heard -> the function in its place, which wraps it. A tuner's looks into ``self.cache``, and prunes on a miss."""
+"""Class whose ``run`` is heard -> the function in its place, which wraps it.
+
+A tuner's looks into ``self.cache``, and prunes on a miss.
+"""
 
 
 def find_own_runs(hear: Hear) -> list[FunctionType]:
-    """Take note of the tuners and wrappers that were defined since; the functions for their places, ``hear(run, kernel, args, kwargs)``."""
+    """Take note of the tuners and wrappers that were defined since; the functions for their places,
+    ``hear(run, kernel, args, kwargs)``.
+    """
 
     def in_place_of(run: FunctionType, hear: Hear) -> Any:
         return wraps(run)(lambda kernel, /, *args, **kwargs: hear(run, kernel, args, kwargs))
@@ -55,7 +64,9 @@ def _tuners() -> Iterator[tuple[type, FunctionType]]:
 
 
 def _own_classes() -> Iterator[tuple[type, FunctionType]]:
-    """Classes of tuners and wrappers that are not Triton's, with their ``run`` as its author wrote it."""
+    """Classes of tuners and wrappers that are not Triton's, with their ``run`` as its author wrote
+    it.
+    """
     classes: list[type] = [KernelInterface]
     for cls in classes:
         classes += cls.__subclasses__()
@@ -65,7 +76,9 @@ def _own_classes() -> Iterator[tuple[type, FunctionType]]:
 
 
 class _AskedError(BaseException):
-    """Leaves a ``run`` with its key; not an Exception, so that no ``except Exception`` on its way catches it."""
+    """Leaves a ``run`` with its key; not an Exception, so that no ``except Exception`` on its way
+    catches it.
+    """
 
 
 class _StandIn:
@@ -86,7 +99,9 @@ class _StandIn:
 
 
 def own_key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The key that a kernel's own ``run`` looks up, alone in a tuple; empty if it has or inherits none, or that looks up none, or fails."""
+    """The key that a kernel's own ``run`` looks up, alone in a tuple; empty if it has or inherits
+    none, or that looks up none, or fails.
+    """
     cls = (
         next((each for each in type(kernel).__mro__ if each in own_runs), None)
         if own_runs
@@ -112,7 +127,9 @@ _under_way: dict[int, list[tuple[Any, _Kept]]] = {}
 def _run_wrapper(
     run: FunctionType, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run a wrapper, and take from it what it has kept, if ``note_wrappers`` was called meanwhile."""
+    """Run a wrapper, and take from it what it has kept, if ``note_wrappers`` was called
+    meanwhile.
+    """
     kept: _Kept = []
     wrappers = _under_way.setdefault(get_ident(), [])
     wrappers.append((wrapper, kept))
@@ -128,7 +145,9 @@ def _run_wrapper(
 
 
 def note_wrappers() -> None:
-    """Called in a launch that a tuning decides, or may yet decide: the wrappers around it are to keep nothing of it."""
+    """Called in a launch that a tuning decides, or may yet decide: the wrappers around it are to
+    keep nothing of it.
+    """
     for wrapper, kept in _under_way.get(get_ident(), ()):
         for value in vars(wrapper).values():
             for each in (

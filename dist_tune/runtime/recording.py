@@ -1,10 +1,12 @@
-"""Launches of Triton's kernels: heard while they are made, recorded, and compiled ahead with other configs.
+"""Launches of Triton's kernels: heard while they are made, recorded, and compiled ahead with other
+configs.
 
-Most functions pass the fields of their config on to a Triton kernel, under the same names; so one recorded launch, with those
-fields exchanged, predicts what another config will compile. It can be wrong where other arguments follow from the config, so each config is
-predicted from one of its kind, if one has run. A prediction drops a config only where it comes true on some rank and some rank cannot make
-that launch: it fails on all ranks where it comes true.
-Knows Triton's launches and torch's operators; nothing of search or files.
+Most functions pass the fields of their config on to a Triton kernel, under the same names; so one
+recorded launch, with those fields exchanged, predicts what another config will compile. It can be
+wrong where other arguments follow from the config, so each config is predicted from one of its
+kind, if one has run. A prediction drops a config only where it comes true on some rank and some
+rank cannot make that launch: it fails on all ranks where it comes true. Knows Triton's launches and
+torch's operators; nothing of search or files.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ _COLLECTIVE = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 """Namespaces of torch's operators that other ranks take part in."""
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
-# -- what a thread hears -----------------------------------------------------------------------------------------------
+# -- what a thread hears ---------------------------------------------------------------------------
 
 T = TypeVar("T")
 Run = Callable[..., Any]
@@ -49,7 +51,9 @@ _around: dict[int, list[Around]] = {}
 
 
 def here(by_thread: Mapping[int, T]) -> T | None:
-    """What the calling thread has there; one that Python did not start, as autograd's in a backward pass, what the only one has."""
+    """What the calling thread has there; one that Python did not start, as autograd's in a backward
+    pass, what the only one has.
+    """
     mine = by_thread.get(get_ident())
     if (
         mine is None
@@ -62,7 +66,9 @@ def here(by_thread: Mapping[int, T]) -> T | None:
 
 @contextmanager
 def around_launches(around: Around) -> Iterator[None]:
-    """Call ``around`` in place of each launch that is made in this block, also by autograd's threads; the innermost block's first."""
+    """Call ``around`` in place of each launch that is made in this block, also by autograd's
+    threads; the innermost block's first.
+    """
     with _launches():
         mine = _around.setdefault(get_ident(), [])
         mine.append(around)
@@ -103,7 +109,7 @@ def _heard_launches() -> Iterator[None]:
 # Shared, because a second thread that makes a first call would put back the first one's wrapper.
 _launches = SharedContext(_heard_launches)
 
-# -- recorded launches -------------------------------------------------------------------------------------------------
+# -- recorded launches -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +125,20 @@ class Pointer:
 
 
 class RecordedLaunch(triton.Config):  # type: ignore[misc]  # untyped
-    """A kernel's launch inside a function, as it was made with one of its configs, or as predicted for one. A ``Compilable`` for itself.
+    """A kernel's launch inside a function, as it was made with one of its configs, or as predicted
+    for one. A ``Compilable`` for itself.
 
-    As a ``triton.Config`` it has the ints that are compiled in, by which the compiler estimates its cost.
+    As a ``triton.Config`` it has the ints that are compiled in, by which the compiler estimates its
+    cost.
     """
 
     def __init__(
         self, label: str, candidate: int, kernel: Any, given: dict[str, Any], n_args: int
     ) -> None:
-        """``label``: of the function's site. ``given``: arguments and options, those by position first, with pointers for tensors."""
+        """``label``: of the function's site.
+
+        ``given``: arguments and options, those by position first, with pointers for tensors.
+        """
         self.label, self.candidate, self.kernel, self.given, self.n_args = (
             label,
             candidate,
@@ -151,15 +162,19 @@ class RecordedLaunch(triton.Config):  # type: ignore[misc]  # untyped
         return launch.kernel.run(*args, **{**given, "warmup": True})
 
     def is_like(self, other: RecordedLaunch) -> bool:
-        """True for a launch with the same constants and options, and arguments that Triton compiles alike."""
+        """True for a launch with the same constants and options, and arguments that Triton compiles
+        alike.
+        """
         mine, theirs = self.given, other.given
         if other.kernel is not self.kernel or mine.keys() != theirs.keys():
             return False
         values = {each.name for each in self.kernel.params if not each.is_constexpr}
         return all(
-            _kind(mine[name]) == _kind(theirs[name])
-            if name in values
-            else is_same(mine[name], theirs[name])
+            (
+                _kind(mine[name]) == _kind(theirs[name])
+                if name in values
+                else is_same(mine[name], theirs[name])
+            )
             for name in mine
         )
 
@@ -172,10 +187,14 @@ class PredictedFailureError(triton.OutOfResources):  # type: ignore[misc]  # unt
 
 
 class LaunchRecorder:
-    """Records launches of kernels while a function runs on this thread, and ends those that are predicted to fail."""
+    """Records launches of kernels while a function runs on this thread, and ends those that are
+    predicted to fail.
+    """
 
     def __init__(self, under_way: Sequence[tuple[str, int]]) -> None:
-        """``under_way``: functions that run now, the outermost first: label of the site, and candidate."""
+        """``under_way``: functions that run now, the outermost first: label of the site, and
+        candidate.
+        """
         self._under_way = under_way
         self.launches: defaultdict[tuple[str, int], list[RecordedLaunch]] = defaultdict(list)
         """By site and candidate, in their order."""
@@ -228,11 +247,14 @@ _Watch.__torch_dispatch__ = _Watch._see  # type: ignore[assignment, method-assig
 
 @contextmanager
 def refusing_talk(name: str) -> Iterator[None]:
-    """End a run of this thread before it communicates with other ranks, with a ``CommunicatesError`` that has the problem's name."""
+    """End a run of this thread before it communicates with other ranks, with a
+    ``CommunicatesError`` that has the problem's name.
+    """
 
     def refuse(what: str) -> NoReturn:
         raise CommunicatesError(
-            f"{name} {what}, and so communicates with other ranks, which would not take part while one rank tunes it alone: use "
+            f"{name} {what}, and so communicates with other ranks, which would not take part while"
+            " one rank tunes it alone: use "
             f'mode="merge", in which all ranks tune one problem together'
         )
 
@@ -294,10 +316,12 @@ def predict(
     ran: Mapping[int, Sequence[RecordedLaunch]],
     wanted: Collection[int],
 ) -> dict[int, list[RecordedLaunch]]:
-    """What the ``wanted`` candidates of a function launch: what one did if it ran, or else as the last of its kind, or the first of all.
+    """What the ``wanted`` candidates of a function launch: what one did if it ran, or else as the
+    last of its kind, or the first of all.
 
-    ``texts``: of the candidates. ``ran``: candidate -> its launches, in their order. Launches that show no value of their config are left
-    out, and those with descriptors for which a config's hook fails: it may want more than the kernel's arguments.
+    ``texts``: of the candidates. ``ran``: candidate -> its launches, in their order. Launches that
+    show no value of their config are left out, and those with descriptors for which a config's hook
+    fails: it may want more than the kernel's arguments.
     """
     kinds, fields = [kind_of(text) for text in texts], [_fields(config) for config in candidates]
     hooks: list[Any] = [
@@ -351,8 +375,9 @@ def _exchanged(
 ) -> dict[str, Any] | None:
     """What a launch with the ``fields`` of another config has in place of its own values.
 
-    A size of a descriptor's block is that of the constant with its value. None if two constants have it that now differ, or if a layout
-    follows from a block that changes, as in Gluon. ``is_hooked``: hooks of all configs set the blocks; they get copies to write to.
+    A size of a descriptor's block is that of the constant with its value. None if two constants
+    have it that now differ, or if a layout follows from a block that changes, as in Gluon.
+    ``is_hooked``: hooks of all configs set the blocks; they get copies to write to.
     """
     given, values = (
         launch.given,

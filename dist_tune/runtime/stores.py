@@ -1,4 +1,5 @@
-"""What a run does that must not be done twice: training that steps, and kernels that write to memory that was there before.
+"""What a run does that must not be done twice: training that steps, and kernels that write to
+memory that was there before.
 
 Knows Triton's launches and torch's optimizers; nothing of candidates or ranks.
 """
@@ -23,7 +24,9 @@ from dist_tune.runtime.recording import around_launches
 
 @contextmanager
 def noting_tensors(note: Callable[[str, torch.Tensor], object]) -> Iterator[None]:
-    """Call ``note(name, tensor)`` of the tensors that kernels are given in this block, before each launch; not of peers' memory."""
+    """Call ``note(name, tensor)`` of the tensors that kernels are given in this block, before each
+    launch; not of peers' memory.
+    """
 
     def around(
         run: Callable[..., Any], kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -41,7 +44,9 @@ def noting_tensors(note: Callable[[str, torch.Tensor], object]) -> Iterator[None
 
 @contextmanager
 def noting_training() -> Iterator[list[Any]]:
-    """The optimizers, LR schedulers and GradScalers that step meanwhile in this thread's tuned call, or in autograd's hooks."""
+    """The optimizers, LR schedulers and GradScalers that step meanwhile in this thread's tuned
+    call, or in autograd's hooks.
+    """
     stepped, thread = list[Any](), get_ident()
 
     def note(owner: Any) -> None:
@@ -71,7 +76,9 @@ def _noted(run: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _heard_training() -> Iterator[None]:
-    """Schedulers and scalers by the methods of their classes: the probe compares those alone that the step leads to."""
+    """Schedulers and scalers by the methods of their classes: the probe compares those alone that
+    the step leads to.
+    """
     with ExitStack() as stack:
         stack.callback(
             register_optimizer_step_pre_hook(_noted(lambda optimizer, args, kwargs: None)).remove

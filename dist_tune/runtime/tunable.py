@@ -1,4 +1,6 @@
-"""A launch that can be tuned, of a ``triton.autotune`` kernel or of a function with configs; the place of its config; what it changes."""
+"""A launch that can be tuned, of a ``triton.autotune`` kernel or of a function with configs; the
+place of its config; what it changes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Timings:
     """Times of the candidates of one site."""
 
     quantiles_ms: Sequence[tuple[Any, tuple[float, float, float]]] = ()
-    """Candidates with their reduced time, a low one and a high one, in milliseconds; inf for those without."""
+    """Candidates with their reduced time, a low one and a high one, in milliseconds; inf for those
+    without.
+    """
     seconds: float = 0.0
     """Of the tuning."""
 
@@ -31,15 +35,20 @@ _MAX_LISTS = 1000
 
 
 class Fits:
-    """Which config each exact size of a bucket runs: the bucket's, if rules keep it there and it runs; else the next best that does."""
+    """Which config each exact size of a bucket runs: the bucket's, if rules keep it there and it
+    runs; else the next best that does.
+    """
 
     def __init__(self) -> None:
         self._ranked: dict[Any, list[Any]] = {}
         """Key of a bucket -> its configs, from the best on."""
         self._kept: dict[Any, dict[str, Any]] = {}
-        """Exact size -> the configs that the rules keep there, by description; of the latest sizes."""
+        """Exact size -> the configs that the rules keep there, by description; of the latest sizes.
+        """
         self.used: dict[Any, tuple[Any, Any]] = {}
-        """Exact size, of kernels with the identity of the bucket's config -> that config, and the one that is used."""
+        """Exact size, of kernels with the identity of the bucket's config -> that config, and the
+        one that is used.
+        """
         self._has_told = False
 
     def rank(self, key: Any, config: Any, timings: Timings) -> None:
@@ -51,7 +60,9 @@ class Fits:
         )
 
     def known(self, place: Any, config: Any) -> Any:
-        """The config to use at a size whose bucket has ``config``; None if that is yet to be seen."""
+        """The config to use at a size whose bucket has ``config``; None if that is yet to be
+        seen.
+        """
         found = self.used.get(place)
         return found[1] if found is not None and found[0] is config else None
 
@@ -66,7 +77,9 @@ class Fits:
         return launch.describe(config) in self._kept_at(launch)
 
     def run(self, launch: Tunable, config: Any = None) -> Any:
-        """Launch with the bucket's config (None: it has none), or the next best that the rules keep; of a kernel one that runs."""
+        """Launch with the bucket's config (None: it has none), or the next best that the rules
+        keep; of a kernel one that runs.
+        """
         if (
             config is not None
             and (used := self.known(self._place(launch, config), config)) is not None
@@ -91,7 +104,8 @@ class Fits:
                 told = f"{type(first).__name__}: {first}".partition("\n")[0]
                 where = f"{launch.name}{launch.slot.spelled(launch.exact)}"
                 warn_once(
-                    f"dist_tune: {where}: the config of its bucket {launch.key_text} does not run at this size, and the next best one is "
+                    f"dist_tune: {where}: the config of its bucket {launch.key_text} does not run"
+                    " at this size, and the next best one is "
                     f'used, "{launch.describe(used)}": {told}'
                 )
             return value
@@ -110,7 +124,8 @@ class Fits:
         return (launch.exact, id(config)) if launch.is_compiled else launch.exact
 
     def _order(self, launch: Tunable, config: Any) -> Iterator[Any]:
-        """What the rules keep at the size of a launch: its bucket's config, the others of the bucket from the best on, and the rest.
+        """What the rules keep at the size of a launch: its bucket's config, the others of the
+        bucket from the best on, and the rest.
 
         Of the rest, which a rule has made of the size, first what is most like the bucket's.
         """
@@ -137,7 +152,9 @@ class Fits:
 
 
 class Slot:
-    """The place of the config for one key, for later calls; of a function in the mapping of its winners."""
+    """The place of the config for one key, for later calls; of a function in the mapping of its
+    winners.
+    """
 
     spelled = staticmethod(key_text)
     """A key as text, from which the nearest one follows."""
@@ -151,7 +168,9 @@ class Slot:
         return self._configs.get(self.key)
 
     def nearest(self) -> Any:
-        """The config in use for the nearest other key; None if there is none, or a library's own mapping does not tell its keys."""
+        """The config in use for the nearest other key; None if there is none, or a library's own
+        mapping does not tell its keys.
+        """
         configs = self._configs if isinstance(self._configs, Mapping) else {}
         known = {self.spelled(key): configs[key] for key in configs}
         return known.get(nearest_key(self.spelled(self.key), list(known)))
@@ -163,7 +182,9 @@ class Slot:
             self.fits.rank(self.key, config, timings)
 
     def put(self, config: Any) -> bool:
-        """Let a launch find a config for a moment; false where each is to be heard, as of a function."""
+        """Let a launch find a config for a moment; false where each is to be heard, as of a
+        function.
+        """
         return False
 
     def tell(self) -> None:
@@ -178,9 +199,14 @@ class Tunable(Protocol):
     """One launch, with the arguments of one call."""
 
     is_compiled: bool = False
-    """True if candidates are compiled ahead of their first launch. Launches inside a function are recorded in its warm-up instead."""
+    """True if candidates are compiled ahead of their first launch.
+
+    Launches inside a function are recorded in its warm-up instead.
+    """
     is_whole: bool = False
-    """True if the launch is the whole closure of all its ranks: its result is not needed, and peers may wait in its collectives."""
+    """True if the launch is the whole closure of all its ranks: its result is not needed, and peers
+    may wait in its collectives.
+    """
     prepare: Callable[[Any], None] | None = None
     """Called before a replay with its config, if there is something to prepare."""
     name: str
@@ -198,13 +224,19 @@ class Tunable(Protocol):
     exact: Any = None
     """Its size, where its slot is of a bucket of several."""
     identify: Callable[[], Mapping[str, str]]
-    """Reads all that decides code and candidates, by name; equal for launches of one kernel or function, even if it is decorated anew."""
+    """Reads all that decides code and candidates, by name; equal for launches of one kernel or
+    function, even if it is decorated anew.
+    """
 
     def code(self) -> Code:
-        """Digest of the code and of all it calls, and the imports in it that are not in the digest."""
+        """Digest of the code and of all it calls, and the imports in it that are not in the
+        digest.
+        """
 
     def candidates(self) -> tuple[list[Any], list[str], int]:
-        """The configs after pruning, without repeats; the same described; and the number of those that pruning removed."""
+        """The configs after pruning, without repeats; the same described; and the number of those
+        that pruning removed.
+        """
 
     def describe(self, config: Any) -> str:
         """A candidate on one line, the same on every rank; no two read alike."""
@@ -212,7 +244,9 @@ class Tunable(Protocol):
     def run(
         self, config: Any, undo: Snapshot | None, span: Span | None = None, *, is_trial: bool = True
     ) -> Any:
-        """Launch with ``config``; only the launch is inside the span. ``is_trial``: with the zeroing and the hooks of tuning.
+        """Launch with ``config``; only the launch is inside the span.
+
+        ``is_trial``: with the zeroing and the hooks of tuning.
 
         Raises:
             Exception: from a hook or the launch.
@@ -235,7 +269,9 @@ class Tunable(Protocol):
         return None
 
     def keep(self, undo: Snapshot) -> None:
-        """Before a launch with a config in use, keep the tensors that it changes; those inside a function do so themselves."""
+        """Before a launch with a config in use, keep the tensors that it changes; those inside a
+        function do so themselves.
+        """
         return
 
     def reset_only(self, config: Any) -> None:
@@ -243,7 +279,9 @@ class Tunable(Protocol):
         return
 
     def unrestored(self, error: Exception) -> list[str]:
-        """Tensors that it may have written to before it failed, and that stay so; those of a function are put back with its arguments."""
+        """Tensors that it may have written to before it failed, and that stay so; those of a
+        function are put back with its arguments.
+        """
         return []
 
     def checker(self) -> Checker | None:
@@ -252,7 +290,9 @@ class Tunable(Protocol):
 
 
 def name_of(function: Any) -> str:
-    """A function's name with its module, the same on all ranks; without the functions that it was made in."""
+    """A function's name with its module, the same on all ranks; without the functions that it was
+    made in.
+    """
     qualname = getattr(function, "__qualname__", type(function).__qualname__)
     return (
         f"{getattr(function, '__module__', '')}.{qualname.rpartition('<locals>.')[2]}".removeprefix(
@@ -262,7 +302,9 @@ def name_of(function: Any) -> str:
 
 
 def rule_error(rule: str, name: str, error: Exception, where: str) -> ValueError | TypeError:
-    """The error for what a ``rule`` of the user's raised, such as prune_fn of the function ``name``; to be raised from its own."""
+    """The error for what a ``rule`` of the user's raised, such as prune_fn of the function
+    ``name``; to be raised from its own.
+    """
     kind = TypeError if isinstance(error, TypeError) else ValueError
     return kind(f"{rule} of {name} raised {type(error).__name__}: {error}; {where}")
 

@@ -1,7 +1,7 @@
 """The search: the next candidate of each site, and the winner.
 
-Pure: fed with numbers that are equal on all ranks, it answers the same on every rank. Knows neither Triton nor torch.distributed nor
-clocks nor disk.
+Pure: fed with numbers that are equal on all ranks, it answers the same on every rank. Knows neither
+Triton nor torch.distributed nor clocks nor disk.
 """
 
 from typing import TYPE_CHECKING
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from dist_tune.search.pace import N_PLAIN, ONLINE, Pace
     from dist_tune.search.race import Race
     from dist_tune.search.times import Report, Samples, reduce_reports
-else:  # these import numpy or torch, and the words for a record's choice need the values above alone
+# These import numpy or torch, and the words for a record's choice need the values above alone
+else:
     __getattr__, __dir__ = found_on_use(
         __name__,
         {
@@ -37,6 +38,23 @@ else:  # these import numpy or torch, and the words for a record's choice need t
     )
 
 __all__ = [
-    "NOT_TRIED", "N_PLAIN", "ONLINE", "Account", "CandidateResult", "Guide", "Objective", "Pace", "Plan", "PriorTimes", "Race",
-    "Replay", "Report", "Samples", "SearchName", "Times", "Trial", "guide_of", "reduce_reports",
-]  # fmt: skip
+    "NOT_TRIED",
+    "N_PLAIN",
+    "ONLINE",
+    "Account",
+    "CandidateResult",
+    "Guide",
+    "Objective",
+    "Pace",
+    "Plan",
+    "PriorTimes",
+    "Race",
+    "Replay",
+    "Report",
+    "Samples",
+    "SearchName",
+    "Times",
+    "Trial",
+    "guide_of",
+    "reduce_reports",
+]

@@ -1,9 +1,11 @@
-"""Guided search of one site: which candidates of a large space are compiled and timed, and when that is enough. Pure.
+"""Guided search of one site: which candidates of a large space are compiled and timed, and when
+that is enough. Pure.
 
-The candidates are points: a spread over all of them first, then waves of those that the times so far point to. Read from the described
-configs, which all ranks have alike. Only sums, products, quotients and square roots of single numbers, in one order: no library's kernels,
-whose last bits differ between processors, and so every rank proposes the same candidates from the same times.
-Knows nothing of rungs or finals: candidates that were tried race as all do.
+The candidates are points: a spread over all of them first, then waves of those that the times so
+far point to. Read from the described configs, which all ranks have alike. Only sums, products,
+quotients and square roots of single numbers, in one order: no library's kernels, whose last bits
+differ between processors, and so every rank proposes the same candidates from the same times. Knows
+nothing of rungs or finals: candidates that were tried race as all do.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ import numpy as np
 
 from dist_tune.search.plan import PriorTimes, SearchName
 
-# Up to the next name, so that tuples, lists and words with spaces are values; of a config inside a config the inner names count.
+# Up to the next name, so that tuples, lists and words with spaces are values; of a config inside a
+# config the inner names count.
 _FIELD = re.compile(r"([\w.]+)=(?!\(?[\w.]+=)(.*?)(?= [\w.]+=| \(#\d+\)$|$)")
-# Chosen on the recorded tables: logs/guided-decorators-cpu and logs/guided-search have the commands and what they printed.
+# Chosen on the recorded tables: logs/guided-decorators-cpu and logs/guided-search have the commands
+# and what they printed.
 _N_LEADERS = 4
 """The best so far, whose neighbours differ from them in the value of one field."""
 _NEAR_SHARE, _NEAR_SHARE_OF_FEW = 0.5, 0.75
@@ -30,23 +34,34 @@ _NOISE = 6e-3
 _REACH = 2.5
 """Length of the model's kernel; 1 is the way from a field's least value to its greatest."""
 _CURIOSITY = 0.5
-"""Standard deviations of the prediction that count for a candidate: the model may be wrong where nothing was tried."""
+"""Standard deviations of the prediction that count for a candidate: the model may be wrong where
+nothing was tried.
+"""
 _MAX_LEARNT = 128
 """Times that the model is fitted to, at most: the cost grows with their third power."""
 _LARGE = 64
 """Spaces with more candidates are searched so, if the caller does not say how."""
 _ROUNDS = 10
-"""So they are only if each compile thread of a host would get more candidates than that: with fewer, all are compiled sooner than waves,
-each of which waits for its slowest compilation. 216 configs of the AllGather-GEMM: alike at 9."""
+"""So they are only if each compile thread of a host would get more candidates than that: with
+fewer, all are compiled sooner than waves,
+each of which waits for its slowest compilation. 216 configs of the AllGather-GEMM: alike at 9.
+"""
 _FIRST_SHARE, _FIRST_SHARE_OF_FEW = 0.4, 0.3
-"""Share of the candidates to try that are in the spread; each wave has half of that. And where waves are of few."""
+"""Share of the candidates to try that are in the spread; each wave has half of that.
+
+And where waves are of few.
+"""
 _MAX_WAVE = 48
 _FEW = 8
-"""Candidates in a wave where the caller says how many are tried: the model learns more often from fewer."""
+"""Candidates in a wave where the caller says how many are tried: the model learns more often from
+fewer.
+"""
 _SWEEP = 64
 """Candidates in a wave of those that are tried one after the other."""
 _MAX_STALE = 3
-"""Waves without a better candidate, after which the search ends, if the caller does not say how many are tried."""
+"""Waves without a better candidate, after which the search ends, if the caller does not say how
+many are tried.
+"""
 _GAIN = 0.005
 """Share of a time by which a candidate is better."""
 
@@ -76,7 +91,9 @@ class ConfigSpace:
         self._turns = np.array(turns, dtype=np.int64)
 
     def spread(self, n: int) -> list[int]:
-        """``n`` candidates, each as far as can be from those before it; the first candidate first."""
+        """``n`` candidates, each as far as can be from those before it; the first candidate
+        first.
+        """
         while len(self._order) < min(n, self._n):
             taken = int(self._turns[np.argmax(self._away[self._turns])]) if self._order else 0
             self._order.append(taken)
@@ -92,7 +109,8 @@ class ConfigSpace:
         untried: Collection[int],
         near_share: float = _NEAR_SHARE,
     ) -> list[int]:
-        """The ``n`` most promising of the ``untried``: this share of them neighbours of the best, the others by the model alone.
+        """The ``n`` most promising of the ``untried``: this share of them neighbours of the best,
+        the others by the model alone.
 
         Candidates that need at least as much of everything as one that failed come last.
         """
@@ -111,7 +129,9 @@ class ConfigSpace:
         return [*near, *(i for i in order if i not in near)][:n]
 
     def _speeds(self, times_ms: Mapping[int, float]) -> _Column:
-        """Predicted speed of all candidates, and a share of its error: a Gaussian process with a rational quadratic kernel."""
+        """Predicted speed of all candidates, and a share of its error: a Gaussian process with a
+        rational quadratic kernel.
+        """
         learnt = sorted(times_ms, key=lambda i: (times_ms[i], i))
         if len(learnt) > _MAX_LEARNT:  # the best, and of the others every so many
             half = _MAX_LEARNT // 2
@@ -148,7 +168,9 @@ class ConfigSpace:
     def _beyond(
         self, times_ms: Mapping[int, float], failures: Collection[int]
     ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Candidates that need at least as much of everything as a failed one, unless such a candidate has run."""
+        """Candidates that need at least as much of everything as a failed one, unless such a
+        candidate has run.
+        """
         beyond = np.zeros(self._n, dtype=bool)
         ran = list(times_ms)
         for failed in sorted(failures):
@@ -160,7 +182,9 @@ class ConfigSpace:
         return beyond
 
     def _differences(self, i: int) -> list[_Column]:
-        """By field, from candidate ``i``'s value to those of all: steps as a share of all steps, or 1 for another word."""
+        """By field, from candidate ``i``'s value to those of all: steps as a share of all steps, or
+        1 for another word.
+        """
         found: list[_Column] = []
         for levels, is_number in self._fields:
             steps = np.abs(levels - levels[i]) / levels.max()
@@ -169,7 +193,9 @@ class ConfigSpace:
 
 
 def _field(texts: Sequence[str]) -> tuple[_Levels, bool]:
-    """One field of all configs: its value's place among all values, and whether these are numbers."""
+    """One field of all configs: its value's place among all values, and whether these are
+    numbers.
+    """
     distinct = set(texts)
     is_number = all(re.fullmatch(r"-?\d+(\.\d+)?", text) for text in distinct)
     places = {
@@ -179,7 +205,9 @@ def _field(texts: Sequence[str]) -> tuple[_Levels, bool]:
 
 
 def _eliminated(system: _Column, rights: _Column) -> tuple[_Column, _Column]:
-    """Gaussian elimination of a positive definite system below its diagonal: the pivots, and the right sides. Changes both arguments."""
+    """Gaussian elimination of a positive definite system below its diagonal: the pivots, and the
+    right sides. Changes both arguments.
+    """
     for k in range(len(system) - 1):
         factors = system[k + 1 :, k] / system[k, k]
         system[k + 1 :, k:] -= factors[:, None] * system[k, k:]
@@ -188,10 +216,12 @@ def _eliminated(system: _Column, rights: _Column) -> tuple[_Column, _Column]:
 
 
 class Guide:
-    """The candidates of one site, in the order in which they are tried. Fed alike on all ranks, it answers alike.
+    """The candidates of one site, in the order in which they are tried.
 
-    ``n_tried``: candidates that are tried, if any of them runs; None: as many as a space of this size needs, or fewer. ``known``: some
-    that an earlier tuning has found good, beside those.
+    Fed alike on all ranks, it answers alike.
+
+    ``n_tried``: candidates that are tried, if any of them runs; None: as many as a space of this
+    size needs, or fewer. ``known``: some that an earlier tuning has found good, beside those.
     """
 
     def __init__(
@@ -217,7 +247,9 @@ class Guide:
         self._n_stale = 0
 
     def wave(self, times_ms: Mapping[int, float], failures: Collection[int]) -> list[int]:
-        """Candidates to try next, which are ``untried`` no more; none if enough were tried. While nothing runs the search goes on.
+        """Candidates to try next, which are ``untried`` no more; none if enough were tried.
+
+        While nothing runs the search goes on.
 
         ``times_ms``: candidate -> reduced time of its launches.
         """
@@ -238,7 +270,9 @@ class Guide:
 
 
 class Sweep(Guide):
-    """All candidates, in their order: those that a search has come to when its time is over are the ones that count."""
+    """All candidates, in their order: those that a search has come to when its time is over are the
+    ones that count.
+    """
 
     def __init__(self, n_candidates: int) -> None:
         self.n_planned, self.untried = n_candidates, set(range(n_candidates))
@@ -262,8 +296,8 @@ def guide_of(
 ) -> Guide | None:
     """The guide of a site's search; None where all candidates race.
 
-    ``prior``: candidates with such times need none. ``n_threads``: that compile them on a host; 0 if they are not compiled ahead.
-    ``n_tried``, ``in_waves``: see ``Plan``.
+    ``prior``: candidates with such times need none. ``n_threads``: that compile them on a host; 0
+    if they are not compiled ahead. ``n_tried``, ``in_waves``: see ``Plan``.
     """
     if in_waves:
         return Sweep(len(texts)) if len(texts) > _SWEEP else None

@@ -1,9 +1,12 @@
-"""What tuning online costs a job, by the clock of its calls, and when the next trials may run. Pure.
+"""What tuning online costs a job, by the clock of its calls, and when the next trials may run.
 
-A call lasts from its start to the next one's, so that loaders, logging and gaps of the host are in it, as for the
-user. Calls with trials, and those beside which something is compiled or decided, are compared with plain calls. Some
-calls of each cycle are plain by their number, on all ranks alike: there is always something to compare with, and a
-job that drifts is no cost. What our calls take more must stay below ``max_slowdown`` of the job's time.
+Pure.
+
+A call lasts from its start to the next one's, so that loaders, logging and gaps of the host are in
+it, as for the user. Calls with trials, and those beside which something is compiled or decided, are
+compared with plain calls. Some calls of each cycle are plain by their number, on all ranks alike:
+there is always something to compare with, and a job that drifts is no cost. What our calls take
+more must stay below ``max_slowdown`` of the job's time.
 """
 
 from __future__ import annotations
@@ -22,20 +25,28 @@ N_FIRST = 3
 """Calls that time what is in use, before anything else is tried."""
 ONLINE = RacingOptions(
     insured_ms=1.0, max_asked=50, first_quota=2, step_errors=4.0, goes_on=True, has_even_steps=False
-)  # fmt: skip
-"""A candidate that looks hopeless has had its one call: a second one would cost the job more than a hiccup costs the
-search. A shape may come in one of many calls. Calls vary for reasons of the job's own: one sample says less."""
+)
+"""A candidate that looks hopeless has had its one call: a second one would cost the job more than a
+hiccup costs the
+search. A shape may come in one of many calls. Calls vary for reasons of the job's own: one sample
+says less.
+"""
 N_PLAIN = 4
 """Plain calls before anything else is done; a quarter of a cycle at least."""
 _STRIDE = 2_654_435_769
 """2**32 over the golden ratio: multiples of it are spread evenly, and repeat with no period."""
 _CYCLE_S = 0.25
-"""Least length of a cycle: its plain quarter must be longer than a thread takes to see that it has begun."""
+"""Least length of a cycle: its plain quarter must be longer than a thread takes to see that it has
+begun.
+"""
 _N_RECENT = 32
 """Plain calls by which others are judged: the last ones."""
 _USUAL = 1.25
-"""Times their median from which a call is no usual one. What is beyond is counted over all plain calls: a checkpoint
-every hundred calls makes no call near it cheap or dear."""
+"""Times their median from which a call is no usual one.
+
+What is beyond is counted over all plain calls: a checkpoint
+every hundred calls makes no call near it cheap or dear.
+"""
 _MAX_BLIND = 20
 """Times that the config in use is timed again where no call meets a site."""
 _EVERY = 2
@@ -43,15 +54,22 @@ _EVERY = 2
 _MOST = 48
 """Trials of one batch, so that what they tell counts soon."""
 _GUESS = 1.0
-"""What a first trial is taken to spend, in times of what is in use, until three candidates have told more."""
+"""What a first trial is taken to spend, in times of what is in use, until three candidates have
+told more.
+"""
 _PLANNED = 0.9
 """Part of the budget that trials are planned for: some take more than foreseen."""
 _SCALES = 0.1, 3.0
-"""Bounds of a trial's cost by the calls' clock over that by the device's: a step that waits for its host hides most."""
+"""Bounds of a trial's cost by the calls' clock over that by the device's: a step that waits for its
+host hides most.
+"""
 
 
 class Pace:
-    """The budget of one job. Each rank adds its calls; what depends on ``agreed`` is the same on all ranks."""
+    """The budget of one job.
+
+    Each rank adds its calls; what depends on ``agreed`` is the same on all ranks.
+    """
 
     def __init__(self, max_slowdown: float) -> None:
         self.max_slowdown = max_slowdown
@@ -62,7 +80,9 @@ class Pace:
         self.before_s = deque[float](maxlen=_N_RECENT)
         """Plain calls before the first trial."""
         self.has_begun = False
-        """True once something may be at work on any rank; before it each call is plain, unless this rank knows better."""
+        """True once something may be at work on any rank; before it each call is plain, unless this
+        rank knows better.
+        """
         self._has_tried = self._is_based = self._is_stale = False
         self._n_blind = 0
         self._job_s = 0.0
@@ -70,7 +90,9 @@ class Pace:
         self._usual_s = 0.0
         self._n_plain, self._unusual_s = 0, 0.0
         self._open: dict[bool, tuple[int, float]] = {False: (0, 0.0), True: (0, 0.0)}
-        """Whether they have trials -> our calls since the last plain ones: how many, and their seconds."""
+        """Whether they have trials -> our calls since the last plain ones: how many, and their
+        seconds.
+        """
         self._n_settled: dict[bool, int] = {False: 0, True: 0}
         self._settled_s: dict[bool, float] = {False: 0.0, True: 0.0}
         self._foreseen_ms = 0.0
@@ -78,19 +100,22 @@ class Pace:
         self._known_ms: dict[str, tuple[float, dict[int, float]]] = {}
         """What trials of each site cost by the latest times."""
 
-    # -- the calls' clock, on this rank ----------------------------------------------------------------------------
+    # -- the calls' clock, on this rank ------------------------------------------------------------
 
     def is_quiet(self, call: int) -> bool:
         """True of a call that is to be plain: a quarter of each cycle, at another place in each.
 
-        What a job does every so many calls, as an optimizer's step does, falls into plain calls as often as into others.
+        What a job does every so many calls, as an optimizer's step does, falls into plain calls as
+        often as into others.
         """
         cycle, place = divmod(call, self.n_cycle)
         begin = cycle * _STRIDE % 2**32 * self.n_cycle >> 32
         return (place - begin) % self.n_cycle < self.n_cycle // 4
 
     def begin(self) -> None:
-        """Something may be at work from here on: it is compared with the plain calls so far, but for the first ones."""
+        """Something may be at work from here on: it is compared with the plain calls so far, but
+        for the first ones.
+        """
         self.has_begun = True
         for calls in (self._recent, self.before_s):
             for _ in range(min(N_PLAIN, len(calls) - 1)):
@@ -99,7 +124,10 @@ class Pace:
     def add(
         self, call: int, seconds: float, *, is_trial: bool = False, is_ours: bool = False
     ) -> None:
-        """Take in a call that is over. ``is_ours``: something of the tuning was at work beside it."""
+        """Take in a call that is over.
+
+        ``is_ours``: something of the tuning was at work beside it.
+        """
         self._job_s += seconds
         if is_trial or is_ours:
             n, sum_s = self._open[is_trial]
@@ -126,7 +154,9 @@ class Pace:
             self._settle()
 
     def renew(self) -> None:
-        """Other configs are in use from here on: plain calls of before are no measure of later ones."""
+        """Other configs are in use from here on: plain calls of before are no measure of later
+        ones.
+        """
         self._is_stale = True
 
     def _settle(self) -> None:
@@ -175,7 +205,7 @@ class Pace:
         n_calls = _CYCLE_S / self._usual_s if self._usual_s else 1.0
         return max(4 * N_PLAIN, 1 << ceil(log2(max(1.0, n_calls))))
 
-    # -- trials: the same on all ranks -----------------------------------------------------------------------------
+    # -- trials: the same on all ranks -------------------------------------------------------------
 
     def plan(self, race: Race, batch: Sequence[Replay]) -> tuple[list[Replay], int]:
         """The next calls, and how many replays of a batch are among them."""
@@ -236,7 +266,9 @@ class Pace:
         return sum(self._cost_ms(race, label, trial.candidate) for label, trial in replay.items())
 
     def _cost_ms(self, race: Race, label: str, candidate: int) -> float:
-        """What a trial takes beyond what is in use: as far as it is known, or as candidates of the site took so far."""
+        """What a trial takes beyond what is in use: as far as it is known, or as candidates of the
+        site took so far.
+        """
         if label not in self._known_ms:
             self._known_ms[label] = _costs(race[label])
         guess_ms, known_ms = self._known_ms[label]
@@ -244,7 +276,9 @@ class Pace:
 
 
 def _costs(site: SiteRace) -> tuple[float, dict[int, float]]:
-    """What a trial of a candidate that is not known takes beyond what is in use, and of those that are; milliseconds."""
+    """What a trial of a candidate that is not known takes beyond what is in use, and of those that
+    are; milliseconds.
+    """
     best, known = site.best, {i: each.launches_ms for i, each in site.times.items()}
     if best is None or best not in known:
         return 0.0, {}

@@ -21,15 +21,23 @@ class Plan:
     n_warmup: int = 3
     """Untimed replays before a race; of each candidate in an exhaustive search."""
     n_repeat: int = 5
-    """Timed replays of a candidate in an exhaustive search and of a finalist in a round of finals; rungs of a race at most."""
+    """Timed replays of a candidate in an exhaustive search and of a finalist in a round of finals;
+    rungs of a race at most.
+    """
     search: SearchName | None = "racing"
-    """None: guided where a site has many candidates for the compile threads that there are, racing elsewhere."""
+    """None: guided where a site has many candidates for the compile threads that there are, racing
+    elsewhere.
+    """
     objective: Objective = "closure"
-    """Decide by the time of the whole closure, of the kernel alone, or of the closure as a CUDA graph in the finals."""
+    """Decide by the time of the whole closure, of the kernel alone, or of the closure as a CUDA
+    graph in the finals.
+    """
     budget_s: float | None = None
     """Seconds after which the search ends with what it knows; None: no such bound."""
     is_cold: bool = False
-    """True if the L2 cache is flushed before replays of the finals, too; it is before those of the race."""
+    """True if the L2 cache is flushed before replays of the finals, too; it is before those of the
+    race.
+    """
     n_tried: int | None = None
     """Configs of a function that a guided search tries; None: as many as it needs."""
     in_waves: bool = False
@@ -48,7 +56,8 @@ class Plan:
                 raise ValueError(f"{name} must be one of {get_args(known)}, got {spelled(text)}")
         if self.objective == "graph" and self.search in ("exhaustive", "online"):
             raise ValueError(
-                f'objective="graph" compares finalists by captured replays of the step: search={self.search!r} has none'
+                'objective="graph" compares finalists by captured replays of the step:'
+                f" search={self.search!r} has none"
             )
 
     def __str__(self) -> str:
@@ -76,7 +85,9 @@ Replay = Mapping[str, Trial]
 
 
 class Times(NamedTuple):
-    """Times of one candidate: one rank's medians over its undisturbed replays, or their MAX over ranks. Milliseconds. A JSON array."""
+    """Times of one candidate: one rank's medians over its undisturbed replays, or their MAX over
+    ranks. Milliseconds. A JSON array.
+    """
 
     kernel_ms: float
     """One launch."""
@@ -123,7 +134,10 @@ NOTHING = Account()
 
 @dataclass(frozen=True, slots=True)
 class PriorTimes:
-    """Results of a site's earlier tunings with other candidate lists in the same environment. Equal on all ranks."""
+    """Results of a site's earlier tunings with other candidate lists in the same environment.
+
+    Equal on all ranks.
+    """
 
     times: dict[int, Times] = field(default_factory=dict)
     """Only of configs that are candidates now."""
@@ -134,7 +148,8 @@ class PriorTimes:
     suspects: list[int] = field(default_factory=list)
     """Candidates under way on some rank when its process died: they run last, and alone."""
     attempt: dict[int, Times] = field(default_factory=dict)
-    """Those of them that an attempt at this very tuning has measured, which its program has ended."""
+    """Those of them that an attempt at this very tuning has measured, which its program has ended.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +161,8 @@ class CandidateResult:
     failure: str | None
     """"rank r: reason" of the first rank on which it failed."""
     left: str | None
-    """The rung or round after which it left, or why it was not tried; None for finalists and failures."""
+    """The rung or round after which it left, or why it was not tried; None for finalists and
+    failures.
+    """
     equal_to: int | None = None
     """The candidate with the same kernel that raced for both; the times are that one's."""

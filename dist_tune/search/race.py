@@ -1,13 +1,15 @@
 """The search over all sites of a closure. Pure.
 
-Racing: all candidates are timed once, the hopeless ones leave, and the rest run on in rungs until a few finalists are left.
-Finals compare these in replays that give every site one of its finalists. All sites advance in the same replays, and a rung or a
-round of finals costs one meeting. Exhaustive search: each candidate gets ``n_warmup`` untimed and ``n_repeat`` timed replays, and a
-site that is done runs its winner.
+Racing: all candidates are timed once, the hopeless ones leave, and the rest run on in rungs until a
+few finalists are left. Finals compare these in replays that give every site one of its finalists.
+All sites advance in the same replays, and a rung or a round of finals costs one meeting. Exhaustive
+search: each candidate gets ``n_warmup`` untimed and ``n_repeat`` timed replays, and a site that is
+done runs its winner.
 
-Functions that take a config, and the kernels that they launch, take turns, because the times of one depend on the config of the other.
-First what is inside races, beside one fixed config of the functions around it; then the functions race, beside the winners inside; at
-last what the winning configs launch races once more with its best few, if it has raced beside other configs.
+Functions that take a config, and the kernels that they launch, take turns, because the times of one
+depend on the config of the other. First what is inside races, beside one fixed config of the
+functions around it; then the functions race, beside the winners inside; at last what the winning
+configs launch races once more with its best few, if it has raced beside other configs.
 """
 
 from __future__ import annotations
@@ -26,18 +28,25 @@ LONG_S = 0.25
 """Replays from this length on are asked for in batches of about ``BATCH_S``."""
 BATCH_S = 1.0
 BUDGET_BATCH_S = 0.1
-"""Length of batches where there is a budget: a candidate may be far slower than those before it, and a meeting takes some ms at most."""
+"""Length of batches where there is a budget: a candidate may be far slower than those before it,
+and a meeting takes some ms at most.
+"""
 _HALF_SPENT = "not raced: the rest of the budget is for the function around it"
 
 
 class Race:
-    """All sites of one closure, by label. Fed with the same calls on every rank, it answers the same on every rank."""
+    """All sites of one closure, by label.
+
+    Fed with the same calls on every rank, it answers the same on every rank.
+    """
 
     def __init__(self, plan: Plan, options: RacingOptions | None = None) -> None:
         self.n_replays = 0
         """Replays so far."""
         self.begun_anew: set[str] = set()
-        """Sites that race anew: their samples so far are of an earlier race, and the caller forgets them."""
+        """Sites that race anew: their samples so far are of an earlier race, and the caller forgets
+        them.
+        """
         self._plan, self._options = plan, options or RacingOptions()
         self._sites: dict[str, SiteRace] = {}
         self._nesting: dict[str, dict[str, set[int]]] = {}
@@ -65,9 +74,12 @@ class Race:
         equal: Mapping[int, int] | None = None,
         guide: Guide | None = None,
     ) -> None:
-        """Enter a site after the vote. ``failures``: candidates that cannot run, with rank and reason.
+        """Enter a site after the vote.
 
-        ``equal``: candidate -> the one of lower index with the same kernel, which races for both. ``guide``: None if all race at once.
+        ``failures``: candidates that cannot run, with rank and reason.
+
+        ``equal``: candidate -> the one of lower index with the same kernel, which races for both.
+        ``guide``: None if all race at once.
         """
         rules = self._plan, self._options
         self._sites[site] = SiteRace(
@@ -96,7 +108,9 @@ class Race:
 
     @property
     def spare_s(self) -> float:
-        """Seconds of replays beyond ``n_left``, for kernels so short that the clock cannot tell them apart."""
+        """Seconds of replays beyond ``n_left``, for kernels so short that the clock cannot tell
+        them apart.
+        """
         return self._options.spare_s if self._plan.n_repeat > 1 else 0.0
 
     @property
@@ -111,10 +125,12 @@ class Race:
             for name, site in self._sites.items()
         }
 
-    # -- guided searches and warm-ups ----------------------------------------------------------------------------
+    # -- guided searches and warm-ups --------------------------------------------------------------
 
     def waves(self) -> dict[str, list[int]]:
-        """Candidates that guided searches come to next: site -> candidates to compile, or to warm up for a function, and to ``join``."""
+        """Candidates that guided searches come to next: site -> candidates to compile, or to warm
+        up for a function, and to ``join``.
+        """
         before: Collection[str] | None = None
         while True:
             turn = () if self.is_spent else self._next_turn()
@@ -125,7 +141,8 @@ class Race:
             if waves or self.is_spent or turn == before:
                 return waves
             before = turn
-            self._advance()  # a turn without trials ends here, and the next one may begin with a wave
+            # A turn without trials ends here, and the next one may begin with a wave
+            self._advance()
 
     def join(self, waves: Mapping[str, Collection[int]]) -> None:
         """Let the candidates of waves race: site -> candidates."""
@@ -138,7 +155,9 @@ class Race:
         waves: Mapping[str, Collection[int]],
         early: Mapping[str, Collection[int]],
     ) -> list[Replay]:
-        """Untimed and checked runs of the candidates in ``waves`` of these sites: site -> runs of each. The ``early`` ones come first."""
+        """Untimed and checked runs of the candidates in ``waves`` of these sites: site -> runs of
+        each. The ``early`` ones come first.
+        """
         orders: dict[str, list[int]] = {}
         for name, n_runs in sites.items():
             site = self._sites[
@@ -171,20 +190,27 @@ class Race:
             site.drop(reasons(report.failures.get(name, {})))
 
     def is_enough(self, sites: Collection[str]) -> bool:
-        """True if the budget is spent and each of these sites has a candidate that has had its warm-up."""
+        """True if the budget is spent and each of these sites has a candidate that has had its
+        warm-up.
+        """
         return self.is_spent and all(
             set(self._sites[name].alive()) & self._sites[name].warm_ups.keys() for name in sites
         )
 
     def end_warm_up(self, sites: Collection[str]) -> None:
-        """Go on to the race of these sites, with the candidates whose warm-ups took no multiple of the best one's."""
+        """Go on to the race of these sites, with the candidates whose warm-ups took no multiple of
+        the best one's.
+        """
         for name in sites:
             self._sites[name].end_warm_up(self._why_spent if self.is_spent else "")
 
-    # -- the race ------------------------------------------------------------------------------------------------
+    # -- the race ----------------------------------------------------------------------------------
 
     def batch(self) -> list[Replay]:
-        """The next replays; none if all sites have a winner. Nothing is decided within a batch, so it costs one meeting."""
+        """The next replays; none if all sites have a winner.
+
+        Nothing is decided within a batch, so it costs one meeting.
+        """
         self._began_s = self._elapsed_s if self._began_s is None else self._began_s
         if self.is_spent:
             for site in self._sites.values():
@@ -219,7 +245,9 @@ class Race:
                     )
 
     def _advance(self) -> None:
-        """Let the sites whose turn it is come to their next replays, and then the next ones, until some have replays to run."""
+        """Let the sites whose turn it is come to their next replays, and then the next ones, until
+        some have replays to run.
+        """
         before: Collection[str] | None = None
         while (turn := self._next_turn()) != before:
             before = turn
@@ -245,7 +273,8 @@ class Race:
         for name in doubtful if len(doubtful) < len(queues) else doubtful[1:]:
             del queues[name]
         self._running = queues.keys()
-        # A rung lasts as long as its longest site; an exhaustive search goes on with the winner of the site that is through.
+        # A rung lasts as long as its longest site; an exhaustive search goes on with the winner of
+        # the site that is through.
         n_replays = (min if self._plan.search == "exhaustive" else max)(
             map(len, queues.values()), default=0
         )
@@ -270,10 +299,13 @@ class Race:
         for site, own in zip(waiting, lengths, strict=True):
             site.begin_round(max(lengths) if own else 0)
 
-    # -- turns ---------------------------------------------------------------------------------------------------
+    # -- turns -------------------------------------------------------------------------------------
 
     def _next_turn(self) -> Collection[str]:
-        """Find out whose turn it is. A site waits for what is launched inside it; a launch that no config makes any more is none."""
+        """Find out whose turn it is.
+
+        A site waits for what is launched inside it; a launch that no config makes any more is none.
+        """
         around = {name: self._around(name) for name in self._sites}
         racing = [name for name, site in self._sites.items() if site.stage != "done"]
         ready = [name for name in racing if not any(name in around[other] for other in racing)]
@@ -312,7 +344,9 @@ class Race:
         return ready
 
     def _around(self, name: str) -> dict[str, list[int]]:
-        """Functions around a site -> those of their candidates that launch it, and may run: once a function is done, its winner alone."""
+        """Functions around a site -> those of their candidates that launch it, and may run: once a
+        function is done, its winner alone.
+        """
         found = {}
         for function, launching in self._nesting.get(name, {}).items():
             if (site := self._sites.get(function)) is not None:
@@ -321,13 +355,17 @@ class Race:
         return {function: candidates for function, candidates in found.items() if candidates}
 
     def _fixed_one(self, function: str, candidates: Sequence[int], latest: int | None) -> int:
-        """The one beside which the rest races: the latest again, or the fastest by its warm-up, a suspect last."""
+        """The one beside which the rest races: the latest again, or the fastest by its warm-up, a
+        suspect last.
+        """
         site = self._sites[function]
         ms = {i: times.kernel_ms for i, times in site.warm_ups.items()}
         return min(candidates, key=lambda i: (i != latest, i in site.suspects, ms.get(i, inf), i))
 
     def _begins_anew(self, name: str, setting: dict[str, int]) -> bool:
-        """Note what runs around a site from now on; true if it has raced beside something else, and races anew."""
+        """Note what runs around a site from now on; true if it has raced beside something else, and
+        races anew.
+        """
         before, self._beside[name] = self._beside.get(name, setting), setting
         is_other = any(setting.get(function, i) != i for function, i in before.items())
         if is_other and self._sites[name].begin_anew():
@@ -335,16 +373,21 @@ class Race:
             return True
         return False
 
-    # -- seconds -------------------------------------------------------------------------------------------------
+    # -- seconds -----------------------------------------------------------------------------------
 
     def expect(self, run_s: float) -> None:
-        """Take in the time of a run that may have compiled: replays may be as long, until one has been timed."""
+        """Take in the time of a run that may have compiled: replays may be as long, until one has
+        been timed.
+        """
         if self._latest_s == 0.0 and run_s >= LONG_S:
             self._latest_s = inf
 
     def n_next(self, replays: Sequence[Replay]) -> int:
-        """Replays of a list to run before the next meeting: all if they are short, so many that a budget is kept otherwise."""
-        # Up to the first that runs a suspect; that one alone, because the next one needs a meeting before it.
+        """Replays of a list to run before the next meeting: all if they are short, so many that a
+        budget is kept otherwise.
+        """
+        # Up to the first that runs a suspect; that one alone, because the next one needs a meeting
+        # before it.
         doubtful = (
             k
             for k, replay in enumerate(replays)
@@ -369,7 +412,9 @@ class Race:
 
     @property
     def _is_half_spent(self) -> bool:
-        """True if half of the budget that the race had at its beginning is spent: the other half is for functions that wait."""
+        """True if half of the budget that the race had at its beginning is spent: the other half is
+        for functions that wait.
+        """
         began_s = self._began_s or 0.0
         return (
             self._plan.budget_s is not None

@@ -1,7 +1,9 @@
-"""From reduced times to choices: the candidates of a site that stay in the race, and the winner. Pure.
+"""From reduced times to choices: the candidates of a site that stay in the race, and the winner.
 
-Two times are compared: the kernel's, which is precise and sees nothing else, and the closure's, which the user pays for and which
-holds the noise of everything else in it.
+Pure.
+
+Two times are compared: the kernel's, which is precise and sees nothing else, and the closure's,
+which the user pays for and which holds the noise of everything else in it.
 """
 
 from __future__ import annotations
@@ -14,9 +16,13 @@ from math import hypot, sqrt
 from dist_tune.search.plan import Objective, Times
 
 N_ERRORS = 3.0
-"""Standard errors of a time beyond which a candidate is slower than the best: the difference of two has 1.4 of them."""
+"""Standard errors of a time beyond which a candidate is slower than the best: the difference of two
+has 1.4 of them.
+"""
 _SE_OF_MEDIAN = 1.4826 * 1.2533
-"""Standard error of a median of n samples, times sqrt(n), per unit of their median absolute deviation (normal noise)."""
+"""Standard error of a median of n samples, times sqrt(n), per unit of their median absolute
+deviation (normal noise).
+"""
 HOPELESS = 2.0
 """A candidate that takes this many times the best one's time runs no more."""
 _COUNTS = 0.005
@@ -25,43 +31,67 @@ _COUNTS = 0.005
 
 @dataclass(frozen=True, slots=True)
 class RacingOptions:
-    """Constants of racing and finals, chosen on the tables under benchmarks/tables and on random ones (benchmarks/simulator.py)."""
+    """Constants of racing and finals, chosen on the tables under benchmarks/tables and on random
+    ones (benchmarks/simulator.py).
+    """
 
     margins: tuple[float, ...] = (0.5, 0.25, 0.15, 0.1)
-    """A candidate is hopeless if it is slower than the best by more than this share of the kernel's time after the n-th rung."""
+    """A candidate is hopeless if it is slower than the best by more than this share of the kernel's
+    time after the n-th rung.
+    """
     max_finalists: int = 4
     min_rungs: int = 4
-    """Rungs of every finalist before the finals: these may fall back on the kernel's time, and one sample of it is too noisy to decide."""
+    """Rungs of every finalist before the finals: these may fall back on the kernel's time, and one
+    sample of it is too noisy to decide.
+    """
     n_final_rounds: int = 3
     """Finalists that are clearly slower leave after each round."""
     tie: float = 0.0075
-    """Share of the kernel's time below which two candidates are as good as each other, where that is more than the clock's error."""
+    """Share of the kernel's time below which two candidates are as good as each other, where that
+    is more than the clock's error.
+    """
     insured_ms: float = 50.0
-    """A finalist that looks hopeless by one sample gets a second one if that is no longer: the first may have had a hiccup."""
+    """A finalist that looks hopeless by one sample gets a second one if that is no longer: the
+    first may have had a hiccup.
+    """
     clock_ms: float = 0.0005
-    """Error of one reading of a device's clock, until repeats have shown it: CUDA events have half a microsecond."""
+    """Error of one reading of a device's clock, until repeats have shown it: CUDA events have half
+    a microsecond.
+    """
     spare_s: float = 0.375
-    """Seconds of replays beyond those of a plain race, where candidates are as near as the clock's error."""
+    """Seconds of replays beyond those of a plain race, where candidates are as near as the clock's
+    error.
+    """
     enough_ms: float = 1000.0
-    """Milliseconds of samples that are enough for a candidate in the race, and in a round of finals: long samples have little noise."""
+    """Milliseconds of samples that are enough for a candidate in the race, and in a round of
+    finals: long samples have little noise.
+    """
 
     max_asked: int = 5
     """Times that trials are asked for again in which the site was not met."""
     first_quota: int = 3
     """Halvings of the candidates after the first rung."""
     step_errors: float = 2.0
-    """Standard errors within which differences of the step are noise: of contenders that are few, these are a rough estimate."""
+    """Standard errors within which differences of the step are noise: of contenders that are few,
+    these are a rough estimate.
+    """
     goes_on: bool = False
-    """True if times of an attempt before count as this race's own: a job in short pieces would begin anew in each."""
+    """True if times of an attempt before count as this race's own: a job in short pieces would
+    begin anew in each.
+    """
     has_even_steps: bool = True
-    """True if one long replay tells of its candidate; a job's steps wait for loaders, checkpoints and late ranks as well."""
+    """True if one long replay tells of its candidate; a job's steps wait for loaders, checkpoints
+    and late ranks as well.
+    """
 
     def margin(self, rung: int) -> float:
         """The margin after this rung, counted from 0."""
         return self.margins[min(rung, len(self.margins) - 1)]
 
     def quota(self, n_candidates: int, rung: int) -> int:
-        """Candidates that may stay after this rung: an eighth, a sixteenth, ..., but all finalists."""
+        """Candidates that may stay after this rung: an eighth, a sixteenth, ..., but all
+        finalists.
+        """
         return max(self.max_finalists, n_candidates >> (rung + self.first_quota))
 
 
@@ -73,7 +103,9 @@ class Selection:
     worse: frozenset[int]
     """Slower than the winner beyond a tie and noise, and no faster by the kernel's time."""
     is_clear: bool
-    """True if more replays would change nothing: each other contender is as good or worse, beyond noise."""
+    """True if more replays would change nothing: each other contender is as good or worse, beyond
+    noise.
+    """
     closure_weight: float
     """Weight of the closure's time where it differs from the kernel's, from 0 (noise) to 1."""
     reason: str = ""
@@ -89,12 +121,14 @@ def hopeless(
     is_first: bool,
     is_alone: bool,
 ) -> set[int]:
-    """Candidates that take ``HOPELESS`` times as long as the best: they run no more, however few there are.
+    """Candidates that take ``HOPELESS`` times as long as the best: they run no more, however few
+    there are.
 
-    After the first rung (``is_first``) a median is one sample, and one that is short may be a hiccup; so may one of a single rank, or of a
-    candidate that did better in its warm-up (``warm_ups``). By the closure's time, too, which sees hooks and the like; one sample of it
-    tells only where the site ``is_alone``, because another site's candidate may have been the slow one, and only of even steps. What is
-    slow by the host alone may be the fastest as a graph.
+    After the first rung (``is_first``) a median is one sample, and one that is short may be a
+    hiccup; so may one of a single rank, or of a candidate that did better in its warm-up
+    (``warm_ups``). By the closure's time, too, which sees hooks and the like; one sample of it
+    tells only where the site ``is_alone``, because another site's candidate may have been the slow
+    one, and only of even steps. What is slow by the host alone may be the fastest as a graph.
     """
     if not times:
         return set()
@@ -139,10 +173,12 @@ def kept(
     by_typical: bool = False,
     error_ms: float = 0.0,
 ) -> list[int]:
-    """Candidates that stay: not hopeless by both times, and among the ``quota`` best by one of them; ``n_least`` even if hopeless.
+    """Candidates that stay: not hopeless by both times, and among the ``quota`` best by one of
+    them; ``n_least`` even if hopeless.
 
-    ``by_typical``: by the middle rank's kernel, because with one sample a rank the slowest is often a hiccup.
-    ``error_ms``: standard error of a kernel's time; beyond the quota those stay that it cannot tell from the best.
+    ``by_typical``: by the middle rank's kernel, because with one sample a rank the slowest is often
+    a hiccup. ``error_ms``: standard error of a kernel's time; beyond the quota those stay that it
+    cannot tell from the best.
     """
     if not times:
         return []
@@ -150,7 +186,8 @@ def kept(
         i: (each.typical_ms or each.kernel_ms if by_typical else each.kernel_ms) * each.n_launches
         for i, each in times.items()
     }
-    # For the kernel's time alone both orders are the same, but for the slowest rank's kernel beside the middle one's.
+    # For the kernel's time alone both orders are the same, but for the slowest rank's kernel beside
+    # the middle one's.
     closure_ms = {
         i: each.closure_ms if objective != "kernel" else each.launches_ms
         for i, each in times.items()
@@ -181,12 +218,15 @@ def select(
     is_alone: bool = False,
     step_errors: float = 2.0,
 ) -> Selection:
-    """Choose among contenders; ties and noise go to the faster kernel, then to the lower index. With more noise than a tie: the best.
+    """Choose among contenders; ties and noise go to the faster kernel, then to the lower index.
 
-    A candidate's cost has two estimates: its launches, which are precise but blind to all else, and the closure, which holds the noise
-    of all else. They are averaged with the weights of a best linear estimate. The bias of the launches is the difference of the rest of
-    the closure between candidates, beyond noise: with none, launches alone decide. Without repeats, the closure alone decides if the
-    site ``is_alone`` in it.
+    With more noise than a tie: the best.
+
+    A candidate's cost has two estimates: its launches, which are precise but blind to all else, and
+    the closure, which holds the noise of all else. They are averaged with the weights of a best
+    linear estimate. The bias of the launches is the difference of the rest of the closure between
+    candidates, beyond noise: with none, launches alone decide. Without repeats, the closure alone
+    decides if the site ``is_alone`` in it.
     """
     rest_ms = {i: each.closure_ms - each.launches_ms for i, each in times.items()}
     middle_ms = statistics.median(rest_ms.values())
@@ -221,7 +261,8 @@ def select(
         if error_ms > tie_ms
         else min(i for i in tied if times[i].launches_ms <= least_ms + tie_ms)
     )
-    # By both times: if they contradict each other, a GPU may have been slowed down for a while, and more replays can tell.
+    # By both times: if they contradict each other, a GPU may have been slowed down for a while, and
+    # more replays can tell.
     worse = frozenset(
         i
         for i, ms in behind_ms.items()
@@ -238,7 +279,9 @@ def select(
 
 
 def error_of_median_ms(spreads_ms: list[tuple[float, int]]) -> float | None:
-    """Standard error of a median from (MAD, samples) of each, pooled because a MAD of few samples is rough; None without repeats."""
+    """Standard error of a median from (MAD, samples) of each, pooled because a MAD of few samples
+    is rough; None without repeats.
+    """
     repeated = [(ms, n) for ms, n in spreads_ms if n > 1]
     if not repeated:
         return None
@@ -250,9 +293,11 @@ def error_of_median_ms(spreads_ms: list[tuple[float, int]]) -> float | None:
 
 
 def clock_error_ms(times: Mapping[int, Times], options: RacingOptions, n_sites: int) -> float:
-    """Standard error of the launches of a replay, as far as the clock makes it: by the spread of repeats, if there are some.
+    """Standard error of the launches of a replay, as far as the clock makes it: by the spread of
+    repeats, if there are some.
 
-    0 where it is no matter: below a quarter of a tie of the site's part of the step, if all of ``n_sites`` had the same part.
+    0 where it is no matter: below a quarter of a tie of the site's part of the step, if all of
+    ``n_sites`` had the same part.
     """
     if not times:
         return 0.0

@@ -1,4 +1,7 @@
-"""The race at one site: times and failures of its candidates, rungs, finals and the winner. Pure; ``race`` advances all sites together."""
+"""The race at one site: times and failures of its candidates, rungs, finals and the winner.
+
+Pure; ``race`` advances all sites together.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,11 @@ def _joined(earlier: Times, now: Times) -> Times:
 
 
 class SiteRace:
-    """Candidates by index. Changed through ``Race``, with numbers that are equal on all ranks; times are totals since the beginning."""
+    """Candidates by index.
+
+    Changed through ``Race``, with numbers that are equal on all ranks; times are totals since the
+    beginning.
+    """
 
     def __init__(
         self,
@@ -70,11 +77,15 @@ class SiteRace:
         self.selection: Selection | None = None
         """The choice of the winner; None before it, or if there was nothing to choose."""
         self.n_open = 1
-        """Sites that have a choice to make, this one included: the others change a replay's time, too."""
+        """Sites that have a choice to make, this one included: the others change a replay's time,
+        too.
+        """
         self.n_racing = 0
         """Candidates that race from the beginning; 0 if there is nothing to choose."""
         self.n_spare = 0
-        """Replays beyond a plain race that there is time for, if the clock cannot tell candidates apart."""
+        """Replays beyond a plain race that there is time for, if the clock cannot tell candidates
+        apart.
+        """
         self.is_unclear = False
         """True if launches of some candidate were timed in vain."""
         self._label, (self._plan, self._options) = label, rules
@@ -102,7 +113,7 @@ class SiteRace:
         self._leave_by_prior_times()
         self._begin()
 
-    # -- what is known -------------------------------------------------------------------------------------------
+    # -- what is known -----------------------------------------------------------------------------
 
     def alive(self) -> list[int]:
         """Candidates that run everywhere and have not left the race; suspects last."""
@@ -112,7 +123,9 @@ class SiteRace:
 
     @property
     def best(self) -> int | None:
-        """The winner, or the fastest so far by its times, its warm-up or an earlier tuning, or the first that runs; None without any."""
+        """The winner, or the fastest so far by its times, its warm-up or an earlier tuning, or the
+        first that runs; None without any.
+        """
         if self.selection is not None and self.selection.winner not in self.failures:
             return self.selection.winner
         runnable = self._runnable()
@@ -142,7 +155,9 @@ class SiteRace:
         )
 
     def results(self) -> list[CandidateResult]:
-        """The result of each candidate, with the time of an earlier tuning where there is no new one."""
+        """The result of each candidate, with the time of an earlier tuning where there is no new
+        one.
+        """
         known = self.prior_times | self.times
         results = []
         for i in range(self.n_candidates):
@@ -163,7 +178,9 @@ class SiteRace:
 
     @property
     def n_left(self) -> int:
-        """Replays that are still to come at most, if the site is met in each, and the clock tells its candidates apart."""
+        """Replays that are still to come at most, if the site is met in each, and the clock tells
+        its candidates apart.
+        """
         plan, options, n_queued = self._plan, self._options, len(self.queue)
         if self.stage in ("done", "exhaustive"):
             return n_queued
@@ -204,12 +221,14 @@ class SiteRace:
             "nothing was measured: no replay met this site",
         )
 
-    # -- what is told --------------------------------------------------------------------------------------------
+    # -- what is told ------------------------------------------------------------------------------
 
     def drop(self, failures: Mapping[int, str]) -> None:
-        """Take candidates out that do not run on some rank, and their equals; the first reason stays.
+        """Take candidates out that do not run on some rank, and their equals; the first reason
+        stays.
 
-        Their trials stay in the queue until ``advance``: those of a batch that is under way are counted off by ``tell``.
+        Their trials stay in the queue until ``advance``: those of a batch that is under way are
+        counted off by ``tell``.
         """
         self.failures = {**failures, **self.failures}
         for i, first in self.equal.items():
@@ -249,7 +268,10 @@ class SiteRace:
             self._timed_in_finals |= times.keys()
 
     def end_warm_up(self, budget: str) -> None:
-        """Go on to the race, all untimed runs done. ``budget``: the reason why candidates without one do not race; empty: they do."""
+        """Go on to the race, all untimed runs done.
+
+        ``budget``: the reason why candidates without one do not race; empty: they do.
+        """
         if budget:
             self.left.update(
                 dict.fromkeys((i for i in self.alive() if i not in self.warm_ups), budget)
@@ -257,10 +279,12 @@ class SiteRace:
         if not self._has_run:
             self._begin()
 
-    # -- a guided search -----------------------------------------------------------------------------------------
+    # -- a guided search ---------------------------------------------------------------------------
 
     def wave(self) -> list[int]:
-        """The next candidates of a guided search, once those before them are timed: the caller compiles them. None if enough were tried."""
+        """The next candidates of a guided search, once those before them are timed: the caller
+        compiles them. None if enough were tried.
+        """
         if self._guide is None or self.stage != "race":
             return []
         self.advance()  # trials that were missed come first
@@ -287,10 +311,11 @@ class SiteRace:
             self.queue = self._warm_up(best)
         self.queue += self._shuffled(joining, f"wave of {len(self._wanted)}")
 
-    # -- the race ------------------------------------------------------------------------------------------------
+    # -- the race ----------------------------------------------------------------------------------
 
     def begin_anew(self) -> bool:
-        """Race once more, because a function around the site runs another config now; False if there is nothing to choose.
+        """Race once more, because a function around the site runs another config now; False if
+        there is nothing to choose.
 
         In the middle of a race with all that are left, after it with the best few.
         """
@@ -318,7 +343,10 @@ class SiteRace:
         return True
 
     def stop(self, reason: str) -> None:
-        """Choose by what is known; those that were not measured have left for this reason. What wins has run on all ranks before."""
+        """Choose by what is known; those that were not measured have left for this reason.
+
+        What wins has run on all ranks before.
+        """
         if self.stage == "done":
             return
         best = self.best
@@ -332,18 +360,23 @@ class SiteRace:
             self.end(reason, best)
 
     def end(self, reason: str, best: int | None = None) -> None:
-        """Choose by what is known, without another replay; those that were not measured, but for ``best``, have left for this reason."""
+        """Choose by what is known, without another replay; those that were not measured, but for
+        ``best``, have left for this reason.
+        """
         if self.stage != "done":
             self.queue, self._guide = [], None
             self.left.update({i: reason for i in self.alive() if i not in self.times and i != best})
             self._choose()
 
     def advance(self) -> None:
-        """At the end of the queue: ask again for missed trials, or go on to the next rung, or choose the winner."""
+        """At the end of the queue: ask again for missed trials, or go on to the next rung, or
+        choose the winner.
+        """
         alive, times = self.alive(), self.times
         self.queue = [trial for trial in self.queue if trial.candidate not in self.failures]
         if len(alive) < 2 and self._guide is None:
-            # The last one, of a rung or after the budget, may not have run yet, and be no better than those that failed.
+            # The last one, of a rung or after the budget, may not have run yet, and be no better
+            # than those that failed.
             is_untried = (self._has_run or self._n_last > 0) and any(
                 self.known_ms(each.candidate) is None for each in self.queue
             )
@@ -380,7 +413,9 @@ class SiteRace:
             self._end_round()
 
     def begin_round(self, n_replays: int) -> None:
-        """Queue one round of finals: finalists in turn, in orders of their own, until the round is full."""
+        """Queue one round of finals: finalists in turn, in orders of their own, until the round is
+        full.
+        """
         if n_replays == 0:
             self._choose()
             return
@@ -392,7 +427,10 @@ class SiteRace:
         self._wanted = {}  # more repeats are optional here
 
     def round_length(self) -> int:
-        """Replays of a round of finals. Fewer finalists run more often, so that finals do not grow with the number of sites."""
+        """Replays of a round of finals.
+
+        Fewer finalists run more often, so that finals do not grow with the number of sites.
+        """
         n_replays = min(self._options.max_finalists, self.n_racing) * min(
             self._plan.n_repeat, self._n_enough()
         )
@@ -401,7 +439,9 @@ class SiteRace:
         )  # the noise is known from repeats only
 
     def _leave_by_prior_times(self) -> None:
-        """Drop those that lost to the prior winner; without one, those that were hopeless beside others of the same tuning."""
+        """Drop those that lost to the prior winner; without one, those that were hopeless beside
+        others of the same tuning.
+        """
         prior, winner = self.prior_times, self.prior_winner
         # One sample may be a hiccup: the best few have another try.
         n_least = (
@@ -461,7 +501,8 @@ class SiteRace:
             and not (i in no_more and measured[i].launches_ms > options.insured_ms)
         ]
         hopeful = {i: each for i, each in measured.items() if i not in no_more}
-        # The best few of the others always reach the finals: one hiccup of the leader's rivals shall not end the race.
+        # The best few of the others always reach the finals: one hiccup of the leader's rivals
+        # shall not end the race.
         n_least = 1 if is_long else n_finalists
         quota = options.quota(len(self._runnable()), self._rung)
         best_of = partial(
@@ -525,7 +566,8 @@ class SiteRace:
                 i: contenders[i]
                 for i in kept(contenders, options.max_finalists, options.margins[-1], objective)
             }
-            # Finals are timed unlike the race: where only some of the best few had them, the kernels alone are compared.
+            # Finals are timed unlike the race: where only some of the best few had them, the
+            # kernels alone are compared.
             is_mixed = bool(in_finals) and not times.keys() <= in_finals
             # Ties below the clock's error would add up over many short kernels.
             is_long = (
@@ -548,7 +590,9 @@ class SiteRace:
         return self.selection
 
     def _lacking(self, candidates: Iterable[int], n_later: int = 0) -> list[int]:
-        """Those that need another trial, beside some later ones: all, but for what an attempt before has timed."""
+        """Those that need another trial, beside some later ones: all, but for what an attempt
+        before has timed.
+        """
         known = {
             i: self.times[i].n_replays if i in self._attempt and i in self.times else 0
             for i in candidates
@@ -571,14 +615,18 @@ class SiteRace:
         )
 
     def _n_enough(self) -> int:
-        """Samples of a candidate that are long enough together, by the best one's time; all if there is none."""
+        """Samples of a candidate that are long enough together, by the best one's time; all if
+        there is none.
+        """
         best_ms = min(
             (each.launches_ms for each in self._measured(self.alive()).values()), default=0.0
         )
         return int(self._options.enough_ms / best_ms) if best_ms > 0 else self._plan.n_repeat
 
     def _shuffled(self, candidates: Iterable[int], salt: str = "") -> list[Trial]:
-        """Each candidate once, in an order that is the same on all ranks and differs between sites, so that their candidates mix."""
+        """Each candidate once, in an order that is the same on all ranks and differs between sites,
+        so that their candidates mix.
+        """
         order = list(candidates)
         random.Random(f"{self._label} {self._rung} {salt}").shuffle(order)
         order.sort(key=self.suspects.__contains__)

@@ -1,7 +1,9 @@
-"""Times of candidates: one rank's samples by replay, its report of them, and the reduction to numbers that all ranks share. Pure.
+"""Times of candidates: one rank's samples by replay, its report of them, and the reduction to
+numbers that all ranks share. Pure.
 
-Samples are kept by replay, so that a replay in which some rank ran a stand-in can be struck out on all ranks, and so that the time
-that other sites' candidates added to a replay can be subtracted. Times are milliseconds.
+Samples are kept by replay, so that a replay in which some rank ran a stand-in can be struck out on
+all ranks, and so that the time that other sites' candidates added to a replay can be subtracted.
+Times are milliseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from dist_tune.measure import median, spread, without_outliers
 from dist_tune.search.plan import NOTHING, Account, Replay, Times
 
 MAX_RANKS_LISTED = 16
-"""Larger groups list only the slowest and the fastest rank of a candidate, so that messages do not grow with the group."""
+"""Larger groups list only the slowest and the fastest rank of a candidate, so that messages do not
+grow with the group.
+"""
 
 Nesting = dict[str, dict[str, list[int]]]
 """Site -> function around it -> candidates of the function that launch the site."""
@@ -28,11 +32,19 @@ class Report:
     """One rank's report of a batch of replays, or that of all ranks: equal on all of them."""
 
     times: dict[str, dict[int, Times]] = field(default_factory=dict)
-    """Site -> candidates of the batch -> times since the beginning. A rank that does not own a site leaves it out: the neutral element."""
+    """Site -> candidates of the batch -> times since the beginning.
+
+    A rank that does not own a site leaves it out: the neutral element.
+    """
     failures: Failures = field(default_factory=dict)
-    """Each is reported once. Of all ranks: of the first one on which the candidate failed, with the rank in the reason."""
+    """Each is reported once.
+
+    Of all ranks: of the first one on which the candidate failed, with the rank in the reason.
+    """
     disturbed: list[int] = field(default_factory=list)
-    """Replays in which another config stood in for one that failed, or a new site was compiled and loaded."""
+    """Replays in which another config stood in for one that failed, or a new site was compiled and
+    loaded.
+    """
     has_new_sites: bool = False
     """True if a rank met sites that it has not reported."""
     elapsed_s: float = 0.0
@@ -42,14 +54,21 @@ class Report:
     lost: list[int] = field(default_factory=list)
     """Disturbed replays that are to be run again, because a kernel was not compiled before."""
     has_new_variants: bool = False
-    """True if a launch on some rank asked for variants that are not compiled for all candidates in the race."""
+    """True if a launch on some rank asked for variants that are not compiled for all candidates in
+    the race.
+    """
     nesting: Nesting = field(default_factory=dict)
     equal: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Site -> compiled candidate -> the one of lower index with the same kernel. A rank without the site leaves it out."""
+    """Site -> compiled candidate -> the one of lower index with the same kernel.
+
+    A rank without the site leaves it out.
+    """
     n_variants: dict[str, int] = field(default_factory=dict)
     """Site -> variants of its kernel, where there are several; on the rank with the most."""
     unclear: list[str] = field(default_factory=list)
-    """Sites with a candidate whose launches all hold gaps in which the device waited for the host, on some rank."""
+    """Sites with a candidate whose launches all hold gaps in which the device waited for the host,
+    on some rank.
+    """
     job: Account = NOTHING
     """Of a tuning online, what the job's calls have taken; on the rank with the most."""
     endless: str = ""
@@ -57,7 +76,10 @@ class Report:
 
 
 def reduce_reports(reports: Mapping[int, Report]) -> Report:
-    """Reduce the reports of all ranks: rank -> report. One function of all reports, so that all ranks can use one rank's result."""
+    """Reduce the reports of all ranks: rank -> report.
+
+    One function of all reports, so that all ranks can use one rank's result.
+    """
     failures: Failures = {}
     by_site: dict[str, dict[int, dict[int, Times]]] = {}
     nesting: Nesting = {}
@@ -84,7 +106,8 @@ def reduce_reports(reports: Mapping[int, Report]) -> Report:
     everyone = reports.values()
     compiled = {label for each in everyone for label in each.equal}
     return Report(
-        # Measured by all who own the site, or not at all: a MAX over some ranks may hide the slowest.
+        # Measured by all who own the site, or not at all: a MAX over some ranks may hide the
+        # slowest.
         {
             site: {
                 i: _reduce({rank: each[i] for rank, each in ranks.items()})
@@ -116,7 +139,10 @@ def reduce_reports(reports: Mapping[int, Report]) -> Report:
 
 
 def equal_on_all(ranks: Sequence[Mapping[int, int]]) -> dict[int, int]:
-    """Candidate -> the one of lower index that is equal to it on every rank. ``ranks``: the same of each rank."""
+    """Candidate -> the one of lower index that is equal to it on every rank.
+
+    ``ranks``: the same of each rank.
+    """
     first: dict[tuple[int, ...], int] = {}
     named = sorted({i for each in ranks for pair in each.items() for i in pair})
     return {
@@ -174,22 +200,31 @@ class Samples:
         self._runs[site][candidate].add(replay)
 
     def nest(self, function: str, candidate: int, site: str) -> None:
-        """Note that launches of a site are a part of a function's, with this candidate of the function."""
+        """Note that launches of a site are a part of a function's, with this candidate of the
+        function.
+        """
         launching = self._nesting.setdefault(site, {}).setdefault(function, [])
         if candidate not in launching:
             launching.append(candidate)
 
     def add_warm_up(self, site: str, candidate: int, ms: float) -> None:
-        """Add an untimed run of a function's candidate: its time says how long such a run takes, not which is better."""
+        """Add an untimed run of a function's candidate: its time says how long such a run takes,
+        not which is better.
+        """
         runs = self._warm_ups.setdefault(site, {})
         runs[candidate] = min(ms, runs.get(candidate, ms))
 
     def add_launch(self, site: str, candidate: int, replay: int, ms: float | None) -> None:
-        """Add one timed launch; a site may be launched several times in a replay. None: its time is not the kernel's."""
+        """Add one timed launch; a site may be launched several times in a replay.
+
+        None: its time is not the kernel's.
+        """
         self._launches[site][candidate][replay].append(ms)
 
     def why_discarded(self, replay: int) -> str:
-        """Reason why the times of a replay do not count, as far as this rank is the cause; empty if they do."""
+        """Reason why the times of a replay do not count, as far as this rank is the cause; empty if
+        they do.
+        """
         if replay in self._lost:
             return "a kernel was compiled in it"
         return (
@@ -201,11 +236,15 @@ class Samples:
         self._closures[replay] = ms, schedule
 
     def restart(self) -> None:
-        """Forget the replays, because the next ones are timed under other conditions and one median cannot hold both."""
+        """Forget the replays, because the next ones are timed under other conditions and one median
+        cannot hold both.
+        """
         self._runs.clear()
 
     def forget(self, site: str) -> None:
-        """Forget all times of a site, because a function around it runs another config now; this rank still owns it."""
+        """Forget all times of a site, because a function around it runs another config now; this
+        rank still owns it.
+        """
         self._runs.pop(site, None)
         if site in self._launches:
             self._launches[site].clear()
@@ -215,7 +254,9 @@ class Samples:
         self._disturbed.add(replay)
 
     def lose(self, replay: int) -> None:
-        """Note that a kernel was compiled in this replay on this rank, or was not there: the replay is to be run again."""
+        """Note that a kernel was compiled in this replay on this rank, or was not there: the replay
+        is to be run again.
+        """
         self._lost.add(replay)
         self._disturbed.add(replay)
 
@@ -237,9 +278,11 @@ class Samples:
         reduced_ms: Known,
         has_new_sites: bool = False,
     ) -> Report:
-        """Report the times of the candidates of ``batch``, this rank's failures, and the replays that it disturbed.
+        """Report the times of the candidates of ``batch``, this rank's failures, and the replays
+        that it disturbed.
 
-        ``reduced_ms``: reduced times so far, from which follows the time that other sites' candidates added to a replay.
+        ``reduced_ms``: reduced times so far, from which follows the time that other sites'
+        candidates added to a replay.
         """
         times: dict[str, dict[int, Times]] = {}
         all_failures = {site: dict(each) for site, each in failures.items()}
@@ -281,12 +324,19 @@ class Samples:
                 elif replays and any(self._launches[site][candidate].values()):
                     unclear.add(site)
         return Report(
-            times, all_failures, sorted(self._disturbed), has_new_sites,
-            lost=sorted(self._lost), nesting=self._nesting, unclear=sorted(unclear),
-        )  # fmt: skip
+            times,
+            all_failures,
+            sorted(self._disturbed),
+            has_new_sites,
+            lost=sorted(self._lost),
+            nesting=self._nesting,
+            unclear=sorted(unclear),
+        )
 
     def report_warm_ups(self, failures: Failures) -> Report:
-        """Report the shortest untimed run of each candidate so far: a first run compiles and allocates, a hiccup only adds."""
+        """Report the shortest untimed run of each candidate so far: a first run compiles and
+        allocates, a hiccup only adds.
+        """
         times = {
             site: {i: Times(_to_ns(ms), _to_ns(ms)) for i, ms in runs.items()}
             for site, runs in self._warm_ups.items()
@@ -295,7 +345,8 @@ class Samples:
 
     def _measured(self, site: str, candidate: int, others_ms: Mapping[int, float]) -> Times:
         """``others_ms``: replay -> what other sites' candidates added to it."""
-        # A function's launches hold those inside, which run their winners meanwhile: turns see to that.
+        # A function's launches hold those inside, which run their winners meanwhile: turns see to
+        # that.
         by_replay = {
             replay: each for replay, each in self._launches[site][candidate].items() if each
         }
@@ -303,7 +354,8 @@ class Samples:
             [ms for each in by_replay.values() for ms in each if ms is not None]
         )
         closures = [self._closures[replay][0] - added_ms for replay, added_ms in others_ms.items()]
-        # Less its own launches, if they were timed in the same replay: their noise is not that of the rest.
+        # Less its own launches, if they were timed in the same replay: their noise is not that of
+        # the rest.
         rests = [
             ms - _sum_ms(by_replay.get(replay, ()))
             for replay, ms in zip(others_ms, closures, strict=True)
@@ -321,7 +373,9 @@ class Samples:
     def _beyond_ms(
         self, replay: int, fastest_ms: Mapping[str, float], known_ms: Known
     ) -> dict[str, float]:
-        """Milliseconds that each site's candidate added to a replay, beyond the site's fastest known one."""
+        """Milliseconds that each site's candidate added to a replay, beyond the site's fastest
+        known one.
+        """
         schedule = self._closures[replay][1]
         return {
             site: known_ms[site][trial.candidate] - least_ms

@@ -1,4 +1,5 @@
-"""Sites of a tuning: kernels at a key with their candidates, what ranks tell each other of them, and the journal of what was measured.
+"""Sites of a tuning: kernels at a key with their candidates, what ranks tell each other of them,
+and the journal of what was measured.
 
 Knows candidates, records and compilation; nothing of replays or of the order of a tuning.
 """
@@ -10,7 +11,18 @@ from dist_tune.sites.site import Site, Variant, check_not_capturing, is_fatal, n
 from dist_tune.sites.sites import Sites
 
 __all__ = [
-    "LEFT", "RankManifest", "Site", "SiteManifest", "Sites", "TuningJournal",
-    "Variant", "check_not_capturing", "in_turn", "is_fatal", "none_left",
-    "note_progress", "one_at_a_time", "reduce_manifests",
-]  # fmt: skip
+    "LEFT",
+    "RankManifest",
+    "Site",
+    "SiteManifest",
+    "Sites",
+    "TuningJournal",
+    "Variant",
+    "check_not_capturing",
+    "in_turn",
+    "is_fatal",
+    "none_left",
+    "note_progress",
+    "one_at_a_time",
+    "reduce_manifests",
+]

@@ -1,4 +1,5 @@
-"""One tuning at a time in a process: tunings share devices, Triton's compiler and the meetings of a group.
+"""One tuning at a time in a process: tunings share devices, Triton's compiler and the meetings of a
+group.
 
 Knows threads and nothing else.
 """
@@ -30,14 +31,16 @@ def one_at_a_time(name: str, patience_s: float) -> Iterator[None]:
     """Wait until no other thread tunes, and keep others from it meanwhile.
 
     Raises:
-        NestedTuningError: another thread's tuning has made no progress for ``patience_s``, or this thread tunes already.
+        NestedTuningError: another thread's tuning has made no progress for ``patience_s``, or this
+            thread tunes already.
     """
     global _tuning_thread
     wait_s = 0.0 if _tuning_thread == get_ident() else patience_s
     if not _acquired(_lock, wait_s):
         raise NestedTuningError(
-            f"{name} waited {wait_s:g} s for another tuning of this process, which made no progress. One process tunes one closure at a "
-            f"time: call closures once from one thread before using them in several, and do not call them from reset=."
+            f"{name} waited {wait_s:g} s for another tuning of this process, which made no"
+            " progress. One process tunes one closure at a time: call closures once from one"
+            " thread before using them in several, and do not call them from reset=."
         )
     _tuning_thread = get_ident()
     try:
@@ -50,7 +53,9 @@ def one_at_a_time(name: str, patience_s: float) -> Iterator[None]:
 
 @contextmanager
 def in_turn(lock: Any, patience_s: float) -> Iterator[None]:
-    """Wait for a closure's lock; go on without it where the other thread makes no progress, because it may be waiting for this one."""
+    """Wait for a closure's lock; go on without it where the other thread makes no progress, because
+    it may be waiting for this one.
+    """
     is_mine = _acquired(lock, patience_s)
     try:
         yield

@@ -1,8 +1,10 @@
-"""What a restart of one tuning knows of the attempts before it, and what the journal says of this one.
+"""What a restart of one tuning knows of the attempts before it, and what the journal says of this
+one.
 
-Read at the first site without a record: times that ranks had agreed on, configs that failed, and those that were under way when a process
-ended by itself. Sites go by the digest of their cache key, so that another name is no other site. Knows events and candidates; nothing of
-ranks: the first one brings the times to the others, each brings its deaths.
+Read at the first site without a record: times that ranks had agreed on, configs that failed, and
+those that were under way when a process ended by itself. Sites go by the digest of their cache key,
+so that another name is no other site. Knows events and candidates; nothing of ranks: the first one
+brings the times to the others, each brings its deaths.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ def read_attempts(journal: Iterable[AnyEvent]) -> dict[str, Attempts]:
 
 
 class TuningJournal:
-    """The journal of one tuning; nothing is read or written without a cache, or before a site without a record is met."""
+    """The journal of one tuning; nothing is read or written without a cache, or before a site
+    without a record is met.
+    """
 
     def __init__(
         self, closure: str, rank: int, members: Sequence[int], lookup: CacheLookup, story: Story
@@ -97,13 +101,18 @@ class TuningJournal:
         self._file: Journal | None = None
         self._attempts: dict[str, Attempts] = {}
         self._under_way: dict[int, list[tuple[str, int]]] = {}
-        """By number of a scheduled replay; launches of a run without a schedule by negative ones, the outermost first."""
+        """By number of a scheduled replay; launches of a run without a schedule by negative ones,
+        the outermost first.
+        """
         self._marked: list[tuple[str, int]] = []
         self._has_run: set[tuple[str, int]] = set()
-        """Known-good ones: they are not under way when they run for a site that has nothing to time."""
+        """Known-good ones: they are not under way when they run for a site that has nothing to
+        time.
+        """
 
     def enter(self, site: Site) -> str:
-        """Open the journal if it is the first site without a record, and note at the site which candidates must not run, or run last.
+        """Open the journal if it is the first site without a record, and note at the site which
+        candidates must not run, or run last.
 
         The digest of its cache key, for the site's event; empty without a cache.
         """
@@ -127,7 +136,7 @@ class TuningJournal:
         for each in read_quarantine(path):
             reason = (
                 f"quarantined, because the process of rank {each.rank} ended twice while it ran; "
-                f"dist-tune cache clear --quarantine lets it run again"
+                "dist-tune cache clear --quarantine lets it run again"
             )
             if each.config in site.texts:
                 found.failures[site.texts.index(each.config)] = CandidateFailure(
@@ -143,7 +152,9 @@ class TuningJournal:
         return key
 
     def is_taken(self, wait_s: float = 0.0) -> bool:
-        """True if, after so many seconds at most, another job of this user still has the journal, because it tunes the same."""
+        """True if, after so many seconds at most, another job of this user still has the journal,
+        because it tunes the same.
+        """
         ends_at = time.monotonic() + wait_s
         while self._file is not None and self._file.is_taken:
             if time.monotonic() >= ends_at:
@@ -162,15 +173,21 @@ class TuningJournal:
         return self._attempts.setdefault(self._lookup.key_digest(label), Attempts())
 
     def prior(self, label: str, otherwise: PriorTimes) -> PriorTimes:
-        """Times of earlier attempts, with those of other tunings (``otherwise``): all that are near the best race."""
+        """Times of earlier attempts, with those of other tunings (``otherwise``): all that are near
+        the best race.
+        """
         times = self.attempts_at(label).times
         return PriorTimes({**otherwise.times, **times}, attempt=times) if times else otherwise
 
     def note(self, label: str, deaths: Mapping[int, int]) -> None:
-        """Before a site is tuned: note the deaths of all ranks, as the next one may be another's. A config in quarantine begins anew."""
+        """Before a site is tuned: note the deaths of all ranks, as the next one may be another's.
+
+        A config in quarantine begins anew.
+        """
         if self._file is not None and self._file.is_taken:
             warn_once(
-                f"dist_tune: tuning goes on without its journal: another process is tuning the same, and has {self._file.path}"
+                "dist_tune: tuning goes on without its journal: another process is tuning the"
+                f" same, and has {self._file.path}"
             )
         if (times := self.attempts_at(label).times) and self._is_first:
             told = (
@@ -190,7 +207,10 @@ class TuningJournal:
 
     @contextmanager
     def launching(self, label: str, candidate: int) -> Iterator[None]:
-        """A launch in a run without a schedule, as the first run is. An error by which the device is lost may be the launch's."""
+        """A launch in a run without a schedule, as the first run is.
+
+        An error by which the device is lost may be the launch's.
+        """
         number, is_over = min(self._under_way, default=0) - 1, True
         self._under_way[number] = [(label, candidate)]
         self._mark()
@@ -213,7 +233,10 @@ class TuningJournal:
         self._mark()
 
     def end(self, replay: int, schedule: Replay) -> None:
-        """When the device is through with a replay. The next ``begin`` says so, or ``end_batch``."""
+        """When the device is through with a replay.
+
+        The next ``begin`` says so, or ``end_batch``.
+        """
         self._has_run |= {(label, trial.candidate) for label, trial in schedule.items()}
         self._under_way.pop(replay, None)
 
@@ -228,7 +251,9 @@ class TuningJournal:
             self._story.under_way(under_way)
 
     def end_with(self, error: BaseException) -> None:
-        """Keep it for another attempt after an error; delete it where the tuning has come to its end, and no config runs."""
+        """Keep it for another attempt after an error; delete it where the tuning has come to its
+        end, and no config runs.
+        """
         if not is_fatal(error) and not isinstance(
             error, StuckDeviceError
         ):  # else what is under way may be the cause
@@ -237,6 +262,8 @@ class TuningJournal:
         self.close(delete=isinstance(error, NoValidConfigError))
 
     def close(self, *, delete: bool = False) -> None:
-        """Leave it as after a death of the process, or ``delete`` it, because no later attempt is to go on from it."""
+        """Leave it as after a death of the process, or ``delete`` it, because no later attempt is
+        to go on from it.
+        """
         if self._file is not None:
             self._file.close(delete=delete)

@@ -1,6 +1,8 @@
-"""Manifests of sites: what each rank has met, and what follows for all of them before anything is compiled or measured.
+"""Manifests of sites: what each rank has met, and what follows for all of them before anything is
+compiled or measured.
 
-Pure: plain values that travel as JSON. The reduction is computed once, from the manifests of all ranks, and read by all.
+Pure: plain values that travel as JSON. The reduction is computed once, from the manifests of all
+ranks, and read by all.
 """
 
 from __future__ import annotations
@@ -24,11 +26,16 @@ class RankManifest:
     sites: dict[str, str] = field(default_factory=dict)
     """Sites not reported before -> digest of their candidates."""
     lists: dict[str, list[str]] = field(default_factory=dict)
-    """The candidates of some of them, described. The first rank spells all of its lists out, the others those that are asked for."""
+    """The candidates of some of them, described.
+
+    The first rank spells all of its lists out, the others those that are asked for.
+    """
     hits: dict[str, str] = field(default_factory=dict)
     """Sites that Triton already has a config for on this rank -> that config."""
     is_watched: bool = True
-    """True if the launches of the run before were heard from its beginning, so that ``hits`` has them all."""
+    """True if the launches of the run before were heard from its beginning, so that ``hits`` has
+    them all.
+    """
     folder: str = ""
     """Identity of this rank's cache directory; empty without one."""
     lookups: dict[str, LookupResult] = field(default_factory=dict)
@@ -52,7 +59,9 @@ class RankManifest:
     n_threads: int = 1
     """That compile on this rank's host."""
     why_not: str = ""
-    """Why nothing may be replayed, as this rank has found, and what follows: replays, or endless arguments or keys."""
+    """Why nothing may be replayed, as this rank has found, and what follows: replays, or endless
+    arguments or keys.
+    """
     may_go_online: bool = False
     """True if the call may be tuned online for that reason."""
     deaths: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -80,15 +89,21 @@ class SiteManifest:
     sites: list[str]
     """All sites that are new on some rank."""
     lists: dict[str, list[str]]
-    """Sites that are not new on all ranks -> their candidates, described, for the ranks that do not know them."""
+    """Sites that are not new on all ranks -> their candidates, described, for the ranks that do not
+    know them.
+    """
     unlisted: list[str]
     """Sites whose lists differ or are not spelled out yet: the next meeting brings them."""
     shared: dict[str, list[str]]
-    """Sites whose lists differ -> the candidates that all ranks have, in the order of the first one."""
+    """Sites whose lists differ -> the candidates that all ranks have, in the order of the first
+    one.
+    """
     disputed: list[str]
     """Sites that some rank has a config for while another lacks it or has a different one."""
     is_watched: bool
-    """True if the hits of all ranks are known, or do not matter: all ranks have missed the same sites in the midst of a call."""
+    """True if the hits of all ranks are known, or do not matter: all ranks have missed the same
+    sites in the midst of a call.
+    """
     cached: dict[str, SharedRecord] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
     """Sites with a record on some rank that not all ranks can use."""
@@ -110,11 +125,17 @@ class SiteManifest:
     n_threads: int = 1
     """That compile on the host with the most."""
     why_not: str = ""
-    """Reason why the call is not tuned, and what to do: of the first rank that has one; empty if nothing asks for a replay."""
+    """Reason why the call is not tuned, and what to do: of the first rank that has one; empty if
+    nothing asks for a replay.
+    """
     mode: str = ""
-    """DIST_TUNE_MODE, if nothing is tuned for it: "first" if any rank has that, else "cached" if any has that."""
+    """DIST_TUNE_MODE, if nothing is tuned for it: "first" if any rank has that, else "cached" if
+    any has that.
+    """
     late: int | None = None
-    """The rank that others waited for in a collective of their second run, if that is the only reason of all that say no."""
+    """The rank that others waited for in a collective of their second run, if that is the only
+    reason of all that say no.
+    """
     goes_online: bool = False
     """True if ``why_not`` is no reason against tuning online, on any rank."""
     deaths: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -166,8 +187,8 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
     # First what rules all out; last a consequence of another rank's reason.
     against.sort(key=lambda each: (manifests[each[0]].may_go_online, each[1].startswith(LEFT)))
     namesakes = [
-        f"launches {label}, which by the order of launches is another kernel on another rank ({mixed[label]}): not tuned; pass these "
-        "values as arguments"
+        f"launches {label}, which by the order of launches is another kernel on another rank"
+        f" ({mixed[label]}): not tuned; pass these values as arguments"
         for label in sites
         if label in mixed and label not in cached
     ]
@@ -240,7 +261,9 @@ def _late(manifests: Mapping[int, RankManifest]) -> int:
 
 
 def _differing_settings(manifests: Mapping[int, RankManifest]) -> str:
-    """Each variable with its values and the first rank of each: "NAME is 0 on rank 0, 1 on rank 1"."""
+    """Each variable with its values and the first rank of each: "NAME is 0 on rank 0, 1 on rank
+    1".
+    """
     told = []
     for name in next(iter(manifests.values())).settings:
         first = dict[float | bool | str, int]()
@@ -252,7 +275,8 @@ def _differing_settings(manifests: Mapping[int, RankManifest]) -> str:
                 for value, rank in first.items()
             }
             told.append(
-                f"{name} is {', '.join(f'{value} on rank {rank}' for value, rank in values.items())}"
+                f"{name} is"
+                f" {', '.join(f'{value} on rank {rank}' for value, rank in values.items())}"
             )
     return "; ".join(told)
 
@@ -270,7 +294,8 @@ def _share_records(
         if not having:
             continue
         first = found[having[0]]
-        # A rank of another key (another GPU, an integer that its code has captured) must have come to the same choice itself.
+        # A rank of another key (another GPU, an integer that its code has captured) must have come
+        # to the same choice itself.
         if all(
             each.is_open and (each.winner == first.winner or each.key == first.key)
             for each in found.values()
@@ -295,7 +320,10 @@ def _writers(label: str, manifests: Mapping[int, RankManifest]) -> list[int]:
 
 
 def _mixed(manifests: Mapping[int, RankManifest]) -> dict[str, str]:
-    """Labels that are not one kernel on all ranks -> what tells two ranks' apart. Values that are each rank's own number do not."""
+    """Labels that are not one kernel on all ranks -> what tells two ranks' apart.
+
+    Values that are each rank's own number do not.
+    """
     first: dict[str, int] = {}
     mixed: dict[str, str] = {}
     order = list(manifests)
@@ -330,7 +358,9 @@ def _disputed(manifests: Mapping[int, RankManifest]) -> set[str]:
 def _shared_candidates(
     lists: Mapping[str, list[str]], manifests: Mapping[int, RankManifest]
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Site whose lists differ -> the candidates that all ranks have; and site without any such candidate -> why it is not tuned."""
+    """Site whose lists differ -> the candidates that all ranks have; and site without any such
+    candidate -> why it is not tuned.
+    """
     shared: dict[str, list[str]] = {}
     unshared: dict[str, str] = {}
     for label, first in lists.items():
@@ -341,10 +371,14 @@ def _shared_candidates(
             if texts != first:
                 shared[label] = [text for text in shared.get(label, first) if text in texts]
             if label in shared and not shared[label]:
-                told = f"{_quoted(first)} on rank {next(iter(theirs))}, {_quoted(texts)} on rank {rank}"
+                told = (
+                    f"{_quoted(first)} on rank {next(iter(theirs))}, {_quoted(texts)} on rank"
+                    f" {rank}"
+                )
                 unshared[label] = (
-                    f"launches {label}, and no config of it is on all ranks ({told}): not tuned; build and prune its configs from what is "
-                    "equal on all ranks, or put what differs into key="
+                    f"launches {label}, and no config of it is on all ranks ({told}): not tuned;"
+                    " build and prune its configs from what is equal on all ranks, or put what"
+                    " differs into key="
                 )
                 break
     return shared, unshared

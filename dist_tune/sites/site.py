@@ -25,15 +25,19 @@ from dist_tune.runtime import Argument, NoFitError, Slot, Timings, Tunable
 
 # After one of these the device's context is gone and every later call fails: nothing can stand in.
 _FATAL = re.compile(
-    r"illegal memory access|misaligned address|illegal instruction|illegal address|device-side assert triggered|launch timed out|"
-    r"unspecified launch failure|hardware stack error|invalid program counter|uncorrectable|device_lost",
+    r"illegal memory access|misaligned address|illegal instruction|illegal address|device-side"
+    r" assert triggered|launch timed out|"
+    r"unspecified launch failure|hardware stack error|invalid program"
+    r" counter|uncorrectable|device_lost",
     re.IGNORECASE,
 )
 
 
 @dataclass(slots=True)
 class Variant:
-    """A specialisation of the arguments of a site's launches, for which each candidate is a kernel of its own."""
+    """A specialisation of the arguments of a site's launches, for which each candidate is a kernel
+    of its own.
+    """
 
     label: str
     """Of its compilations, on this rank alone; the first variant of a site has the site's."""
@@ -55,7 +59,8 @@ class Site:
     label: str
     """Kernel and key, "module.kernel[4096,4096,torch.bfloat16]": what ranks match sites by.
 
-    A second kernel of that name and key, of other code or with other captured values, has "#2" behind it, by the order of first launches.
+    A second kernel of that name and key, of other code or with other captured values, has "#2"
+    behind it, by the order of first launches.
     """
     kernel: str
     key: str
@@ -69,7 +74,9 @@ class Site:
     not_followed: list[str] = field(default_factory=list)
     """Imports in the code that the digest leaves out."""
     is_compiled: bool = True
-    """True if candidates are compiled ahead of their first launch; those of a function run once instead, untimed."""
+    """True if candidates are compiled ahead of their first launch; those of a function run once
+    instead, untimed.
+    """
     is_whole: bool = False
     """True for a function that is the whole closure."""
     prepare: Callable[[Any], None] | None = None
@@ -82,37 +89,54 @@ class Site:
     record: TuningRecord | None = None
     """Of this rank's cache."""
     is_unchecked: bool = False
-    """True if the next result is to be judged: of a config from the cache, or inside a closure the first one."""
+    """True if the next result is to be judged: of a config from the cache, or inside a closure the
+    first one.
+    """
     slots: dict[int, Slot] = field(default_factory=dict)
     """Places for the winner, by the identity of the decorated object."""
     failures: dict[int, CandidateFailure] = field(default_factory=dict)
     """Candidate -> why it cannot win, as found here."""
     suspects: set[int] = field(default_factory=set)
-    """Candidates under way when an earlier process of this rank died: not for launches that any candidate can make."""
+    """Candidates under way when an earlier process of this rank died: not for launches that any
+    candidate can make.
+    """
     reported: set[int] = field(default_factory=set)
     """Failures that the other ranks have heard of."""
     changes: dict[int, set[str]] = field(default_factory=dict)
-    """Candidate whose results were right -> arguments that it changed though they are no outputs."""
+    """Candidate whose results were right -> arguments that it changed though they are no outputs.
+    """
     resources: dict[int, Resources] = field(default_factory=dict)
     equal: dict[int, int] = field(default_factory=dict)
     """Candidate -> the one of lower index with the same kernel on all ranks."""
     variants: list[Variant] = field(default_factory=list)
     """Specialisations of its arguments, if its candidates are compiled ahead."""
     untried: set[int] = field(default_factory=set)
-    """Candidates that a guided search has not come to: not compiled, or of a function not run. The set of its entry."""
+    """Candidates that a guided search has not come to: not compiled, or of a function not run.
+
+    The set of its entry.
+    """
     near: int | None = None
-    """The candidate that is in use for the nearest other key: the best guess before anything is known."""
+    """The candidate that is in use for the nearest other key: the best guess before anything is
+    known.
+    """
     quickest: list[int] = field(default_factory=list)
-    """Candidates that are compiled ahead, from the quickest to compile on: the first run needs one of them, and waits for it."""
+    """Candidates that are compiled ahead, from the quickest to compile on: the first run needs one
+    of them, and waits for it.
+    """
     stand_in: int | None = None
     """A candidate that has run here, for launches whose own candidate fails."""
     is_replayed: bool = False
     """True once a replay has launched it."""
     is_given_up: bool = False
-    """True if a launch found no candidate that runs here, and raised. If the step lives on, it does without the kernel."""
+    """True if a launch found no candidate that runs here, and raised.
+
+    If the step lives on, it does without the kernel.
+    """
     last_error: Exception | None = None
     has_gaps: bool = False
-    """True once the device has waited for the host inside a timed launch: it spins before later ones."""
+    """True once the device has waited for the host inside a timed launch: it spins before later
+    ones.
+    """
     winner: Any = None
     timings: Timings = field(default_factory=Timings)
     """Of the tuning that chose the winner."""
@@ -123,9 +147,11 @@ class Site:
             slot.fill(self.winner, self.timings)
 
     def keep(self, texts: Sequence[str]) -> list[int]:
-        """Keep the candidates of these ``texts``, counted anew in this order; the number of each before.
+        """Keep the candidates of these ``texts``, counted anew in this order; the number of each
+        before.
 
-        A text that this rank lacks, of a site that races on other ranks, is a candidate that fails here; the first config is in its place.
+        A text that this rank lacks, of a site that races on other ranks, is a candidate that fails
+        here; the first config is in its place.
         """
         kept = [self.texts.index(text) if text in self.texts else 0 for text in texts]
         now = {old: new for new, old in reversed([*enumerate(kept)])}
@@ -149,15 +175,20 @@ class Site:
 
     @property
     def first_guess(self) -> int:
-        """The candidate for a launch of which nothing is asked: one known to run, the quickest to compile, or that of the nearest key."""
+        """The candidate for a launch of which nothing is asked: one known to run, the quickest to
+        compile, or that of the nearest key.
+        """
         first = next(i for i in (self.stand_in, *self.quickest[:1], self.near, 0) if i is not None)
         return (
             first if first not in self.suspects else next(self.order(None), first)
         )  # none where all are in quarantine: its launch tells
 
     def order(self, first: int | None) -> Iterator[int]:
-        """Candidates to try for a launch: the one asked for, one known to run, the quickest to compile, then by index."""
-        # Most launches need the first alone, and the turn of all of them would take a tenth of the host's time in a replay of 200.
+        """Candidates to try for a launch: the one asked for, one known to run, the quickest to
+        compile, then by index.
+        """
+        # Most launches need the first alone, and the turn of all of them would take a tenth of the
+        # host's time in a replay of 200.
         if is_asked := first is not None and first not in self.failures:
             yield first
         wanted = [index for index in (first, self.stand_in) if index is not None]
@@ -189,9 +220,11 @@ def is_fatal(error: BaseException) -> bool:
 def none_left(
     label: str, texts: Sequence[str], failures: Mapping[int, CandidateFailure], where: str
 ) -> DistTuneError:
-    """The error where no config of a site is left, with the first reasons, and how many more there are.
+    """The error where no config of a site is left, with the first reasons, and how many more there
+    are.
 
-    The machine's, if that failed some of them; Triton's own kind, too, where resources are short, for a step that does without the kernel.
+    The machine's, if that failed some of them; Triton's own kind, too, where resources are short,
+    for a step that does without the kernel.
     """
     if machine := [each.reason for each in failures.values() if each.kind is FailureKind.MACHINE]:
         first = (
@@ -200,9 +233,9 @@ def none_left(
             else f"{where.removeprefix('on ')}: {machine[0]}"
         )
         return MachineError(
-            f"site {label}: {len(machine)} of its {len(texts)} configs could not be tried, for no fault of theirs; {first}. "
-            f"Give that rank's machine what it lacks (disk space, memory, ulimit -n, ulimit -u) and start "
-            f"again; nothing of this is kept."
+            f"site {label}: {len(machine)} of its {len(texts)} configs could not be tried, for no"
+            f" fault of theirs; {first}. Give that rank's machine what it lacks (disk space,"
+            " memory, ulimit -n, ulimit -u) and start again; nothing of this is kept."
         )
     shown = [
         f'  {index}: "{texts[index]}": {reason}'
@@ -230,8 +263,8 @@ def none_left(
     # Triton's words where it finds no GPU, which say nothing of GPUs.
     if failures and all("active drivers ([])" in reason for _, reason in failures.values()):
         advice = (
-            "Triton finds no GPU: make one visible, or set TRITON_INTERPRET=1 before kernels are defined, to run them on the CPU. "
-            "dist-tune doctor tells what works here."
+            "Triton finds no GPU: make one visible, or set TRITON_INTERPRET=1 before kernels are"
+            " defined, to run them on the CPU. dist-tune doctor tells what works here."
         )
     message = (
         f"site {label}: none of its {len(texts)} configs runs {where}:\n"
@@ -251,6 +284,7 @@ def check_not_capturing(launch: Tunable, closure: str) -> None:
     """
     if is_capturing():
         raise CaptureError(
-            f"{launch.name}{launch.key_text} has no config yet and {closure} is being captured in a CUDA graph, where nothing can be "
-            f"tuned. Call it once with these shapes before the capture, or set DIST_TUNE_MODE=cached."
+            f"{launch.name}{launch.key_text} has no config yet and {closure} is being captured in a"
+            " CUDA graph, where nothing can be tuned. Call it once with these shapes before the"
+            " capture, or set DIST_TUNE_MODE=cached."
         )

@@ -1,7 +1,8 @@
-"""The sites of one closure as this rank sees them: entered at their first launch, given a config at the end.
+"""The sites of one closure as this rank sees them: entered at their first launch, given a config at
+the end.
 
-Knows candidates, their compilation and this rank's cache. Knows nothing of replays or of other ranks; what is found here is
-reported at the next meeting.
+Knows candidates, their compilation and this rank's cache. Knows nothing of replays or of other
+ranks; what is found here is reported at the next meeting.
 """
 
 from __future__ import annotations
@@ -38,18 +39,26 @@ class Sites:
         self.hits: dict[str, str] = {}
         """Label -> config, for launches that Triton had a config for."""
         self.fills_at_once = True
-        """False where the step goes on meanwhile: a config comes into use at a call that ranks agree on."""
+        """False where the step goes on meanwhile: a config comes into use at a call that ranks
+        agree on.
+        """
         self.racing: dict[str, list[str]] = {}
-        """Label -> the candidates that race, described: a rank that comes to the site later counts its own as they do."""
+        """Label -> the candidates that race, described: a rank that comes to the site later counts
+        its own as they do.
+        """
         self.lookup = lookup
         self.journal = journal
         self.story = story
         self._search = search
         self._compiler = compiler
         self._labels: dict[tuple[int, str], tuple[Any, str]] = {}
-        """By id of the decorated object, and name and key; with the object, so that its id is not given to another one."""
+        """By id of the decorated object, and name and key; with the object, so that its id is not
+        given to another one.
+        """
         self._kinds: dict[str, dict[str, Callable[[], Mapping[str, str]]]] = {}
-        """Name and key -> labels of the kernels met there, in the order of their first launches, with their identities."""
+        """Name and key -> labels of the kernels met there, in the order of their first launches,
+        with their identities.
+        """
         self._hit_slots: dict[str, Slot] = {}
         self._uncached: set[str] = set()
         self._outcomes: dict[str, tuple[str, TuningRecord | None]] = {}
@@ -61,7 +70,7 @@ class Sites:
         """Sites that this rank has yet to report."""
         return [label for label, site in self.met.items() if site.is_new and not site.is_given_up]
 
-    # -- during a replay -----------------------------------------------------------------------------------------
+    # -- during a replay ---------------------------------------------------------------------------
 
     def meet(self, launch: Tunable) -> Site:
         """The site of a launch; entered if it is new."""
@@ -74,7 +83,9 @@ class Sites:
         return site
 
     def note_hit(self, launch: Tunable) -> None:
-        """Note the config that Triton has for a launch; in the final run, zero once as vanilla Triton does."""
+        """Note the config that Triton has for a launch; in the final run, zero once as vanilla
+        Triton does.
+        """
         config = launch.slot.config
         if config is None:
             return
@@ -86,7 +97,8 @@ class Sites:
             launch.reset_only(config)
 
     def load(self, site: Site, index: int, variant: Variant | None = None) -> bool:
-        """Load a candidate onto the device, waiting for its compilation; False if it cannot run here.
+        """Load a candidate onto the device, waiting for its compilation; False if it cannot run
+        here.
 
         ``variant``: None for the first one.
         """
@@ -110,7 +122,9 @@ class Sites:
     def launching(
         self, label: str, index: int, *, is_scheduled: bool
     ) -> AbstractContextManager[None]:
-        """Around the launch of a candidate: note it where a death of the process is to be told from outside."""
+        """Around the launch of a candidate: note it where a death of the process is to be told from
+        outside.
+        """
         return nullcontext() if is_scheduled else self.journal.launching(label, index)
 
     def fail(self, site: Site, index: int, failure: CandidateFailure, output: str = "") -> None:
@@ -121,7 +135,8 @@ class Sites:
             self.story.warning if site.label in self.met else self.story.debug
         )  # of a predicted launch, which may not be made
         tell(
-            f'site={site.label} candidate={index} cannot run here: {failure.reason} config="{site.texts[index]}"'
+            f"site={site.label} candidate={index} cannot run here: {failure.reason}"
+            f' config="{site.texts[index]}"'
         )
         if output.strip():
             self.story.debug(
@@ -140,7 +155,7 @@ class Sites:
             f', {label} candidate {i} "{self.met[label].texts[i]}"' for label, i in known.items()
         )
 
-    # -- between replays -----------------------------------------------------------------------------------------
+    # -- between replays ---------------------------------------------------------------------------
 
     def take_failures(self, sites: Iterable[Site] | None = None) -> Failures:
         """Failures on this rank that are new since the last time: all ranks hear of each once."""
@@ -160,7 +175,9 @@ class Sites:
         barred: Mapping[str, Mapping[int, str]],
         deaths: Mapping[str, Mapping[int, int]],
     ) -> None:
-        """Run no candidate that some rank's journal bars, and last those that were under way at ``deaths`` of any rank's process."""
+        """Run no candidate that some rank's journal bars, and last those that were under way at
+        ``deaths`` of any rank's process.
+        """
         for label in [label for label in labels if label in self.met]:
             self.met[label].suspects |= deaths.get(label, {}).keys()
             self.journal.note(label, deaths.get(label, {}))
@@ -179,7 +196,8 @@ class Sites:
             site.reported |= barred[label].keys()
 
     def restrict(self, texts: Mapping[str, list[str]]) -> list[str]:
-        """Keep of some sites the candidates that all ranks have, described, in this order, and look for a record of these.
+        """Keep of some sites the candidates that all ranks have, described, in this order, and look
+        for a record of these.
 
         The sites that have fewer candidates here now, and no record.
         """
@@ -197,7 +215,9 @@ class Sites:
         return fewer
 
     def look_again(self, labels: Iterable[str]) -> None:
-        """Take the records that another job has left meanwhile; where it has not, the journal that it had is this rank's."""
+        """Take the records that another job has left meanwhile; where it has not, the journal that
+        it had is this rank's.
+        """
         self.journal.is_taken(0.1)
         for label in [
             label for label in labels if label in self.met and label not in self._uncached
@@ -209,7 +229,8 @@ class Sites:
                 self.journal.enter(site)
 
     def forget(self, labels: Iterable[str], *, uses_records: bool = False) -> None:
-        """Forget the configs that these sites have here, because not all ranks have the same, or they answer wrongly: they are tuned.
+        """Forget the configs that these sites have here, because not all ranks have the same, or
+        they answer wrongly: they are tuned.
 
         They are met anew, as misses, and without a record unless ``uses_records``.
         """
@@ -227,13 +248,16 @@ class Sites:
                 slot.clear()
             if slots:
                 self.story.info(
-                    f"site={label} is tuned although this rank has a config: not all ranks can use the same one"
+                    f"site={label} is tuned although this rank has a config: not all ranks can use"
+                    " the same one"
                 )
 
     def captured(self) -> dict[str, dict[str, str]]:
-        """Label -> the code of its kernel and what that has captured, by name, for the ranks to compare.
+        """Label -> the code of its kernel and what that has captured, by name, for the ranks to
+        compare.
 
-        Of a function the code alone, unless it has namesakes here: functions capture buffers and groups, which are each rank's own.
+        Of a function the code alone, unless it has namesakes here: functions capture buffers and
+        groups, which are each rank's own.
         """
         found = {}
         for kinds in self._kinds.values():
@@ -249,7 +273,10 @@ class Sites:
         return found
 
     def apply(self, label: str, config: str, record: TuningRecord | None = None) -> None:
-        """Use a config from now on; at a site not met here yet as soon as it is met. ``record``: with the times of all candidates."""
+        """Use a config from now on; at a site not met here yet as soon as it is met.
+
+        ``record``: with the times of all candidates.
+        """
         self._outcomes[label] = config, record
         site = self.met.get(label)
         if site is None or site.is_given_up:
@@ -269,7 +296,9 @@ class Sites:
                 [*site.slots.values()][-1].tell()
 
     def leave_given_up(self) -> None:
-        """Let Triton launch the first config where none runs here: it raises the error that the step expects."""
+        """Let Triton launch the first config where none runs here: it raises the error that the
+        step expects.
+        """
         for site in self.met.values():
             if site.is_given_up:
                 for slot in site.slots.values():
@@ -279,10 +308,12 @@ class Sites:
                     )
 
     def reset_once(self, labels: set[str]) -> None:
-        """In the run to come, which counts, kernels of these sites zero once as vanilla Triton does."""
+        """In the run to come, which counts, kernels of these sites zero once as vanilla Triton
+        does.
+        """
         self._to_reset = labels
 
-    # -- a new site ----------------------------------------------------------------------------------------------
+    # -- a new site --------------------------------------------------------------------------------
 
     def _enter(self, label: str, launch: Tunable) -> Site:
         configs, texts, n_removed = launch.candidates()
@@ -293,9 +324,17 @@ class Sites:
             racing, label = texts, f"{label}#apart"
             self._labels[id(launch.owner), launch.name + launch.key_text] = launch.owner, label
         site = Site(
-            label, launch.name, launch.key_text, configs, texts, n_removed,
-            is_compiled=launch.is_compiled, is_whole=launch.is_whole, prepare=launch.prepare, identify=launch.identify,
-        )  # fmt: skip
+            label,
+            launch.name,
+            launch.key_text,
+            configs,
+            texts,
+            n_removed,
+            is_compiled=launch.is_compiled,
+            is_whole=launch.is_whole,
+            prepare=launch.prepare,
+            identify=launch.identify,
+        )
         if racing != texts:
             site.keep(racing)
             configs, texts = site.configs, site.texts
@@ -335,7 +374,9 @@ class Sites:
         return site
 
     def _look_up(self, site: Site, source: Callable[[], str]) -> bool:
-        """True if there is a record of a new site; else what earlier attempts have left of it is noted."""
+        """True if there is a record of a new site; else what earlier attempts have left of it is
+        noted.
+        """
         record = self.lookup.look_up(site.label, (site.kernel, site.key), source, site.texts)
         if record is not None and site.label not in self._uncached:
             site.record, site.stand_in = record, record.winner
@@ -351,7 +392,9 @@ class Sites:
         return False
 
     def adopt(self, first: Sites) -> None:
-        """Enter the sites that another tuning has met and left untuned, without another launch of theirs."""
+        """Enter the sites that another tuning has met and left untuned, without another launch of
+        theirs.
+        """
         self._labels, self._kinds = first._labels, first._kinds
         for label, old in first.met.items():
             if old.record is None and old.winner is not None:
@@ -374,7 +417,9 @@ class Sites:
         return self._labels[id(launch.owner), base][1]
 
     def _settle(self, site: Site) -> None:
-        """Let a site have its config, with times as vanilla Triton has them: a median, and two with half of the launches between them."""
+        """Let a site have its config, with times as vanilla Triton has them: a median, and two with
+        half of the launches between them.
+        """
         config, record = self._outcomes[site.label]
         site.is_new = False
         site.winner = site.configs[site.texts.index(config)]

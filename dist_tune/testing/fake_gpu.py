@@ -1,4 +1,6 @@
-"""A GPU that is not there: kernels are compiled for it, launches take the time that a test says, by a clock that a test may keep."""
+"""A GPU that is not there: kernels are compiled for it, launches take the time that a test says, by
+a clock that a test may keep.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class _Utils:
 
 
 class ExactTime:
-    """Clock of this process's spans, on the CPU, that moves only where a test says: times do not depend on how busy the machine is."""
+    """Clock of this process's spans, on the CPU, that moves only where a test says: times do not
+    depend on how busy the machine is.
+    """
 
     is_kept: ClassVar[bool] = False
     program_ms: ClassVar[float] = 0.1
@@ -43,8 +47,8 @@ class ExactTime:
     def keep(cls) -> None:
         """From here on, until the process ends.
 
-        Launches of ``FakeH200`` take their ``launch_ms``, interpreted ones ``program_ms`` a program, a sleep of the main thread what it was
-        asked for, and nothing else takes any time.
+        Launches of ``FakeH200`` take their ``launch_ms``, interpreted ones ``program_ms`` a
+        program, a sleep of the main thread what it was asked for, and nothing else takes any time.
         """
         if cls.is_kept:
             return
@@ -94,7 +98,10 @@ class _Launcher:
 
 
 class FakeH200:
-    """A driver for Triton: kernels compile to real sm_90 code, a launch sleeps instead of running. Tests read and set its attributes."""
+    """A driver for Triton: kernels compile to real sm_90 code, a launch sleeps instead of running.
+
+    Tests read and set its attributes.
+    """
 
     launches: ClassVar[list[str]] = []
     """Names of the kernels launched so far."""
@@ -125,7 +132,8 @@ class FakeH200:
 def install_fake_driver() -> None:
     """Make ``FakeH200`` Triton's driver in this process, whose ``TRITON_INTERPRET`` must not be 1.
 
-    New tensors are filled, because its kernels write nothing: a step that returns them shall return the same each time.
+    New tensors are filled, because its kernels write nothing: a step that returns them shall return
+    the same each time.
     """
     torch.set_deterministic_debug_mode(
         "warn"

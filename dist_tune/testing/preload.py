@@ -1,7 +1,8 @@
 """For the fork server of ranks alone: what each rank would do anew, done once and inherited.
 
-It is Triton's digest of its own 0.4 GB, a part of each compiled kernel's key: 0.3 to 0.7 CPU-seconds. And what has been imported is
-left out of garbage collections: one that looks through it copies its pages, in each rank.
+It is Triton's digest of its own 0.4 GB, a part of each compiled kernel's key: 0.3 to 0.7
+CPU-seconds. And what has been imported is left out of garbage collections: one that looks through
+it copies its pages, in each rank.
 """
 
 import atexit

@@ -1,4 +1,7 @@
-"""Ranks as processes of one machine: started, waited for, and ended. Knows nothing of devices but the fake one."""
+"""Ranks as processes of one machine: started, waited for, and ended.
+
+Knows nothing of devices but the fake one.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,9 @@ PRELOADED: tuple[str, ...] = (
     "hypothesis",
     "dist_tune.testing.preload",
 )
-"""Modules that the fork server imports, with all that they import; those that are not installed are left out."""
+"""Modules that the fork server imports, with all that they import; those that are not installed are
+left out.
+"""
 
 Mode = Literal["interpret", "fake", "gpu"]
 """Triton's interpreter on the CPU, real compilation for a ``FakeH200``, or the machine's GPUs."""
@@ -53,7 +58,9 @@ class Outcome:
     value: Any = None
     """The returned value; None if the rank raised."""
     error: str = ""
-    """Class name of the raised exception, "Hung" after the time limit, "Died" without a result; empty if the rank returned."""
+    """Class name of the raised exception, "Hung" after the time limit, "Died" without a result;
+    empty if the rank returned.
+    """
     message: str = ""
     """Its text."""
     seconds: float = 0.0
@@ -83,16 +90,20 @@ def on_ranks(
     is_dist: bool = True,
     clock: Clock = "wall",
 ) -> list[Outcome]:
-    """Call ``function(rank, *args)`` in ``n`` processes, which form one gloo process group if ``is_dist``.
+    """Call ``function(rank, *args)`` in ``n`` processes, which form one gloo process group if
+    ``is_dist``.
 
-    ``function`` is a module-level function of a module that can be imported; ``args`` and the returned value can be pickled. Logs and
-    caches of dist_tune and Triton lie in a folder that is deleted afterwards. A tuning waits 3 seconds for a rank without progress, with
-    the fake driver, where kernels are compiled, 15; ``env`` overrides these environment variables and adds others. A rank that is not done
-    after ``timeout_s`` seconds is killed. With the exact ``clock`` what is chosen does not depend on how busy the machine is.
-    An error of a rank is reported in its ``Outcome`` and not raised.
+    ``function`` is a module-level function of a module that can be imported; ``args`` and the
+    returned value can be pickled. Logs and caches of dist_tune and Triton lie in a folder that is
+    deleted afterwards. A tuning waits 3 seconds for a rank without progress, with the fake driver,
+    where kernels are compiled, 15; ``env`` overrides these environment variables and adds others. A
+    rank that is not done after ``timeout_s`` seconds is killed. With the exact ``clock`` what is
+    chosen does not depend on how busy the machine is. An error of a rank is reported in its
+    ``Outcome`` and not raised.
 
     Raises:
-        ValueError: no rank, an unknown ``mode`` or ``clock``, or the exact clock on a GPU, whose time it cannot keep.
+        ValueError: no rank, an unknown ``mode`` or ``clock``, or the exact clock on a GPU, whose
+            time it cannot keep.
     """
     if n < 1:
         raise ValueError(f"need at least one rank, got {n}")
@@ -101,13 +112,14 @@ def on_ranks(
             raise ValueError(f"{name} must be one of {known}, got {given!r}")
     if mode == "gpu" and clock == "exact":
         raise ValueError(
-            'clock="exact" keeps the time of launches on the CPU; with mode="gpu" the GPU keeps its own: leave it out'
+            'clock="exact" keeps the time of launches on the CPU; with mode="gpu" the GPU keeps its'
+            " own: leave it out"
         )
     with tempfile.TemporaryDirectory() as folder:
         defaults = {
-            "DIST_TUNE_DEADLINE_S": "15"
-            if mode == "fake"
-            else "3",  # a compilation takes a busy machine seconds
+            "DIST_TUNE_DEADLINE_S": (
+                "15" if mode == "fake" else "3"
+            ),  # a compilation takes a busy machine seconds
             **(
                 {} if "DIST_TUNE_PROGRESS" in (env or {}) else {"DIST_TUNE_VERBOSITY": "quiet"}
             ),  # the older name counts as well
@@ -157,20 +169,25 @@ def values(outcomes: list[Outcome]) -> list[Any]:
     return [outcome.value for outcome in outcomes]
 
 
-# -- processes -------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 def fork_context() -> ForkServerContext:
-    """The multiprocessing context of this module's ranks; its server starts with the first process and imports ``PRELOADED``."""
+    """The multiprocessing context of this module's ranks; its server starts with the first process
+    and imports ``PRELOADED``.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
 
 
 def choose_interpreter(is_on: bool) -> None:
-    """Interpret the kernels that this process decorates from now on, or compile them, as if started with ``TRITON_INTERPRET=1`` or 0."""
+    """Interpret the kernels that this process decorates from now on, or compile them, as if started
+    with ``TRITON_INTERPRET=1`` or 0.
+    """
     os.environ["TRITON_INTERPRET"] = str(int(is_on))
-    # Triton's own kernels, like tl.sum, were decorated when the fork server imported triton.language: decorate them anew.
+    # Triton's own kernels, like tl.sum, were decorated when the fork server imported
+    # triton.language: decorate them anew.
     if isinstance(triton.language.cdiv, JITFunction) == is_on:
         for name, module in list(sys.modules.items()):
             if name.startswith("triton.language.") and any(

@@ -11,6 +11,13 @@ from dist_tune.tuning.tuned import TunedClosure, TunedFunction, shown_signature
 from dist_tune.tuning.tuning import Tuning
 
 __all__ = [
-    "Online", "TunedClosure", "TunedFunction", "Tuning", "TuningOptions", "newer_than_tested", "note_of_tracing", "note_use",
+    "Online",
+    "TunedClosure",
+    "TunedFunction",
+    "Tuning",
+    "TuningOptions",
+    "newer_than_tested",
+    "note_of_tracing",
+    "note_use",
     "shown_signature",
-]  # fmt: skip
+]

@@ -1,4 +1,6 @@
-"""Last phase: winners are put to use, records are kept, the closure runs once more as its caller would. Collective."""
+"""Last phase: winners are put to use, records are kept, the closure runs once more as its caller
+would. Collective.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,20 @@ from dist_tune.tuning.notices import tell_of_unmet, tell_of_untuned
 from dist_tune.tuning.results import Settled, make_record, outcome, page, site_lines, table_rows
 
 _LAST_RUN = (
-    "rank {rank}: {name} is tuned, and this was its last run, which is the call's own and is not made twice. All kernels have their "
-    "configs: give the machine what it lacks and call again; the call runs with these, and a new process finds them in the cache"
+    "rank {rank}: {name} is tuned, and this was its last run, which is the call's own and is not"
+    " made twice. All kernels have their configs: give the machine what it lacks and call again;"
+    " the call runs with these, and a new process finds them in the cache"
 )
 
 
 def apply_winners(
     context: TuningContext, closure: Closure, untuned_bytes: int, why_not: str = ""
 ) -> Any:
-    """Give every site its winner on this rank, and return the value of the last run, which is the call's.
+    """Give every site its winner on this rank, and return the value of the last run, which is the
+    call's.
 
-    ``untuned_bytes``: the device's peak memory before the race; 0 without a device. ``why_not``: the race has no end, so that each site
-    gets its best config so far, and nothing is kept.
+    ``untuned_bytes``: the device's peak memory before the race; 0 without a device. ``why_not``:
+    the race has no end, so that each site gets its best config so far, and nothing is kept.
     """
     winners = [label for label in context.entries if context.race[label].best is not None]
     context.expenses.total()
@@ -52,7 +56,8 @@ def apply_winners(
         if is_machine_failure(error):
             error.add_note(_LAST_RUN.format(rank=context.ranks.rank, name=context.name))
         raise
-    # All ranks have made their last run: one whose listener raises leaves none of them in a collective.
+    # All ranks have made their last run: one whose listener raises leaves none of them in a
+    # collective.
     context.sites.tell(winners)
     with suppress(
         StoreGoneError
@@ -88,7 +93,8 @@ def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[S
                 for i, each in sorted(context.machine[label].items())
             )
             context.story.warning(
-                f"site={label} is not kept: candidates were dropped for what was no doing of theirs: {told}",
+                f"site={label} is not kept: candidates were dropped for what was no doing of"
+                f" theirs: {told}",
                 shown=True,
             )
     tell_of_unmet(context, records)

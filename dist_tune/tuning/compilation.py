@@ -1,7 +1,8 @@
 """Second phase: new sites from source to the device, on all ranks.
 
-Each distinct kernel is compiled once per host: every rank begins with another part of the candidates, passes over what another process
-compiles, and comes back to it. A candidate that any rank cannot run is out before anything is launched. Collective throughout.
+Each distinct kernel is compiled once per host: every rank begins with another part of the
+candidates, passes over what another process compiles, and comes back to it. A candidate that any
+rank cannot run is out before anything is launched. Collective throughout.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ _LOAD_S = 0.05
 
 
 def equals(configs: Sequence[Any], kernels: Sequence[str]) -> dict[int, int]:
-    """Candidate -> the first one with the same kernel and launch. ``kernels``: digests, empty if unknown.
+    """Candidate -> the first one with the same kernel and launch.
 
-    Their configs are equal but for ``num_stages``: a grid or another library may read what the kernel's code does not. A config's hook
-    is handed all of the config and may do anything with it.
+    ``kernels``: digests, empty if unknown.
+
+    Their configs are equal but for ``num_stages``: a grid or another library may read what the
+    kernel's code does not. A config's hook is handed all of the config and may do anything with it.
     """
     first: dict[tuple[str, str], int] = {}
     found = {}
@@ -55,7 +58,9 @@ def _equals(context: TuningContext, site: Site) -> dict[int, int]:
 
 
 def compile_ahead(context: TuningContext, wanted: Waves) -> Report:
-    """Compile and load candidates of new sites, or those that guided searches ask for later; not of functions, which run instead."""
+    """Compile and load candidates of new sites, or those that guided searches ask for later; not of
+    functions, which run instead.
+    """
     known = context.sites.met
     sites = [
         known[label]
@@ -69,14 +74,17 @@ def compile_ahead(context: TuningContext, wanted: Waves) -> Report:
             site.equal.update(mine)
             told = f"{len(mine)} of {len(site.configs)} candidates are the same kernel as another"
             context.story.debug(
-                f"site={site.label} {told} and do not race: {', '.join(f'{i}={first}' for i, first in mine.items())}"
+                f"site={site.label} {told} and do not race:"
+                f" {', '.join(f'{i}={first}' for i, first in mine.items())}"
             )
         site.is_new = False
     return loaded
 
 
 def lacking(context: TuningContext) -> dict[str, set[int]]:
-    """Site -> candidates in the race that are not loaded here for all variants that launches have asked for."""
+    """Site -> candidates in the race that are not loaded here for all variants that launches have
+    asked for.
+    """
     found = {}
     for label, site in context.sites.met.items():
         if label in context.race and site.is_compiled and not site.is_new and not site.is_given_up:
@@ -87,9 +95,11 @@ def lacking(context: TuningContext) -> dict[str, set[int]]:
 
 
 def compile_variants(context: TuningContext) -> None:
-    """Compile and load what launches have asked for since the sites were entered, for the candidates in the race.
+    """Compile and load what launches have asked for since the sites were entered, for the
+    candidates in the race.
 
-    A candidate that fails for some variant on some rank is dropped on all. Variants without an end are noted in ``variants.endless``.
+    A candidate that fails for some variant on some rank is dropped on all. Variants without an end
+    are noted in ``variants.endless``.
 
     Raises:
         NoValidConfigError: on all ranks.
@@ -100,9 +110,11 @@ def compile_variants(context: TuningContext) -> None:
 
 
 def precompile(context: TuningContext, recorder: LaunchRecorder, waves: Waves) -> None:
-    """Compile and load what functions will launch with these candidates, predicted from the runs that were recorded.
+    """Compile and load what functions will launch with these candidates, predicted from the runs
+    that were recorded.
 
-    A launch that some rank cannot make will fail on all ranks that come to it with the same alignments and sizes that are compiled in.
+    A launch that some rank cannot make will fail on all ranks that come to it with the same
+    alignments and sizes that are compiled in.
     """
     inner: list[tuple[Site, Site]] = []
     """Functions, each with a launch of theirs whose predictions are the candidates."""
@@ -214,7 +226,8 @@ def _compile(context: TuningContext, units: Sequence[_Unit]) -> None:
 def _load_ready(context: TuningContext, units: Sequence[_Unit]) -> None:
     """Load what is compiled of these, for a moment: this thread has nothing else to do meanwhile.
 
-    All ranks have ended their first run, so no kernel of it waits for a launch that a peer has yet to make.
+    All ranks have ended their first run, so no kernel of it waits for a launch that a peer has yet
+    to make.
     """
     until = time.monotonic() + _LOAD_S
     for site, variant, indices in units:

@@ -1,4 +1,5 @@
-"""The parts that the phases of one tuning share, and the meeting in which ranks reduce what each brings.
+"""The parts that the phases of one tuning share, and the meeting in which ranks reduce what each
+brings.
 
 Made once and never changed: a part changes by its own verbs alone. Collective throughout.
 """
@@ -88,7 +89,9 @@ class Expenses:
     """Seconds of each meeting on this rank, waiting for others included."""
     began: float = field(default_factory=time.monotonic)
     search_began: float = field(default_factory=time.monotonic)
-    """Monotonic clock, in seconds, at which all ranks had come: a budget is not spent by waiting for one of them."""
+    """Monotonic clock, in seconds, at which all ranks had come: a budget is not spent by waiting
+    for one of them.
+    """
     _phase_began: float = field(default_factory=time.monotonic)
 
     def end_phase(self, name: str) -> None:
@@ -136,7 +139,9 @@ class TuningContext:
         is_gathering: bool = False,
         is_optional: bool = False,
     ) -> Result:
-        """Bring a part to a meeting and take ``fn`` of all parts away, as ``Ranks.reduce`` does; the log has a line of it."""
+        """Bring a part to a meeting and take ``fn`` of all parts away, as ``Ranks.reduce`` does;
+        the log has a line of it.
+        """
         began = time.monotonic()
         self.replays.watchdog.note(f"the meeting {topic!r}", Kind.UNLIMITED)
         with self.replays.idle():
@@ -149,10 +154,11 @@ class TuningContext:
         return reduced
 
     def reduce_reports(self, topic: str, report: Report) -> Report:
-        """Bring a report to a meeting, with the seconds of the latest batch and of the search on this rank.
+        """Bring a report to a meeting, with the seconds of the latest batch and of the search on
+        this rank.
 
-        Candidates that failed on some rank leave the race. What is no config's doing is noted, so that it is not kept. Variants without an
-        end on one rank end the tuning on all.
+        Candidates that failed on some rank leave the race. What is no config's doing is noted, so
+        that it is not kept. Variants without an end on one rank end the tuning on all.
         """
         elapsed_s, variants = (
             round(time.monotonic() - self.expenses.search_began, 4),
@@ -182,7 +188,8 @@ class TuningContext:
         return reduced
 
     def check_alive(self) -> None:
-        """Go on only if every site has a candidate left, and no rank's machine has failed half of them.
+        """Go on only if every site has a candidate left, and no rank's machine has failed half of
+        them.
 
         Raises:
             NoValidConfigError: on all ranks, with the reasons.

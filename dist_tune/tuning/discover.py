@@ -1,6 +1,7 @@
 """First phase: the sites on any rank, and those of them that need no tuning.
 
-A config that some rank has, in memory or in its cache, is used on all ranks or on none. Collective throughout.
+A config that some rank has, in memory or in its cache, is used on all ranks or on none. Collective
+throughout.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.notices import note_use, of_process
 
 _LATE = (
-    "rank {rank} was late: the second run of {name}{ran}; so the others waited in vain in a collective. Leave out a config that is so slow "
-    "there, or raise DIST_TUNE_DEADLINE_S, which collectives wait for while ranks tune. A process group that timed out has to be made anew"
+    "rank {rank} was late: the second run of {name}{ran}; so the others waited in vain in a"
+    " collective. Leave out a config that is so slow there, or raise DIST_TUNE_DEADLINE_S, which"
+    " collectives wait for while ranks tune. A process group that timed out has to be made anew"
 )
 _MAX_DISCOVERIES = 4
 MAX_WAIT = 10
@@ -38,11 +40,13 @@ MANIFESTS = Reduction(reduce_manifests)
 def discover(
     context: TuningContext, closure: Closure, *, is_watched: bool, is_under_way: bool
 ) -> SiteManifest | None:
-    """Exchange manifests, and replay until no rank has a config that another one lacks, and it is known that replays are allowed.
+    """Exchange manifests, and replay until no rank has a config that another one lacks, and it is
+    known that replays are allowed.
 
-    ``is_watched``: whether the run before was heard from its beginning. ``is_under_way``: all ranks are in this tuning already.
-    None if other ranks have passed this call: this rank is alone in it, or has nothing to report and goes on.
-    With ``why_not`` in the manifest no other run of the closure may follow.
+    ``is_watched``: whether the run before was heard from its beginning. ``is_under_way``: all ranks
+    are in this tuning already. None if other ranks have passed this call: this rank is alone in it,
+    or has nothing to report and goes on. With ``why_not`` in the manifest no other run of the
+    closure may follow.
 
     Raises:
         AbsentRanksError: this rank has something to tune, and another one has gone or did not come.
@@ -98,7 +102,8 @@ def discover(
                 manifest.wrong.keys() & context.sites.met.keys()
             ):  # nothing is tuned, and no other run may follow
                 context.story.warning(
-                    f"site={label} {_WRONG}; later calls use the first config: {manifest.wrong[label]}",
+                    f"site={label} {_WRONG}; later calls use the first config:"
+                    f" {manifest.wrong[label]}",
                     shown=True,
                 )
                 context.sites.apply(label, context.sites.met[label].texts[0])
@@ -121,8 +126,9 @@ def discover(
                 )
         replays.again(closure)
     raise RankMismatchError(
-        f"{context.name}: ranks still have different configs for {[*manifest.disputed, *manifest.refused]} after {_MAX_DISCOVERIES} runs. "
-        f"Does the step change the cache of its kernels?"
+        f"{context.name}: ranks still have different configs for"
+        f" {[*manifest.disputed, *manifest.refused]} after {_MAX_DISCOVERIES} runs. Does the step"
+        " change the cache of its kernels?"
     )
 
 
@@ -134,10 +140,14 @@ def _any(parts: Mapping[int, bool]) -> bool:
 def _await_records(context: TuningContext, labels: Collection[str]) -> None:
     """Wait until the job that tunes the same is through, or has died, and look for its records.
 
-    Not for ever: a job that was stopped holds its journal. After ``MAX_WAIT`` deadlines this one has lost as much as a tuning takes.
+    Not for ever: a job that was stopped holds its journal. After ``MAX_WAIT`` deadlines this one
+    has lost as much as a tuning takes.
     """
     journal, limit_s = context.sites.journal, MAX_WAIT * context.settings.deadline_s
-    told = f"a job that shares {context.lookup.cache.folder} is tuning the same; this one waits for its records, {limit_s:g} s at most"
+    told = (
+        f"a job that shares {context.lookup.cache.folder} is tuning the same; this one waits for"
+        f" its records, {limit_s:g} s at most"
+    )
     context.story.info(f"{context.name}: {told}", shown=True)
     ends_at, step_s = time.monotonic() + limit_s, min(1.0, context.settings.deadline_s / 4)
     # In short steps, so that a rank which dies meanwhile is seen.
@@ -151,7 +161,9 @@ def _await_records(context: TuningContext, labels: Collection[str]) -> None:
 
 
 def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRecord]:
-    """Use the records that all ranks take from the cache; ranks that lack one get it, and write it to their own."""
+    """Use the records that all ranks take from the cache; ranks that lack one get it, and write it
+    to their own.
+    """
     records = _shared_records(context, manifest)
     for label, record in records.items():
         context.sites.apply(label, record.best.config, record)
@@ -192,7 +204,9 @@ def _refute(context: TuningContext, wrong: Mapping[str, str]) -> None:
 
 
 def write_record(context: TuningContext, record: TuningRecord, writers: Collection[int]) -> bool:
-    """Write a record into the cache, on one rank for each folder; false if this rank was to write it and could not."""
+    """Write a record into the cache, on one rank for each folder; false if this rank was to write
+    it and could not.
+    """
     return context.ranks.rank not in writers or context.lookup.keep(record)
 
 
@@ -228,7 +242,9 @@ def _shared_records(context: TuningContext, manifest: SiteManifest) -> dict[str,
 
 
 def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> SiteManifest:
-    """Report the sites that are new here, and learn what is new anywhere, with the candidates of all that is new."""
+    """Report the sites that are new here, and learn what is new anywhere, with the candidates of
+    all that is new.
+    """
     spelled = set(context.sites.new) if context.ranks.is_first else set()
     while True:
         mine = _manifest_of(context, spelled, is_watched)
@@ -237,7 +253,10 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
             "manifest", mine, MANIFESTS, is_gathering=gathers, is_optional=is_optional
         )
         gathers = False
-        differing = f"settings differ between ranks: {manifest.differing}. Give all ranks the same environment"
+        differing = (
+            f"settings differ between ranks: {manifest.differing}. Give all ranks the same"
+            " environment"
+        )
         if manifest.differing:
             of_process.tell(context.story, {differing: differing})
         required = "DIST_TUNE_MODE is require: tune once without it"
@@ -255,7 +274,8 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
                 differing if manifest.differing else required
             )  # where a rank's settings let it use no record, no tuning helps
             raise CacheMissError(
-                f"site {manifest.refused[0]}: ranks have records that not all of them can use: {why}."
+                f"site {manifest.refused[0]}: ranks have records that not all of them can use:"
+                f" {why}."
             )
         for label, how in manifest.wrong.items():
             if context.lookup.is_required:
@@ -305,20 +325,22 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
             for label, site in sites.items()
         },
         wrong=dict(context.replays.trials.wrong),
-        prior={
-            label: replace(
-                context.sites.journal.prior(label, lookup.prior_times(label, site.texts)),
-                near=site.near,
-            )
-            for label, site in sites.items()
-            if is_first and site.record is None
-        }
-        if context.settings.may_tune
-        else {
-            label: PriorTimes(near=near)
-            for label, site in sites.items()
-            if (near := site.near if site.record is None else site.record.winner) is not None
-        },
+        prior=(
+            {
+                label: replace(
+                    context.sites.journal.prior(label, lookup.prior_times(label, site.texts)),
+                    near=site.near,
+                )
+                for label, site in sites.items()
+                if is_first and site.record is None
+            }
+            if context.settings.may_tune
+            else {
+                label: PriorTimes(near=near)
+                for label, site in sites.items()
+                if (near := site.near if site.record is None else site.record.winner) is not None
+            }
+        ),
         warm_ups={
             label: 1 if site.checker is None else site.checker.n_runs
             for label, site in sites.items()

@@ -1,7 +1,9 @@
-"""From a manifest to the race: new sites are taken from the cache or compiled, and functions warmed up; then what guided searches ask for.
+"""From a manifest to the race: new sites are taken from the cache or compiled, and functions warmed
+up; then what guided searches ask for.
 
-A warm-up is an untimed run of a function's config, whose kernels cannot be compiled ahead of the first run. Results are checked there, and
-candidates that fail or answer wrongly on any rank are dropped. Collective throughout.
+A warm-up is an untimed run of a function's config, whose kernels cannot be compiled ahead of the
+first run. Results are checked there, and candidates that fail or answer wrongly on any rank are
+dropped. Collective throughout.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from dist_tune.tuning.notices import note_use, tell_of_sites, tell_of_untuned
 
 
 def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest) -> None:
-    """Enter the new sites of a manifest, and then those that warm-ups of its functions meet inside them.
+    """Enter the new sites of a manifest, and then those that warm-ups of its functions meet inside
+    them.
 
     Raises:
         NoValidConfigError: on all ranks, if no candidate of a site runs on all of them.
@@ -104,7 +107,8 @@ def _texts(context: TuningContext, manifest: SiteManifest, label: str) -> list[s
 
 
 def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
-    """Give each new site the config that is known, the nearest one, or the first, if it loads on all ranks; nothing is kept on disk.
+    """Give each new site the config that is known, the nearest one, or the first, if it loads on
+    all ranks; nothing is kept on disk.
 
     If it does not, each rank goes on with what has run there.
     """
@@ -131,7 +135,8 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
             needed += [
                 (site, variant) for variant in site.variants
             ]  # none with a record that not all ranks can use
-    context.compiler.postpone()  # all but these: the job's next call launches them, for all arguments that it has met
+    # All but these: the job's next call launches them, for all arguments that it has met
+    context.compiler.postpone()
     for site, variant in needed:
         context.compiler.queue(variant.label, [chosen[site.label]])
     for site, variant in needed:
@@ -158,17 +163,19 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
             context.story.info(f"site={label} {so_far} {config}")
 
 
-# -- warm-ups ----------------------------------------------------------------------------------------------------------
+# -- warm-ups --------------------------------------------------------------------------------------
 
 
 def warm_up(
     context: TuningContext, closure: Closure, n_runs: Mapping[str, int], waves: Waves | None = None
 ) -> None:
-    """Run each candidate of some sites (site -> runs of each) untimed, and drop those that fail on any rank.
+    """Run each candidate of some sites (site -> runs of each) untimed, and drop those that fail on
+    any rank.
 
-    Launches inside, which the first run shows, are compiled ahead with the other candidates of its kind and with one of each other kind.
-    Those run next, because a flag may choose other arguments or another kernel, and the rest is compiled ahead as they show.
-    ``waves``: only these candidates.
+    Launches inside, which the first run shows, are compiled ahead with the other candidates of its
+    kind and with one of each other kind. Those run next, because a flag may choose other arguments
+    or another kernel, and the rest is compiled ahead as they show. ``waves``: only these
+    candidates.
     """
     met, race = context.sites.met, context.race
     mine = {label: set((waves or {}).get(label, context.entries[label].tried)) for label in n_runs}
@@ -256,17 +263,19 @@ def _drop_harmful(context: TuningContext, site: Site) -> None:
             name for name in names if any(name not in others for others in right.values())
         ):
             reason = (
-                f"it changes its argument {' and '.join(harmed)}, which other configs leave as it is; memory that only some configs "
-                f"write to belongs into an object, not among the arguments"
+                f"it changes its argument {' and '.join(harmed)}, which other configs leave as it"
+                " is; memory that only some configs write to belongs into an object, not among the"
+                " arguments"
             )
             context.sites.fail(site, i, CandidateFailure(FailureKind.WRONG_RESULT, reason))
 
 
-# -- guided searches ---------------------------------------------------------------------------------------------------
+# -- guided searches -------------------------------------------------------------------------------
 
 
 def try_waves(context: TuningContext, closure: Closure) -> None:
-    """Bring the candidates that guided searches ask for into the race, until there are some to time or all searches have ended.
+    """Bring the candidates that guided searches ask for into the race, until there are some to time
+    or all searches have ended.
 
     The race asks from reduced times alone, so all ranks compile the same candidates.
 
@@ -278,7 +287,8 @@ def try_waves(context: TuningContext, closure: Closure) -> None:
         for label, wave in waves.items():
             n_left = len(entries[label].untried)
             context.story.debug(
-                f"site={label} tries {len(wave)} more of {len(entries[label].texts)} candidates, {n_left} are untried"
+                f"site={label} tries {len(wave)} more of {len(entries[label].texts)} candidates,"
+                f" {n_left} are untried"
             )
         context.story.phase("compile")
         compile_ahead(context, waves)

@@ -1,4 +1,6 @@
-"""Notices of a tuning in which nothing failed: a line in the log for each, and one of each kind on the first rank's terminal."""
+"""Notices of a tuning in which nothing failed: a line in the log for each, and one of each kind on
+the first rank's terminal.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
 
 
 TESTED = {"torch": ("2.11", "2.14"), "triton": ("3.6", "3.9")}
-"""Package -> oldest and newest version that this release is tested with. Older ones are not installed beside this package."""
+"""Package -> oldest and newest version that this release is tested with.
+
+Older ones are not installed beside this package.
+"""
 
 
 class Notices:
@@ -37,7 +42,8 @@ class Notices:
         self._told: set[str] = set()
 
     def tell(self, log: Story, told: Mapping[str, str], *, is_warning: bool = True) -> None:
-        """Write a line for each topic (topic -> text) to the log, and the first of those that were not told before to the terminal.
+        """Write a line for each topic (topic -> text) to the log, and the first of those that were
+        not told before to the terminal.
 
         What was told before is no warning any more.
         """
@@ -52,11 +58,16 @@ class Notices:
 of_process = Notices()
 """Told once for all decorated objects."""
 _uses = Counter[str]()
-"""Sites by what has given them their config where DIST_TUNE_MODE let them not be tuned: an "exact" record, the "nearest", or "first"."""
+"""Sites by what has given them their config where DIST_TUNE_MODE let them not be tuned: an "exact"
+record, the "nearest", or "first".
+"""
 
 
 def note_use(mode: str, settings: Settings, how: str) -> None:
-    """Count a site for the line at the end of the program. ``mode``: of the rank whose mode allows least."""
+    """Count a site for the line at the end of the program.
+
+    ``mode``: of the rank whose mode allows least.
+    """
     if mode == NEAREST:
         return
     if not _uses and rank_of_job() == 0 and settings.shown != "quiet":
@@ -65,28 +76,39 @@ def note_use(mode: str, settings: Settings, how: str) -> None:
 
 
 def _tell_of_uses(mode: str) -> None:
-    told = f"{_uses['exact']} of their own record, {_uses['nearest']} of the nearest, {_uses['first']} the first that runs"
+    told = (
+        f"{_uses['exact']} of their own record, {_uses['nearest']} of the nearest, {_uses['first']}"
+        " the first that runs"
+    )
     to_terminal(
-        f"dist_tune: DIST_TUNE_MODE={mode}: {amount(_uses.total(), 'config')} without a tuning: {told}\n"
+        f"dist_tune: DIST_TUNE_MODE={mode}: {amount(_uses.total(), 'config')} without a tuning:"
+        f" {told}\n"
     )
 
 
 def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -> None:
-    """After the first run of a closure: nothing of it could be heard, or ranks decide that could decide together."""
+    """After the first run of a closure: nothing of it could be heard, or ranks decide that could
+    decide together.
+    """
     name, sites = context.name, context.sites
     if kind := deferred_value(value):
-        text = f"{name} returned a {kind}, which has not run when it returns: nothing of it is tuned. {within(kind)}"
+        text = (
+            f"{name} returned a {kind}, which has not run when it returns: nothing of it is tuned."
+            f" {within(kind)}"
+        )
         context.options.notices.tell(context.story, {"deferred": text})
     elif is_watched and not sites.met and not sites.hits and not context.entries:
         unheard = ", ".join(unheard_tuners())
         hint = (
-            f"Left alone are kernels of {unheard}, which tune in a run of their own: use triton.autotune. "
+            f"Left alone are kernels of {unheard}, which tune in a run of their own: use"
+            " triton.autotune. "
             if unheard
             else ""
         )
         text = (
-            f"{name}: nothing tunable was launched in this call, no triton.autotune kernel with several configs and no function of "
-            f"autotune. {hint}Decorate the function that launches them"
+            f"{name}: nothing tunable was launched in this call, no triton.autotune kernel with"
+            f" several configs and no function of autotune. {hint}Decorate the function that"
+            " launches them"
         )
         context.options.notices.tell(context.story, {"nothing": text})
     if (buckets := context.replays.trials.buckets) is not None:
@@ -94,8 +116,8 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
     n_ranks = len(member_ranks(None))
     if context.ranks.is_alone and n_ranks > 1 and sites.met:
         text = (
-            f"{name}: each rank chooses alone; ranks may disagree: a process group of {n_ranks} ranks is initialised and is_dist was not "
-            f"given. Pass is_dist=True to decide together"
+            f"{name}: each rank chooses alone; ranks may disagree: a process group of {n_ranks}"
+            " ranks is initialised and is_dist was not given. Pass is_dist=True to decide together"
         )
         context.options.notices.tell(context.story, {"alone": text})
 
@@ -122,7 +144,10 @@ def cut_off(context: TuningContext) -> str:
         kept, then = "nothing is kept without a cache", ""
     if n_timed:
         n_missing = max(1, 3 * race.n_left // 2)  # with those of what is in use
-        far = f"in the {'finals' if race.is_final else 'race'}: {kept}, and at most {amount(n_missing, 'timed call')} are missing"
+        far = (
+            f"in the {'finals' if race.is_final else 'race'}: {kept}, and at most"
+            f" {amount(n_missing, 'timed call')} are missing"
+        )
     else:
         n_loaded = sum(
             len(each.loaded) for site in context.sites.met.values() for each in site.variants[:1]
@@ -135,12 +160,17 @@ def tell_of_repeated(context: TuningContext, names: Sequence[str]) -> None:
     """What plain objects hold and each replay changes, which is the step's own business."""
     if names:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        text = f"{closure_name(context.name)} changes {shown}, and each replay does so again: give reset= if they must count once"
+        text = (
+            f"{closure_name(context.name)} changes {shown}, and each replay does so again: give"
+            " reset= if they must count once"
+        )
         context.options.notices.tell(context.story, {"repeated": text}, is_warning=False)
 
 
 def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -> None:
-    """At the end of a tuning: sites of the first run that no replay has launched, so that their configs were not compared."""
+    """At the end of a tuning: sites of the first run that no replay has launched, so that their
+    configs were not compared.
+    """
     unmet = {}
     for label, record in records.items():
         site, is_timed = context.sites.met.get(label), record.best.latency_ms is not None
@@ -152,15 +182,18 @@ def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -
             and context.replays.n_replays > 0
         ):
             unmet[f"unmet {label}"] = (
-                f"site={label} is not tuned: the first run launched it and no replay did. The "
-                f"step needs it once only, or something around it keeps the compiled kernel of the first launch: launch "
-                f"it once before the first call of {context.name}, so that triton.autotune chooses"
+                f"site={label} is not tuned: the first run launched it and no replay did. The step"
+                " needs it once only, or something around it keeps the compiled kernel of the"
+                f" first launch: launch it once before the first call of {context.name}, so that"
+                " triton.autotune chooses"
             )
     context.options.notices.tell(context.story, unmet)
 
 
 def newer_than_tested(installed: Mapping[str, str]) -> str:
-    """Words about the packages whose version is above the tested ones, by its first two numbers; empty if there are none."""
+    """Words about the packages whose version is above the tested ones, by its first two numbers;
+    empty if there are none.
+    """
     newer = [
         name for name, version in installed.items() if _numbers(version) > _numbers(TESTED[name][1])
     ]
@@ -175,7 +208,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
-    """Before sites are tuned: candidates that prune rules removed, and why the nearest record does not count; in the log new versions."""
+    """Before sites are tuned: candidates that prune rules removed, and why the nearest record does
+    not count; in the log new versions.
+    """
     if newer := newer_than_tested({"torch": torch.__version__, "triton": triton_version()}):
         context.story.info(
             f"{newer}. If a tuning fails, try a tested version; dist-tune doctor tries each part"
@@ -208,7 +243,10 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
 
 
 def note_of_tracing(name: str) -> Callable[[], None]:
-    """A function that writes one line to the log, the first time: a call was traced and not run. Dynamo calls it while it traces."""
+    """A function that writes one line to the log, the first time: a call was traced and not run.
+
+    Dynamo calls it while it traces.
+    """
     is_told = False
 
     def note() -> None:
@@ -217,7 +255,8 @@ def note_of_tracing(name: str) -> Callable[[], None]:
             is_told = True
             with closing(Story(read_settings(), Ranks().rank)) as log:
                 log.debug(
-                    f"{name} was traced, or called with tensors without data: first config, nothing tuned, nothing kept"
+                    f"{name} was traced, or called with tensors without data: first config, nothing"
+                    " tuned, nothing kept"
                 )
 
     vars(note)["_dynamo_marked_constant"] = (

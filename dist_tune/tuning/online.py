@@ -1,4 +1,6 @@
-"""The online tuning of one decorated function: a thread beside its calls, from a call that may not be repeated to the winners."""
+"""The online tuning of one decorated function: a thread beside its calls, from a call that may not
+be repeated to the winners.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,17 @@ _EXIT_S = 2.0
 
 
 class Online:
-    """Begun on all ranks in the same call, after its tuning has found that it may not be repeated."""
+    """Begun on all ranks in the same call, after its tuning has found that it may not be
+    repeated.
+    """
 
     def __init__(
         self, name: str, first: Tuning, calls: Calls, keep: Callable[[Tuning], None]
     ) -> None:
-        """``first``: that tuning, whose sites have a config each. ``calls``: of the function. ``keep``: called at the end, before it is."""
+        """``first``: that tuning, whose sites have a config each.
+
+        ``calls``: of the function. ``keep``: called at the end, before it is.
+        """
         self._ranks = first.beside()
         self._tuning = Tuning(name, self._ranks, first.options, first.settings, calls, first)
         runs = self._tuning.replays

@@ -1,4 +1,7 @@
-"""Fourth and fifth phase: the replays that the race asks for, until every site has its winner. Collective."""
+"""Fourth and fifth phase: the replays that the race asks for, until every site has its winner.
+
+Collective.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,14 @@ from dist_tune.tuning.entering import enter_met, try_waves
 
 _NOTE_EVERY_S = 0.1
 _MAX_REPEATS = 4
-"""Times that the lost replays of a batch are run again; the race asks again for what it still lacks."""
+"""Times that the lost replays of a batch are run again; the race asks again for what it still
+lacks.
+"""
 
 
 def run_race(context: TuningContext, closure: Closure) -> None:
-    """Run batches of replays, and reduce what each rank measured; sites that are met late are entered in between.
+    """Run batches of replays, and reduce what each rank measured; sites that are met late are
+    entered in between.
 
     It ends early where launches ask for ever new variants of a kernel (``variants.endless``).
     """
@@ -52,7 +58,10 @@ def run_race(context: TuningContext, closure: Closure) -> None:
         is_guided = not race.is_final and any(each.untried for each in context.entries.values())
         context.story.terminal.expect(0 if is_guided else race.n_left, race.spare_s)
         if wants_graphs and race.is_final and (why_not := _capture(context, closure, batch)):
-            told = f'is compared as it is, without objective="graph", because it cannot be captured: {why_not}'
+            told = (
+                'is compared as it is, without objective="graph", because it cannot be captured:'
+                f" {why_not}"
+            )
             context.options.notices.tell(
                 context.story, {"no graph": f"{closure_name(context.name)} {told}"}
             )
@@ -71,7 +80,9 @@ def run_race(context: TuningContext, closure: Closure) -> None:
 
 
 def _capture(context: TuningContext, closure: Closure, batch: list[Replay]) -> str:
-    """Capture the schedules of a batch on all ranks, and replay each graph once; or why that cannot be done, on the first such rank."""
+    """Capture the schedules of a batch on all ranks, and replay each graph once; or why that cannot
+    be done, on the first such rank.
+    """
     replays = context.replays
     for step in (
         (replays.capture,) if replays.in_graphs else (replays.look_for_obstacles, replays.capture)
@@ -94,7 +105,9 @@ def _first_reason(parts: Mapping[int, str]) -> str:
 
 
 def _is_right_again(context: TuningContext, closure: Closure) -> bool:
-    """Judge the winner of a checked function in more runs; false if it is out, because a result of a later run than its first is wrong."""
+    """Judge the winner of a checked function in more runs; false if it is out, because a result of
+    a later run than its first is wrong.
+    """
     race = context.race
     best = {label: best for label in context.entries if (best := race[label].best) is not None}
     batch: list[Replay] = []
@@ -136,7 +149,9 @@ def _tell_of_rungs(context: TuningContext) -> None:
 def _run(
     context: TuningContext, closure: Closure, batch: list[Replay], conditions: Conditions
 ) -> Report:
-    """Run a batch, and those of its replays again in which some rank had to compile a kernel; the last report, which is of all of it."""
+    """Run a batch, and those of its replays again in which some rank had to compile a kernel; the
+    last report, which is of all of it.
+    """
     replays, ranks, samples = context.replays, context.ranks, context.replays.trials.samples
     noted_at, n_left, todo = time.monotonic(), _MAX_REPEATS, batch
 

@@ -1,6 +1,8 @@
-"""The end of a tuning: the record of each site, and the lines about it in the log and on the first rank's terminal.
+"""The end of a tuning: the record of each site, and the lines about it in the log and on the first
+rank's terminal.
 
-What is said of records is said by ``dist_tune.cache.account``, so that the report and ``dist-tune show`` tell the same.
+What is said of records is said by ``dist_tune.cache.account``, so that the report and ``dist-tune
+show`` tell the same.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _MAX_LINES = 5
 
 
 def make_record(context: TuningContext, label: str, where: Environment) -> TuningRecord:
-    """The record of one site; a rank that never met the site knows only what the others reported."""
+    """The record of one site; a rank that never met the site knows only what the others
+    reported.
+    """
     site, race = context.sites.met.get(label), context.race
     texts, results = context.entries[label].texts, race[label].results()
     winner, selection = race[label].best, race[label].selection
@@ -30,9 +34,9 @@ def make_record(context: TuningContext, label: str, where: Environment) -> Tunin
     return TuningRecord(
         closure=context.name,
         kernel=site.kernel if site is not None else label.partition("[")[0],
-        key=site.key
-        if site is not None
-        else "[" + label.partition("[")[2].rpartition("]")[0] + "]",
+        key=(
+            site.key if site is not None else "[" + label.partition("[")[2].rpartition("]")[0] + "]"
+        ),
         source=site.source if site is not None else "",
         not_followed=site.not_followed if site is not None else [],
         winner=winner,
@@ -62,7 +66,8 @@ def _candidate(
         fields=config_fields(site.configs[index]) if site is not None else {},
         latency_ms=times.kernel_ms if times else None,
         spread_ms=times.spread_ms if times else None,
-        # The step less what other sites' candidates have added to it, and these are estimates: no step is shorter than its launches.
+        # The step less what other sites' candidates have added to it, and these are estimates: no
+        # step is shorter than its launches.
         closure_ms=max(times.closure_ms, times.launches_ms) if times else None,
         n_replays=times.n_replays if times else 0,
         rank_latencies_ms=times.rank_latencies_ms if times else {},
@@ -86,10 +91,15 @@ class Settled:
 
 
 def table_rows(site: Settled) -> list[str]:
-    """The table of a site: all candidates from fastest to slowest, then those without a time, then the dropped ones, with reasons."""
+    """The table of a site: all candidates from fastest to slowest, then those without a time, then
+    the dropped ones, with reasons.
+    """
     shared = account.shared_fields(site.record)
     title = [
-        f"site {site.number} = {site.record.kernel}{site.record.key}: {account.fates(site.record)}; fastest first",
+        (
+            f"site {site.number} = {site.record.kernel}{site.record.key}:"
+            f" {account.fates(site.record)}; fastest first"
+        ),
         account.weighing(site.record),
         f"all with {shared}" * bool(shared),
     ]
@@ -102,7 +112,10 @@ def table_rows(site: Settled) -> list[str]:
 def outcome(
     name: str, records: Sequence[TuningRecord], seconds: float, steps: StepTimes | None = None
 ) -> str:
-    """The step before and after, what the tuning took, and its slowest rank: one line. ``steps``: of calls, in place of replays."""
+    """The step before and after, what the tuning took, and its slowest rank: one line.
+
+    ``steps``: of calls, in place of replays.
+    """
     first_ms, best_ms = account.step_times(records) if steps is None else steps[:2]
     after = f"{milliseconds(best_ms)} ms" if best_ms is not None else "not timed"
     if best_ms and first_ms is not None:
@@ -112,7 +125,9 @@ def outcome(
 
 
 def site_lines(sites: Sequence[Settled], *, has_numbers: bool = False) -> list[str]:
-    """A line for each site: name, its launch before and after, config and reason; no two names are alike."""
+    """A line for each site: name, its launch before and after, config and reason; no two names are
+    alike.
+    """
     named = [(each.record.kernel, each.record.key) for each in sites]
     names = site_names(
         named,
@@ -135,7 +150,9 @@ def site_lines(sites: Sequence[Settled], *, has_numbers: bool = False) -> list[s
 
 
 def page(sites: Sequence[Settled], *, has_log: bool) -> list[str]:
-    """The last lines of a tuning on the terminal: the sites that take longest, how many there are besides, and where to read on."""
+    """The last lines of a tuning on the terminal: the sites that take longest, how many there are
+    besides, and where to read on.
+    """
     slowest = sorted(sites, key=lambda each: -(each.record.best.latency_ms or 0.0))
     n_more = len(sites) - _MAX_LINES
     more = [f"  and {n_more} more" if n_more > 0 else ""]

@@ -1,6 +1,8 @@
-"""Types of decorated functions: what a call takes and returns, as type checkers and ``help`` see it.
+"""Types of decorated functions: what a call takes and returns, as type checkers and ``help`` see
+it.
 
-Knows no tuner. At run time a decorated function is a plain function with these attributes, and a decorated bound method one of its object.
+Knows no tuner. At run time a decorated function is a plain function with these attributes, and a
+decorated bound method one of its object.
 """
 
 from __future__ import annotations
@@ -23,13 +25,17 @@ class TunedClosure(Protocol[P, R_co]):
     """A decorated step: the function itself, and what its tunings found."""
 
     records: list[TuningRecord]
-    """One per tuned site, oldest first; equal on all ranks but for facts that only this rank measured."""
+    """One per tuned site, oldest first; equal on all ranks but for facts that only this rank
+    measured.
+    """
 
     __name__: str
 
     @property
     def __wrapped__(self) -> Callable[P, R_co]:
-        """The function as it was decorated; of a bound method the function that takes the object first."""
+        """The function as it was decorated; of a bound method the function that takes the object
+        first.
+        """
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the step; kernels that Triton has no config for are tuned first."""
@@ -51,12 +57,15 @@ class TunedClosure(Protocol[P, R_co]):
 class TunedFunction(Protocol[P, R_co]):
     """A decorated function, and what its tunings found.
 
-    Types cannot say which parameters the configs fill, so a call with other arguments than the function's own is not wrong: editors show
-    the function's parameters, and its return type is checked.
+    Types cannot say which parameters the configs fill, so a call with other arguments than the
+    function's own is not wrong: editors show the function's parameters, and its return type is
+    checked.
     """
 
     records: list[TuningRecord]
-    """One per tuned key after those of kernels inside, oldest first; equal on all ranks but for facts that only this rank measured."""
+    """One per tuned key after those of kernels inside, oldest first; equal on all ranks but for
+    facts that only this rank measured.
+    """
     configs: list[FunctionConfig]
     """The config space, without repeats."""
 
@@ -64,7 +73,9 @@ class TunedFunction(Protocol[P, R_co]):
 
     @property
     def __wrapped__(self) -> Callable[P, R_co]:
-        """The function as it was decorated; of a bound method the function that takes the object first."""
+        """The function as it was decorated; of a bound method the function that takes the object
+        first.
+        """
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
@@ -82,7 +93,9 @@ class TunedFunction(Protocol[P, R_co]):
 def shown_signature(
     function: Callable[..., Any], call: inspect.Signature
 ) -> inspect.Signature | None:
-    """Signature of a function with the keyword-only parameters of the ``call`` in its place; None for builtins without one."""
+    """Signature of a function with the keyword-only parameters of the ``call`` in its place; None
+    for builtins without one.
+    """
     try:
         own = inspect.signature(function)
     except (TypeError, ValueError):

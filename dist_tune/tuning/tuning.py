@@ -1,7 +1,8 @@
 """One tuning, top to bottom: discover, compile, warm up, race, apply.
 
-The order of phases; each is a function over the context. Ranks talk only between replays; an error inside a replay on this rank
-alone is reported at the next meeting, or posted as the end of the tuning.
+The order of phases; each is a function over the context. Ranks talk only between replays; an error
+inside a replay on this rank alone is reported at the next meeting, or posted as the end of the
+tuning.
 """
 
 from __future__ import annotations
@@ -46,14 +47,19 @@ class Tuning:
         calls: Calls | None = None,
         first: Tuning | None = None,
     ) -> None:
-        """``calls``: of a tuning beside them, on a thread of its own (``tune_beside``), whose runs they are.
+        """``calls``: of a tuning beside them, on a thread of its own (``tune_beside``), whose runs
+        they are.
 
         ``first``: the tuning whose sites it goes on with, and what that has compiled.
         """
         self.is_alone = False
-        """True if other ranks have passed this call without a meeting: their arguments differ from this rank's."""
+        """True if other ranks have passed this call without a meeting: their arguments differ from
+        this rank's.
+        """
         self.goes_online = False
-        """True if calls may not be repeated, and are to be tuned while they are made: the same on all ranks."""
+        """True if calls may not be repeated, and are to be tuned while they are made: the same on
+        all ranks.
+        """
         self.options, self.settings = options, settings
         self._is_beside, self._has_started = calls is not None, False
         self._is_cut_off = False
@@ -74,9 +80,13 @@ class Tuning:
             ranks.calling(f"{name} online" if self._is_beside else name)
         )
         begun = events.TuningBegun(
-            at=time.time(), rank=ranks.rank, tuning=self._place.text, closure=name, world_size=len(ranks.members),
+            at=time.time(),
+            rank=ranks.rank,
+            tuning=self._place.text,
+            closure=name,
+            world_size=len(ranks.members),
             options=asdict(options.plan),
-        )  # fmt: skip
+        )
         story = Story(
             settings,
             ranks.rank,
@@ -133,9 +143,17 @@ class Tuning:
         self.trials = trials
         """The ``Listener`` of its runs, the first one among them."""
         self._context: TuningContext = TuningContext(
-            name, ranks, options, story,
-            race=race, sites=sites, compiler=compiler, lookup=lookup, replays=self.replays, settings=settings,
-        )  # fmt: skip
+            name,
+            ranks,
+            options,
+            story,
+            race=race,
+            sites=sites,
+            compiler=compiler,
+            lookup=lookup,
+            replays=self.replays,
+            settings=settings,
+        )
 
     @property
     def records(self) -> list[TuningRecord]:
@@ -148,7 +166,9 @@ class Tuning:
         return [*self._context.sites.met.values()]
 
     def meet(self, launch: Tunable) -> Site:
-        """Enter the site of the launch that is the whole closure, before it is made; its arguments are kept for all runs."""
+        """Enter the site of the launch that is the whole closure, before it is made; its arguments
+        are kept for all runs.
+        """
         self._context.replays.keep(launch)
         return self._context.sites.meet(launch)
 
@@ -166,13 +186,16 @@ class Tuning:
         )
 
     def tune_after(self, closure: Closure, first: FirstRun, *, is_watched: bool) -> Any:
-        """Tune the sites of a ``first`` run of ``closure``; the value of the last run, or of that one where no other may follow.
+        """Tune the sites of a ``first`` run of ``closure``; the value of the last run, or of that
+        one where no other may follow.
 
-        Collective. ``is_watched``: whether it was heard from its beginning, so that hits are known, too.
+        Collective. ``is_watched``: whether it was heard from its beginning, so that hits are known,
+        too.
 
         Raises:
             DistTuneError: on all ranks, for a reason that is the same on all.
-            Exception: what the closure or ``reset`` raises on this rank; the other ranks hear of it.
+            Exception: what the closure or ``reset`` raises on this rank; the other ranks hear of
+                it.
         """
         context = self._context
         context.replays.run_s = self._watchdog.first_run_s = (
@@ -185,7 +208,9 @@ class Tuning:
             return self._finish(closure) if is_tuned else self._counted()
 
     def tune(self, closure: Closure, first: FirstRun) -> Any:
-        """Tune the site that was met (``meet``), of which no run was made; the value of a clean run. Collective, and raises so, too."""
+        """Tune the site that was met (``meet``), of which no run was made; the value of a clean
+        run. Collective, and raises so, too.
+        """
         with self._under_way():
             self._context.replays.begin(first, is_made=False)
             if self._discovered(closure, is_watched=True):
@@ -201,7 +226,10 @@ class Tuning:
             return self._counted()
 
     def tune_beside(self, first: Tuning) -> None:
-        """Tune the sites of the ``first`` tuning in the calls to come. Collective; an error ends it on all ranks."""
+        """Tune the sites of the ``first`` tuning in the calls to come.
+
+        Collective; an error ends it on all ranks.
+        """
         with self._exit:
             try:
                 self._begin()
@@ -215,7 +243,10 @@ class Tuning:
             except BaseException as error:
                 if not _is_programs_end(error):
                     self._is_cut_off = True
-                    told = f"{closure_name(self._context.name)} is not tuned any further: {type(error).__name__}: {error}"
+                    told = (
+                        f"{closure_name(self._context.name)} is not tuned any further:"
+                        f" {type(error).__name__}: {error}"
+                    )
                     self._context.story.warning(told, shown=True)
                 self._end(error)
                 raise
@@ -229,7 +260,8 @@ class Tuning:
         self._context.compiler.end()
 
     def leave(self, error: BaseException) -> None:
-        """The first run of the closure raised: post that to the others, or learn that another rank raised first.
+        """The first run of the closure raised: post that to the others, or learn that another rank
+        raised first.
 
         Raises:
             DistTuneError: another rank is the cause.
@@ -239,7 +271,10 @@ class Tuning:
             self._end(error)
 
     def tell_cut_off(self) -> None:
-        """The program ends before the tuning does: tell once how far it has come. For any thread."""
+        """The program ends before the tuning does: tell once how far it has come.
+
+        For any thread.
+        """
         context = self._context
         if not self._is_cut_off and not context.records:
             self._is_cut_off = True
@@ -253,7 +288,7 @@ class Tuning:
             )
             context.story.flush()
 
-    # -- phases --------------------------------------------------------------------------------------------------
+    # -- phases ------------------------------------------------------------------------------------
 
     def _discovered(self, closure: Closure, *, is_watched: bool) -> bool:
         """True if there is something to tune on some rank; it is in the race then."""
@@ -293,11 +328,12 @@ class Tuning:
         context.sites.journal.close(delete=not self.goes_online)
         context.sites.leave_given_up()
         context.story.debug(
-            f"{context.name}: nothing to tune in {len(context.sites.hits)} autotuned launches with known configs"
+            f"{context.name}: nothing to tune in {len(context.sites.hits)} autotuned launches with"
+            " known configs"
         )
         return context.replays.refuse_first()
 
-    # -- around them ---------------------------------------------------------------------------------------------
+    # -- around them -------------------------------------------------------------------------------
 
     @contextmanager
     def _under_way(self) -> Iterator[None]:
@@ -326,7 +362,8 @@ class Tuning:
         context.sites.journal.end_with(error)
         for each in self.trials.suspects:
             error.add_note(
-                f"rank {context.ranks.rank} left {each}, after a collective; if there were more after it, ranks are out of step"
+                f"rank {context.ranks.rank} left {each}, after a collective; if there were more"
+                " after it, ranks are out of step"
             )
         if _is_programs_end(error):
             self.tell_cut_off()

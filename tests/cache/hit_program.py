@@ -1,4 +1,6 @@
-"""A step of two kernels with one callee, for what a first call that hits reads and imports; without the libraries of the tests."""
+"""A step of two kernels with one callee, for what a first call that hits reads and imports; without
+the libraries of the tests.
+"""
 
 from __future__ import annotations
 
@@ -70,6 +72,8 @@ def first_call(rank: int = 0, *, is_dist: bool = True) -> dict[str, Any]:
     names = ("record_in", "read_code", "_settings_build_values", "environment", "start")
     counted = calls_in(lambda: tuned(x), *names)
     return {
-        "imported": sorted(set(sys.modules) - before), "loaded": sorted(HEAVY & sys.modules.keys()), "counted": counted,
+        "imported": sorted(set(sys.modules) - before),
+        "loaded": sorted(HEAVY & sys.modules.keys()),
+        "counted": counted,
         "hits": [each.is_recalled for each in tuned.records],
-    }  # fmt: skip
+    }

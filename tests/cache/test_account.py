@@ -22,7 +22,10 @@ from tests.cached_records import candidate, record
 
 
 def of(*rows: dict[str, Any], winner: int = 0, weight: float = 1.0, reason: str = "") -> Any:
-    """A record of candidates without noise; a row holds what is said of one. ``weight``: of the step's time."""
+    """A record of candidates without noise; a row holds what is said of one.
+
+    ``weight``: of the step's time.
+    """
     plain = {"spread_ms": 0.0, "left": None}
     return record(
         candidates=[candidate(i, **{**plain, **each}) for i, each in enumerate(rows)],
@@ -54,7 +57,9 @@ LEADS: dict[str, Any] = {
 
 @pytest.mark.parametrize("words", LEADS)
 def test_a_lead_is_told_beside_the_noise(words: str):
-    """Both as shares of the winner's time; the noise is the spreads of the winner and of the fastest other, added: 0.02 ms here."""
+    """Both as shares of the winner's time; the noise is the spreads of the winner and of the
+    fastest other, added: 0.02 ms here.
+    """
     times, winner = LEADS[words]
     rows = [
         timed(ms, 2.0, spread_ms=0.01) if ms is not None else {**UNTIMED, "failure": "no"}
@@ -87,15 +92,25 @@ def test_what_there_is_not_has_no_heading():
 def test_each_candidate_has_one_fate():
     """Their numbers sum up to all candidates, and failures are counted by cause."""
     rows = [
-        timed(1.0, 2.0), timed(1.1, 2.1), timed(2.0, 3.0, left="left the race after round 1"), {**UNTIMED, "left": NOT_TRIED}, UNTIMED,
-        timed(1.0, 2.0, equal_to=0), {"failure": "rank 1: needs 9 bytes of shared memory"}, {"failure": "rank 0: ValueError: no"},
-        {"failure": "the same kernel as candidate 6: rank 1: needs 9 bytes of shared memory", "equal_to": 6},
-    ]  # fmt: skip
+        timed(1.0, 2.0),
+        timed(1.1, 2.1),
+        timed(2.0, 3.0, left="left the race after round 1"),
+        {**UNTIMED, "left": NOT_TRIED},
+        UNTIMED,
+        timed(1.0, 2.0, equal_to=0),
+        {"failure": "rank 1: needs 9 bytes of shared memory"},
+        {"failure": "rank 0: ValueError: no"},
+        {
+            "failure": "the same kernel as candidate 6: rank 1: needs 9 bytes of shared memory",
+            "equal_to": 6,
+        },
+    ]
     told = "8 tried: 2 in the finals, 1 raced out, 1 not timed, 1 the same kernel as another"
     assert (
         fates(of(*rows)) == f"{told}, 3 cannot run here (2 shared memory, 1 ValueError), 1 untried"
     )
-    # What never ran is not raced out: the budget was spent before its turn, or no replay met the site in time.
+    # What never ran is not raced out: the budget was spent before its turn, or no replay met the
+    # site in time.
     spent, missed = (
         {**UNTIMED, "left": left}
         for left in ("not raced: the budget of 1 s was spent", "was not met in time to be measured")
@@ -135,7 +150,9 @@ def test_a_failure_has_a_cause_of_few_words(failure: str, words: str):
 
 
 def test_a_step_that_varies_by_itself_says_how_far_it_counted():
-    """So that the differences which decided can be found in the table; nothing of it with one finalist, or where all counted."""
+    """So that the differences which decided can be found in the table; nothing of it with one
+    finalist, or where all counted.
+    """
     finals = timed(1.0, 2.0), timed(1.1, 2.1)
     told = "the step's time weighs 25 % beside the kernel's, because the step varies by itself"
     assert weighing(of(*finals).model_copy(update={"closure_weight": 0.25})) == told
@@ -144,7 +161,9 @@ def test_a_step_that_varies_by_itself_says_how_far_it_counted():
 
 
 def test_no_candidate_is_out_without_a_reason():
-    """A finalist, too, says by how much it lost; of the winner the reason is told as it was stored."""
+    """A finalist, too, says by how much it lost; of the winner the reason is told as it was
+    stored.
+    """
     equal = timed(1.1, 2.1, equal_to=1)
     found = of(
         timed(1.0, 2.0),
@@ -164,7 +183,9 @@ def test_no_candidate_is_out_without_a_reason():
 
 
 def test_the_slowest_rank_is_compared_with_the_fastest():
-    """Of several sites by the sum of their winners; nothing with one rank, or where all are alike within 1 %."""
+    """Of several sites by the sum of their winners; nothing with one rank, or where all are alike
+    within 1 %.
+    """
     one, other = (
         of(timed(1.0, 2.0, rank_latencies_ms={0: 1.0, 7: ms, 2: 1.1})) for ms in (1.25, 1.05)
     )

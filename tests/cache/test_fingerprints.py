@@ -1,4 +1,6 @@
-"""Fingerprints of code: equal wherever the code is the same, different wherever it does something else, and nothing is asked or run."""
+"""Fingerprints of code: equal wherever the code is the same, different wherever it does something
+else, and nothing is asked or run.
+"""
 
 import ast
 import contextlib
@@ -135,7 +137,7 @@ def kernel(x_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
 
 def launches(x):
     kernel[(1,)](x, 16)
-'''
+'''  # noqa: E501
 NAMES = [
     "step",
     "of_layer",
@@ -207,7 +209,7 @@ def subtracting(x: int) -> int:
     return x - 1
 
 
-# -- what counts as code -----------------------------------------------------------------------------------------------
+# -- what counts as code ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -216,17 +218,23 @@ def unchanged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 MOVED = {
-    "Does much.": "Does something else.", '"""Doubles."""': '"""Twice."""', "by=2):": "by = 2,\n    ):",
-    "[near(each)": "[(near(\n        each))", "return weight * width": "return (weight*width)",
-    "    x = tl.load": "    # loads\n\n    x = tl.load", "\ndef ": "\n\n\n# And one more.\n\ndef ",
-}  # fmt: skip
+    "Does much.": "Does something else.",
+    '"""Doubles."""': '"""Twice."""',
+    "by=2):": "by = 2,\n    ):",
+    "[near(each)": "[(near(\n        each))",
+    "return weight * width": "return (weight*width)",
+    "    x = tl.load": "    # loads\n\n    x = tl.load",
+    "\ndef ": "\n\n\n# And one more.\n\ndef ",
+}
 """The same code, some lines down and laid out otherwise, with other comments and docstrings."""
 
 
 @pytest.mark.once
 @pytest.mark.processes
 def test_place_comments_and_hash_seed_do_not_count(tmp_path: Path):
-    """Another process, hash seed and folder, lines moved, comments added: all fingerprints are the same, and no two are."""
+    """Another process, hash seed and folder, lines moved, comments added: all fingerprints are the
+    same, and no two are.
+    """
     here, moved = fingerprints(tmp_path / "here"), PROGRAM
     for old, new in MOVED.items():
         moved = moved.replace(old, new)
@@ -252,7 +260,9 @@ def test_place_comments_and_hash_seed_do_not_count(tmp_path: Path):
 
 
 def test_versions_of_python_do_not_count(unchanged: dict[str, str]):
-    """The same digits with Python 3.11, 3.12 and 3.13; a change of them makes all records useless."""
+    """The same digits with Python 3.11, 3.12 and 3.13; a change of them makes all records
+    useless.
+    """
     digits = {
         "made": "9b97f05a4f3bf7bf",
         "Layer": "d0ca771c05adbd77",
@@ -295,13 +305,15 @@ def test_versions_of_python_do_not_count(unchanged: dict[str, str]):
         ("@triton.jit(noinline=True)", "@triton.jit", "kernel launches doubled"),
         ('key=["n"]', 'key=["n"], reset_to_zero=["x_ptr"]', "kernel launches"),
         ('key=["n"]', 'key=["n"], post_hook=pre_hook', "kernel launches"),
-        # Callees in other modules, two levels down, by a module's attribute or imported by name; what nobody calls does not count.
+        # Callees in other modules, two levels down, by a module's attribute or imported by name;
+        # what nobody calls does not count.
         ("return x + 1", "return x + 2", "step"),
         ("SCALE = 3", "SCALE = 4", "step"),
         ("constexpr(8)", "constexpr(16)", "kernel launches"),
         ("x / PARTS", "x * PARTS", "kernel launches"),
         ("x):\n    return x\n", "x):\n    return -x\n", ""),
-        # State and words: counters, docstrings, what tensors hold, caches of tensors, and globals that the code does not name.
+        # State and words: counters, docstrings, what tensors hold, caches of tensors, and globals
+        # that the code does not name.
         ("N_CALLS = 0", "N_CALLS = 5", ""),
         ("Adds.", "Subtracts.", ""),
         ("torch.empty(2, 3)", "torch.ones(2, 3)", ""),
@@ -312,7 +324,9 @@ def test_versions_of_python_do_not_count(unchanged: dict[str, str]):
 def test_what_does_something_else_reads_otherwise(
     tmp_path: Path, unchanged: dict[str, str], old: str, new: str, changed: str
 ):
-    """One change in the program or its helpers changes the fingerprints of all that uses it, and of nothing else."""
+    """One change in the program or its helpers changes the fingerprints of all that uses it, and of
+    nothing else.
+    """
     assert (old in PROGRAM) != (old in HELPERS)
     now = fingerprints(tmp_path, PROGRAM.replace(old, new), HELPERS.replace(old, new))
     assert [name for name in NAMES if now[name] != unchanged[name]] == sorted(
@@ -321,7 +335,9 @@ def test_what_does_something_else_reads_otherwise(
 
 
 def test_what_may_change_while_the_program_runs_is_state():
-    """A captured variable that the code assigns to, a global in lower case that is no constexpr and no code."""
+    """A captured variable that the code assigns to, a global in lower case that is no constexpr and
+    no code.
+    """
 
     def counting(step: int) -> Callable[[], int]:
         n_calls = 0
@@ -352,10 +368,13 @@ def test_what_may_change_while_the_program_runs_is_state():
     assert not {*map(fingerprint, one)} & {*map(fingerprint, other)}
 
 
-# -- imports and files -------------------------------------------------------------------------------------------------
+# -- imports and files -----------------------------------------------------------------------------
 
 FILES = {
-    "lazy_helper": "from lazy_deeper import deep\n# words\ndef work(x):\n    return deep(x)\ndef other(x):\n    return x\n",
+    "lazy_helper": (
+        "from lazy_deeper import deep\n# words\ndef work(x):\n    return deep(x)\ndef other(x):\n  "
+        "  return x\n"
+    ),
     "lazy_deeper": "def deep(x):\n    return x + 1\n",
     "lazy_pack/__init__": "",
     "lazy_pack/inner": "def deepest(x):\n    return x + 1\n",
@@ -410,8 +429,9 @@ def test_an_import_within_a_function_is_followed_if_it_is_loaded(
 def test_what_is_not_followed_is_named(folder: Path):
     """Modules that are not loaded, and names that the code computes; libraries are not listed."""
     (folder / "lazy_user.py").write_text(
-        "def f(x, name):\n    import json, torch.nn, math\n    from lazy_absent import one, two\n    import lazy_broken\n"
-        "    import importlib\n    importlib.import_module(name)\n    from ....beyond import all\n"
+        "def f(x, name):\n    import json, torch.nn, math\n    from lazy_absent import one, two\n  "
+        "  import lazy_broken\n    import importlib\n    importlib.import_module(name)\n    from"
+        " ....beyond import all\n"
     )
     expected = [
         "....beyond.all",
@@ -436,7 +456,9 @@ def test_a_file_that_has_changed_since_it_was_loaded_does_not_count(folder: Path
 def test_an_edit_of_a_helper_tunes_anew(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Comments and layout of a helper that the tuned function calls do not; the record says which import is not in its source."""
+    """Comments and layout of a helper that the tuned function calls do not; the record says which
+    import is not in its source.
+    """
     quiet(monkeypatch, tmp_path)
     (folder / "lazy_step.py").write_text(
         "import lazy_helper\ndef step(x, block):\n    try:\n        from lazy_absent import one\n"
@@ -495,7 +517,7 @@ def test_libraries_are_not_entered(monkeypatch: pytest.MonkeyPatch):
     assert read[0] != read[1]
 
 
-# -- values, and what holds code ---------------------------------------------------------------------------------------
+# -- values, and what holds code -------------------------------------------------------------------
 
 
 class Mode(enum.Enum):
@@ -557,7 +579,9 @@ VALUES: list[Any] = [
 
 
 def test_captured_values_are_told_apart():
-    """Every scalar, container, dtype, shape, constexpr and function; also where Python holds them equal."""
+    """Every scalar, container, dtype, shape, constexpr and function; also where Python holds them
+    equal.
+    """
     read = [fingerprint(returning(value)) for value in VALUES]
     assert len(set(read)) == len(read)
     assert [fingerprint(returning(value)) for value in VALUES] == read
@@ -580,7 +604,10 @@ class Config:
     ],
 )
 def test_what_may_differ_between_ranks_does_not_count(one: object, other: object):
-    """Objects by their class, a tensor without what is in it, a dict in any order. Plain attributes tell two kernels apart all the same."""
+    """Objects by their class, a tensor without what is in it, a dict in any order.
+
+    Plain attributes tell two kernels apart all the same.
+    """
     assert fingerprint(returning(one)) == fingerprint(returning(other))
     captured = [read_code(returning(each)).captured for each in (one, other)]
     assert (captured[0] == captured[1]) == (type(one) not in (Config, torch.nn.Linear))
@@ -619,7 +646,9 @@ WRAPPERS: dict[str, Callable[[Callable[..., Any]], Any]] = {
 
 @pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
 def test_wrappers_are_looked_through(wrapper: Callable[[Callable[..., Any]], Any]):
-    """The same wrapper around two functions is two things; whether it is called, captured, a default or a global."""
+    """The same wrapper around two functions is two things; whether it is called, captured, a
+    default or a global.
+    """
     for place in (
         lambda thing: thing,
         returning,
@@ -630,7 +659,7 @@ def test_wrappers_are_looked_through(wrapper: Callable[[Callable[..., Any]], Any
         assert fingerprint(place(wrapper(adding))) == fingerprint(place(wrapper(adding)))
 
 
-# -- objects that refuse to answer, and huge ones ----------------------------------------------------------------------
+# -- objects that refuse to answer, and huge ones --------------------------------------------------
 
 
 asked: list[int] = []
@@ -712,7 +741,9 @@ def from_below(depth: int, function: object) -> str:
 
 @pytest.mark.parametrize("name", nasty())
 def test_nothing_raises_and_nothing_hides_the_code_beside_it(name: str):
-    """Objects that refuse to answer, and are not asked, wherever they are: a result, and another one when the code beside them changes."""
+    """Objects that refuse to answer, and are not asked, wherever they are: a result, and another
+    one when the code beside them changes.
+    """
     thing = nasty()[name]
     asked.clear()
     assert len(fingerprint(thing)) == 16
@@ -740,7 +771,9 @@ def seconds(function: object) -> float:
 
 
 def test_huge_values_take_no_time():
-    """Captured or a constant of the module: their start counts, and their length; what is beyond four thousand elements does not."""
+    """Captured or a constant of the module: their start counts, and their length; what is beyond
+    four thousand elements does not.
+    """
     for value in (
         range(10**9),
         [0] * 10**6,
@@ -760,7 +793,9 @@ def test_huge_values_take_no_time():
 
 
 def test_many_callees_take_no_time():
-    """The last of a thousand counts, and that of a chain of 1,500; of three thousand those that come first."""
+    """The last of a thousand counts, and that of a chain of 1,500; of three thousand those that
+    come first.
+    """
     many = {f"g{n:04}": returning(n) for n in range(3000)}
     thousand = f"def f(): return [{','.join(sorted(many)[:1000])}]"
     everything = f"def f(): return [{','.join(many)}]"
@@ -780,7 +815,9 @@ def test_many_callees_take_no_time():
 
 
 def test_a_parser_that_loses_count_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As Python 3.11's does, where another thread parses during a garbage collection: the digest is the same."""
+    """As Python 3.11's does, where another thread parses during a garbage collection: the digest is
+    the same.
+    """
     expected, own, n_failed = fingerprints(tmp_path / "one")["of_layer"], ast.parse, 0
 
     def parse(source: str) -> ast.Module:

@@ -1,4 +1,6 @@
-"""Costs of the first call of a process that hits, as counts: what is read, compiled, imported and exchanged, each once."""
+"""Costs of the first call of a process that hits, as counts: what is read, compiled, imported and
+exchanged, each once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.programs import ROOT, of_checkout, run_python
 def test_code_that_functions_share_is_read_once_in_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Ten functions with one callee are eleven to read, and their file is compiled once, however often they are asked for."""
+    """Ten functions with one callee are eleven to read, and their file is compiled once, however
+    often they are asked for.
+    """
     monkeypatch.syspath_prepend(str(tmp_path))
     helper = "def helper(x):\n    return [each + len(str(each)) for each in range(x)]\n"
     (tmp_path / "read_once.py").write_text(
@@ -35,13 +39,18 @@ def test_code_that_functions_share_is_read_once_in_a_process(
 
 @pytest.mark.processes
 def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Path):
-    """Of each of two kernels a record and a fingerprint; in one process nothing is to be told apart; environment and settings once."""
+    """Of each of two kernels a record and a fingerprint; in one process nothing is to be told
+    apart; environment and settings once.
+    """
     environment = of_checkout(
         tmp_path, os.pathsep.join(filter(None, sys.path)), DIST_TUNE_LOG_DIR=str(tmp_path / "log")
     )
     environment |= {"DIST_TUNE_VERBOSITY": "quiet"}
     del environment["DIST_TUNE_LOG_LEVEL"]
-    program = "import json; from tests.cache.hit_program import first_call; print(json.dumps(first_call(is_dist=False)))"
+    program = (
+        "import json; from tests.cache.hit_program import first_call;"
+        " print(json.dumps(first_call(is_dist=False)))"
+    )
     tuned = run_python("-c", program, env=environment, cwd=ROOT)
     done = subprocess.run(
         [sys.executable, "-c", program],

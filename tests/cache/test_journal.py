@@ -1,4 +1,6 @@
-"""The file of a journal: held by one process, damaged anywhere, on a disk that is full; and what SIGTERM leaves in it."""
+"""The file of a journal: held by one process, damaged anywhere, on a disk that is full; and what
+SIGTERM leaves in it.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ def test_a_journal_is_given_up_after_two_weeks(tmp_path: Path):
 
 
 def test_a_damaged_line_ends_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """One warning; what comes later is written in its place. A large file is not read to its end: what is beyond is measured again."""
+    """One warning; what comes later is written in its place.
+
+    A large file is not read to its end: what is beyond is measured again.
+    """
     path, large = tmp_path / "one.jsonl", tmp_path / "large.jsonl"
     path.write_bytes(line(1) + b"\ndamaged\n" + line(2) + b"\ncut o")
     large.write_bytes((line(1) + b"\n") * 2)
@@ -86,7 +91,10 @@ def test_one_process_holds_a_file(tmp_path: Path):
     """Another has none, and knows why; a child that was forked meanwhile does not hold it."""
     path = tmp_path / "one.jsonl"
     file = Journal(path)
-    code = f"from pathlib import Path\nfrom dist_tune.cache import Journal\none = Journal(Path({str(path)!r}))\n"
+    code = (
+        "from pathlib import Path\nfrom dist_tune.cache import Journal\none ="
+        f" Journal(Path({str(path)!r}))\n"
+    )
     code += "print(one.is_over, one.is_taken)"
     other = run_python("-c", code)
     assert (other.stdout.strip(), other.stderr) == ("True True", "")
@@ -120,14 +128,16 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 journal = Journal(Path({str(tmp_path / "two.jsonl")!r}))
 threading.Timer(0.5, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)).start()
 threading.Event().wait()
-"""
+"""  # noqa: E501
     assert run_python("-c", code, cwd=tmp_path).returncode == -signal.SIGTERM
     for name in ("one", "two"):
         assert (tmp_path / f"{name}.jsonl").read_text().count("(most recent call first)") >= 1
 
 
 def test_a_full_disk_costs_the_journal_and_one_warning(tmp_path: Path):
-    """The file is given up at the first line that does not fit: here of a process that may write no longer files."""
+    """The file is given up at the first line that does not fit: here of a process that may write no
+    longer files.
+    """
     file, limits = Journal(tmp_path / "one.jsonl"), resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))

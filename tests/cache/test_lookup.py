@@ -1,4 +1,6 @@
-"""What one rank says of its cache, what it keeps, why no record fits, and which comes nearest; without any ranks."""
+"""What one rank says of its cache, what it keeps, why no record fits, and which comes nearest;
+without any ranks.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def asked(mine: CacheLookup) -> tuple[TuningRecord | None, LookupResult]:
 
 
 def test_what_was_kept_is_found(tmp_path: Path):
-    """By the next job, which tells its key and the winner; and that it will not use the record, where its config does not run."""
+    """By the next job, which tells its key and the winner; and that it will not use the record,
+    where its config does not run.
+    """
     first, next_job = lookup(tmp_path), lookup(tmp_path)
     nothing, miss = asked(first)
     assert (nothing, miss) == (None, LookupResult(miss.key))
@@ -93,7 +97,9 @@ def test_a_miss_tells_a_new_shape_from_a_record_that_does_not_count(
     differing: list[str],
     is_stale: bool,
 ):
-    """Prune rules may leave another list for another shape; another code, version or device is no matter of the shape."""
+    """Prune rules may leave another list for another shape; another code, version or device is no
+    matter of the shape.
+    """
     mine = lookup(kept(tmp_path, found()))
     look_up(mine, texts, named, source)
     miss = mine.reason_of_miss(SITE)
@@ -104,7 +110,9 @@ def test_a_miss_tells_a_new_shape_from_a_record_that_does_not_count(
 
 
 def test_a_rank_that_shall_tune_finds_nothing_and_says_so(tmp_path: Path):
-    """It tells its key, under which it will keep what comes of it; without a cache no key, and nothing is touched."""
+    """It tells its key, under which it will keep what comes of it; without a cache no key, and
+    nothing is touched.
+    """
     _, ticket = asked(lookup(kept(tmp_path, found())))
     mine = lookup(tmp_path, always_tune=True)
     assert asked(mine) == (None, LookupResult(ticket.key, is_open=False))
@@ -114,9 +122,10 @@ def test_a_rank_that_shall_tune_finds_nothing_and_says_so(tmp_path: Path):
     mine.keep(found())
     assert (mine.folder, mine.source(SITE), mine.prior_times(SITE, TEXTS).times) == ("", "", {})
     one, other = lookup(tmp_path / "cache"), lookup(tmp_path / "cache")
-    assert (one.folder, (tmp_path / "cache").exists()) == ("", False), (
-        "nothing is made before a look-up"
-    )
+    assert (one.folder, (tmp_path / "cache").exists()) == (
+        "",
+        False,
+    ), "nothing is made before a look-up"
     asked(one)
     asked(other)
     assert one.folder == other.folder != ""
@@ -131,8 +140,8 @@ def test_other_software_is_overlooked_with_a_warning(tmp_path: Path):
     (told,), shown = log.warning.call_args
     assert shown == {"shown": True}
     assert (
-        f"tuned with torch 1.0, here {HERE.torch}, triton 2.7, here {HERE.triton} (DIST_TUNE_VERSION_CHECK=0)"
-        in told
+        f"tuned with torch 1.0, here {HERE.torch}, triton 2.7, here {HERE.triton}"
+        " (DIST_TUNE_VERSION_CHECK=0)" in told
     )
 
 
@@ -149,18 +158,31 @@ SMALL = found(candidates=[candidate(0), candidate(1)], tuned_at=HOURS[0])
 @pytest.mark.parametrize(
     ("records", "texts", "times_ms", "winner"),
     [
-        ([found()], ["new", TEXTS[2], TEXTS[1]], {1: 2.1, 2: 1.1}, 2),  # by their description, whatever their order is now
+        # By their description, whatever their order is now
+        ([found()], ["new", TEXTS[2], TEXTS[1]], {1: 2.1, 2: 1.1}, 2),
         ([found()], [TEXTS[0], "new"], {0: 0.1}, None),  # without its winner
-        # What failed or was not measured is not known; nor is a time of zero, which no clock gives and a file may hold.
+        # What failed or was not measured is not known; nor is a time of zero, which no clock gives
+        # and a file may hold.
         ([found(candidates=DAMAGED)], [*(each.config for each in DAMAGED), "new"], {1: 1.1}, 1),
-        # The one that knows most: a winner has beaten those of its own list, and no others. Of equals the newest.
+        # The one that knows most: a winner has beaten those of its own list, and no others. Of
+        # equals the newest.
         ([SMALL, found(winner=2)], [*TEXTS, "new"], {0: 0.1, 1: 1.1, 2: 2.1}, 2),
         (
-            [SMALL, found(winner=2), found(candidates=[candidate(i, latency_ms=5.0) for i in range(4)], winner=0, tuned_at=HOURS[1])],
-            [*TEXTS, "new"], {0: 5.0, 1: 5.0, 2: 5.0}, 0,
+            [
+                SMALL,
+                found(winner=2),
+                found(
+                    candidates=[candidate(i, latency_ms=5.0) for i in range(4)],
+                    winner=0,
+                    tuned_at=HOURS[1],
+                ),
+            ],
+            [*TEXTS, "new"],
+            {0: 5.0, 1: 5.0, 2: 5.0},
+            0,
         ),
     ],
-)  # fmt: skip
+)
 def test_times_of_another_list_are_known(
     tmp_path: Path,
     records: list[TuningRecord],
@@ -190,9 +212,11 @@ def test_times_of_another_list_are_known(
 
 
 def test_a_choice_is_kept_only_if_it_was_measured(tmp_path: Path):
-    """One that nothing is known of would be taken for a result for ever; where one alone runs there was no choice.
+    """One that nothing is known of would be taken for a result for ever; where one alone runs there
+    was no choice.
 
-    What is kept has an id, the beginning of its file's name and of no other's: also where the version of Triton alone differs.
+    What is kept has an id, the beginning of its file's name and of no other's: also where the
+    version of Triton alone differs.
     """
     mine, older = lookup(tmp_path), HERE.model_copy(update={"triton": "3.0.0"})
     alone = found(candidates=[candidate(0, latency_ms=None, failure="rank 0: no"), UNMEASURED[1]])
@@ -214,7 +238,7 @@ def test_a_choice_is_kept_only_if_it_was_measured(tmp_path: Path):
         )
 
 
-# -- keys that differ --------------------------------------------------------------------------------------------------
+# -- keys that differ ------------------------------------------------------------------------------
 
 
 def wanted(**changes: Any) -> CacheKey:
@@ -256,7 +280,9 @@ def test_the_nearest_record_differs_in_the_fewest_fields():
     ],
 )
 def test_an_explanation_names_what_differs(recorded: dict[str, Any], reason: str):
-    """With both values where a person can compare them, and with what to do where something can be done."""
+    """With both values where a person can compare them, and with what to do where something can be
+    done.
+    """
     text = explain(wanted(), [record(**recorded)])
     assert text.startswith(
         "The nearest record of model.gemm (tuned 2026-03-01 12:00 UTC) differs in "
@@ -297,27 +323,52 @@ def shape_of(key: str, *others: str) -> str | None:
     ],
 )
 def test_the_nearest_shape(key: str, others: list[str], chosen: str):
-    """By factors: half as large is as far as twice as large. Zeros, signs and numbers of any size are no error."""
+    """By factors: half as large is as far as twice as large.
+
+    Zeros, signs and numbers of any size are no error.
+    """
     assert shape_of(key, *others) == shape_of(key, *reversed(others)) == chosen
 
 
 @pytest.mark.parametrize(
     ("key", "other"),
     [
-        *((f"[64,{one}]", f"[64,{other}]") for one, other in [
-            ("torch.float16", "torch.float32"), ("cuda:0", "cuda:1"), ("sm_90", "sm_100"), ("'2'", "'4'"), ('"2 x"', '"4 x"'),
-            ("True", "False"), ("1", "1.0"), ("0x10", "0x20"), ("v1.2", "v1.3"), ("x", "<integer>"),
-        ]),
-        *(("[-1]", "[1]"), ("[64]", "[64,64]"), ("[64]", "(64)"), ("[64]", "[]"), ("[" + "1" * 5000 + "]", "[2]")),
+        *(
+            (f"[64,{one}]", f"[64,{other}]")
+            for one, other in [
+                ("torch.float16", "torch.float32"),
+                ("cuda:0", "cuda:1"),
+                ("sm_90", "sm_100"),
+                ("'2'", "'4'"),
+                ('"2 x"', '"4 x"'),
+                ("True", "False"),
+                ("1", "1.0"),
+                ("0x10", "0x20"),
+                ("v1.2", "v1.3"),
+                ("x", "<integer>"),
+            ]
+        ),
+        *(
+            ("[-1]", "[1]"),
+            ("[64]", "[64,64]"),
+            ("[64]", "(64)"),
+            ("[64]", "[]"),
+            ("[" + "1" * 5000 + "]", "[2]"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_other_keys_are_no_shapes_of_this_one(key: str, other: str):
-    """Digits in a word or in quotes tell kinds apart, not sizes; another type or number of sizes is another kind."""
+    """Digits in a word or in quotes tell kinds apart, not sizes; another type or number of sizes is
+    another kind.
+    """
     assert (shape_of(key, other), shape_of(other, key), shape_of(key, key)) == (None, None, key)
 
 
 def test_a_near_shape_is_of_the_same_code_and_the_newest_of_equals():
-    """First the same hardware, then the nearest numbers, then the same versions. Its winner must be one of the candidates."""
+    """First the same hardware, then the nearest numbers, then the same versions.
+
+    Its winner must be one of the candidates.
+    """
 
     def best(*records: Won) -> Won | None:
         found = nearest_usable(wanted(key="[64]"), records, TEXTS)

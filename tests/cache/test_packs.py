@@ -1,4 +1,6 @@
-"""Packs: records that a folder or an installed package brings, found by jobs that never write there."""
+"""Packs: records that a folder or an installed package brings, found by jobs that never write
+there.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def files(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def test_a_package_is_a_folder_that_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """In any place of the variable, without importing it; what is kept goes into DIST_TUNE_CACHE_DIR, also if the package stands first."""
+    """In any place of the variable, without importing it; what is kept goes into
+    DIST_TUNE_CACHE_DIR, also if the package stands first.
+    """
     monkeypatch.syspath_prepend(str(installed(tmp_path / "site")))
     before = files(tmp_path / "site")
     for path in (
@@ -83,7 +87,8 @@ def test_a_package_that_is_not_there_is_left_out_with_a_warning(
     """Which says what to do; folders beside it count."""
     kept(Cache(tmp_path / "shared"), record())
     with warned(
-        f"package://{name} in DIST_TUNE_CACHE_PATH is left out: no package {name} is installed here. Install it"
+        f"package://{name} in DIST_TUNE_CACHE_PATH is left out: no package {name} is installed"
+        " here. Install it"
     ):
         cache = named(monkeypatch, f"package://{name}:{tmp_path / 'shared'}", tmp_path / "own")
         assert (
@@ -110,7 +115,9 @@ def test_an_entry_that_names_nothing_there_is_left_out_with_a_warning(
 
 
 def test_a_pack_holds_the_records_of_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Readable for those that the umask allows; a second export adds to it; a path without the slash is a file, and no folder."""
+    """Readable for those that the umask allows; a second export adds to it; a path without the
+    slash is a file, and no folder.
+    """
     cache = named(monkeypatch, "", tmp_path / "own")
     for each in (
         record(),
@@ -142,7 +149,9 @@ def hit_from(rank: int, site: str) -> dict[str, Any]:
 def test_a_wheel_of_records_is_found_on_all_ranks_and_never_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Tuned on two ranks, exported into a package, built, installed elsewhere: another job of two ranks hits, and changes nothing there."""
+    """Tuned on two ranks, exported into a package, built, installed elsewhere: another job of two
+    ranks hits, and changes nothing there.
+    """
     env = {
         "DIST_TUNE_CACHE_DIR": str(tmp_path / "tuned"),
         "TRITON_CACHE_DIR": str(tmp_path / "triton"),

@@ -1,4 +1,6 @@
-"""Permissions of the cache directory: its owner's alone, or with the group where that is asked for."""
+"""Permissions of the cache directory: its owner's alone, or with the group where that is asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def modes(folder: Path) -> tuple[set[str], set[str]]:
 def test_the_group_of_a_shared_folder_is_handed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int
 ):
-    """A set-group-ID bit of the folder is in those made in it. An export, which is to be handed on, follows the umask as any file."""
+    """A set-group-ID bit of the folder is in those made in it.
+
+    An export, which is to be handed on, follows the umask as any file.
+    """
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o2770)
     Cache(tmp_path / "cache", is_shared=True).store(record())
@@ -55,7 +60,9 @@ def test_the_group_of_a_shared_folder_is_handed_on(
 def test_a_tuning_makes_private_files_or_the_groups_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: str, folders: str, files: str
 ):
-    """Under any umask; also its journal, which is written before the first record; the log is its owner's in any case."""
+    """Under any umask; also its journal, which is written before the first record; the log is its
+    owner's in any case.
+    """
     quiet(monkeypatch, tmp_path / "made")
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "made" / "cache"))
     monkeypatch.setenv("DIST_TUNE_CACHE_SHARED", shared)

@@ -1,6 +1,7 @@
 """The cache directory under many processes at once, and under processes that are killed.
 
-A program of its own forks the processes, so that torch is imported once and no thread of pytest is forked.
+A program of its own forks the processes, so that torch is imported once and no thread of pytest is
+forked.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ SITES = [
 
 @pytest.mark.processes
 def test_many_processes_lose_nothing_and_killed_ones_leave_whole_files(tmp_path: Path):
-    """8 processes store keys of their own and common ones: each finds whole records all the time, and no key is lost.
+    """8 processes store keys of their own and common ones: each finds whole records all the time,
+    and no key is lost.
 
-    10 more are killed in the middle of a write; every record is whole, and what they left is no record.
+    10 more are killed in the middle of a write; every record is whole, and what they left is no
+    record.
     """
     done = run_python(__file__, tmp_path, cwd=tmp_path, env=of_checkout(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -41,19 +41,42 @@ ZONES = st.just(UTC) | st.integers(-14 * 60, 14 * 60).map(
 
 def candidates(index: int) -> st.SearchStrategy[CandidateRecord]:
     return st.builds(
-        CandidateRecord, index=st.just(index), config=TEXTS, fields=st.dictionaries(TEXTS, SCALARS, max_size=4), latency_ms=TIMES_MS,
-        closure_ms=st.none() | FLOATS, n_replays=COUNTS, rank_latencies_ms=st.dictionaries(COUNTS, FLOATS.map(abs), max_size=3),
-        failure=st.none() | TEXTS if index else st.none(), left=st.none() | TEXTS,
-    )  # fmt: skip
+        CandidateRecord,
+        index=st.just(index),
+        config=TEXTS,
+        fields=st.dictionaries(TEXTS, SCALARS, max_size=4),
+        latency_ms=TIMES_MS,
+        closure_ms=st.none() | FLOATS,
+        n_replays=COUNTS,
+        rank_latencies_ms=st.dictionaries(COUNTS, FLOATS.map(abs), max_size=3),
+        failure=st.none() | TEXTS if index else st.none(),
+        left=st.none() | TEXTS,
+    )
 
 
 RECORDS = st.builds(
-    TuningRecord, closure=TEXTS, kernel=TEXTS, key=TEXTS, source=TEXTS, winner=st.just(0), n_replays=COUNTS, closure_weight=FLOATS,
-    candidates=st.integers(1, 3).flatmap(lambda n: st.tuples(*map(candidates, range(n))).map(list)), seconds=FLOATS,
-    spent=st.builds(Seconds, total=FLOATS), meeting_seconds=st.lists(FLOATS, max_size=3),
-    environment=st.builds(Environment, device=TEXTS, device_count=COUNTS, world_size=COUNTS, torch=TEXTS, cuda=st.none() | TEXTS),
+    TuningRecord,
+    closure=TEXTS,
+    kernel=TEXTS,
+    key=TEXTS,
+    source=TEXTS,
+    winner=st.just(0),
+    n_replays=COUNTS,
+    closure_weight=FLOATS,
+    candidates=st.integers(1, 3).flatmap(lambda n: st.tuples(*map(candidates, range(n))).map(list)),
+    seconds=FLOATS,
+    spent=st.builds(Seconds, total=FLOATS),
+    meeting_seconds=st.lists(FLOATS, max_size=3),
+    environment=st.builds(
+        Environment,
+        device=TEXTS,
+        device_count=COUNTS,
+        world_size=COUNTS,
+        torch=TEXTS,
+        cuda=st.none() | TEXTS,
+    ),
     tuned_at=st.datetimes(datetime(1, 1, 3), datetime(9999, 12, 29), timezones=ZONES),
-)  # fmt: skip
+)
 
 
 @given(RECORDS)
@@ -82,15 +105,19 @@ def test_what_is_written_comes_out_equal(whole: TuningRecord):
     ],
 )
 def test_what_makes_no_sense_is_no_record(changes: dict[str, Any], word: str):
-    """A winner that failed or is not there, another schema, no number, no time zone, more fields."""
+    """A winner that failed or is not there, another schema, no number, no time zone, more
+    fields.
+    """
     with pytest.raises(ValidationError, match=word):
         record(**changes)
 
 
 def test_the_key_is_of_what_was_asked_for():
-    """Name, code, tuning key, candidates in their order, and of the environment what times depend on; not what came of them.
+    """Name, code, tuning key, candidates in their order, and of the environment what times depend
+    on; not what came of them.
 
-    The environment is this process's: versions as the packages say, of Python the first two numbers.
+    The environment is this process's: versions as the packages say, of Python the first two
+    numbers.
     """
     here = environment(world_size=2, ranks_per_host=1)
     assert (here.torch, here.triton, here.cuda) == (
@@ -119,7 +146,9 @@ def test_the_key_is_of_what_was_asked_for():
 
 
 def test_what_follows_from_a_record():
-    """Equal candidates are counted once, one sample has no spread, and whether it came from the cache is of this call alone."""
+    """Equal candidates are counted once, one sample has no spread, and whether it came from the
+    cache is of this call alone.
+    """
     first, second, third = record().candidates
     assert record().n_samples == 15
     assert (

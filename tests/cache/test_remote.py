@@ -1,4 +1,6 @@
-"""Records behind a URL, without ranks: what is asked, copied and written, and a store that fails in each way that there is."""
+"""Records behind a URL, without ranks: what is asked, copied and written, and a store that fails in
+each way that there is.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,10 @@ def counted(
 def test_a_record_behind_a_url_is_found_and_copied(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """If no folder has one; the copy is found next, without a question. Nothing is written behind a URL that does not stand first."""
+    """If no folder has one; the copy is found next, without a question.
+
+    Nothing is written behind a URL that does not stand first.
+    """
     put(url)
     asked, written = counted(monkeypatch, "cat_file"), counted(monkeypatch, "pipe_file")
     cache = named(monkeypatch, tmp_path / "own", url)
@@ -84,7 +89,9 @@ def test_a_record_behind_a_url_is_found_and_copied(
 def test_a_url_that_stands_first_is_written(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """And DIST_TUNE_CACHE_DIR, or the default if that is the URL; also where this machine keeps nothing."""
+    """And DIST_TUNE_CACHE_DIR, or the default if that is the URL; also where this machine keeps
+    nothing.
+    """
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for cache, own in (
         (named(monkeypatch, url, tmp_path / "shared", own=tmp_path / "own"), tmp_path / "own"),
@@ -122,7 +129,10 @@ BROKEN: dict[bytes, str] = {
 def test_a_broken_record_behind_a_url_costs_one_warning(
     content: bytes, reason: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Which names it; it is not copied, and the next folder counts. The store is asked for others."""
+    """Which names it; it is not copied, and the next folder counts.
+
+    The store is asked for others.
+    """
     other = record(key="[2]")
     put(url, content)
     put(url, record_bytes(other), other.cache_key)
@@ -152,14 +162,16 @@ def test_a_store_that_refuses_is_asked_once(
     written = counted(monkeypatch, "pipe_file", raises(PermissionError("Access Denied")))
     cache = named(monkeypatch, url, own=tmp_path)
     with warned(
-        f"records in {url} are not written any more by this process, which goes on with this machine's folders: PermissionError"
+        f"records in {url} are not written any more by this process, which goes on with this"
+        " machine's folders: PermissionError"
     ):
         for key in ("[1]", "[2]"):
             assert kept(cache, record(key=key)).is_relative_to(tmp_path)
     assert (len(written), cache.find(KEY)) == (1, record())
     asked = counted(monkeypatch, "cat_file", raises(RuntimeError("the endpoint\nis down")))
     with warned(
-        "not read any more by this process, which goes on with this machine's folders: RuntimeError: the endpoint"
+        "not read any more by this process, which goes on with this machine's folders:"
+        " RuntimeError: the endpoint"
     ):
         assert [
             named(monkeypatch, url, own=tmp_path).find(record(kernel=name).cache_key)
@@ -205,7 +217,9 @@ def test_a_store_that_is_slow_is_left_alone_when_its_seconds_are_spent(
     monkeypatch: pytest.MonkeyPatch,
     passed_s: list[float],
 ):
-    """A quarter of the deadline and never more than five, of all questions together, because each of them holds up the first run."""
+    """A quarter of the deadline and never more than five, of all questions together, because each
+    of them holds up the first run.
+    """
 
     def slowly() -> None:
         passed_s.append(2.5)

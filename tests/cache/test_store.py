@@ -1,4 +1,6 @@
-"""The cache directory: what is kept is found by its key in any folder, and whatever else lies there costs a warning and no more."""
+"""The cache directory: what is kept is found by its key in any folder, and whatever else lies there
+costs a warning and no more.
+"""
 
 import os
 import re
@@ -47,11 +49,13 @@ def kept(cache: Cache, each: TuningRecord) -> Path:
     return path
 
 
-# -- what is found -----------------------------------------------------------------------------------------------------
+# -- what is found ---------------------------------------------------------------------------------
 
 
 def test_what_is_stored_is_found(cache: Cache):
-    """By another process too, as the same record; of one key the latest, with any number of samples and any date. Asking makes nothing."""
+    """By another process too, as the same record; of one key the latest, with any number of samples
+    and any date. Asking makes nothing.
+    """
     assert cache.find(record().cache_key, any_software=True) is None
     assert (cache.siblings(record().cache_key), cache.of_name("model.gemm"), cache.entries()) == (
         [],
@@ -89,9 +93,11 @@ def test_every_field_of_a_key_counts(cache: Cache, field: str):
 
 
 def test_what_differs_in_some_fields_is_found_where_that_was_asked_for(cache: Cache):
-    """Failing the very record, the newest of any versions; never that of other hardware or candidates.
+    """Failing the very record, the newest of any versions; never that of other hardware or
+    candidates.
 
-    Siblings are equal but for the candidates, newest first; neither the record itself, nor one of another version.
+    Siblings are equal but for the candidates, newest first; neither the record itself, nor one of
+    another version.
     """
     here, where = (
         record(environment=environment(triton="3.9.0")),
@@ -124,7 +130,10 @@ def test_what_differs_in_some_fields_is_found_where_that_was_asked_for(cache: Ca
 
 
 def test_lists_of_records(cache: Cache):
-    """One name's, newest first; and all, in the order of their names and keys. Two names may share a folder."""
+    """One name's, newest first; and all, in the order of their names and keys.
+
+    Two names may share a folder.
+    """
     for name in ("a_b", "a", "a/b"):
         for key, day in {"2": 0, "0": 1, "1": 2}.items():
             cache.store(record(kernel=name, key=key, tuned_at=NOON + timedelta(days=day)))
@@ -165,7 +174,9 @@ def test_winners_are_read_once(cache: Cache):
 
 
 def test_several_folders(cache: Cache, tmp_path: Path):
-    """A record in any of them is a hit, the first folder's before others; only the first is written, where the others cannot be, too."""
+    """A record in any of them is a hit, the first folder's before others; only the first is
+    written, where the others cannot be, too.
+    """
     team = tmp_path / "team"
     kept(Cache(team), measured(1))
     kept(Cache(team), record(key="[1]"))
@@ -202,12 +213,14 @@ def test_a_name_is_no_path(cache: Cache, name: str):
     )
 
 
-# -- what is no record -------------------------------------------------------------------------------------------------
+# -- what is no record -----------------------------------------------------------------------------
 
 
 @given(st.integers(0, 5000), st.integers(0, 5000), st.binary(max_size=64))
 def test_a_damaged_file_is_a_miss_or_a_record_of_its_key(one: int, other: int, some: bytes):
-    """Never an error; it is warned of once, stays where it is, and the next record takes its place."""
+    """Never an error; it is warned of once, stays where it is, and the next record takes its
+    place.
+    """
     content = record_bytes(record())
     damaged = content[: min(one, other)] + some + content[max(one, other) :]
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught:
@@ -241,7 +254,10 @@ STRANGE: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("kind", STRANGE)
 def test_what_is_no_record_is_a_miss_and_one_warning(cache: Cache, kind: str):
-    """It names the file and what to do, without terminal codes. A new record takes the place of all but a folder, with a copy beside it."""
+    """It names the file and what to do, without terminal codes.
+
+    A new record takes the place of all but a folder, with a copy beside it.
+    """
     path, (content, reason) = kept(cache, record()), STRANGE[kind]
     path.unlink()
     if kind == "folder":
@@ -267,7 +283,11 @@ OLD, NEW = (f"x.{digit * 32}.tmp" for digit in "01")
 
 
 def test_lists_pass_over_other_files(cache: Cache):
-    """Without a word. What killed processes have left an hour ago and more is swept by the next store; a file of the user's is not."""
+    """Without a word.
+
+    What killed processes have left an hour ago and more is swept by the next store; a file of the
+    user's is not.
+    """
     path = kept(cache, record())
     for name in (
         "notes.json",
@@ -306,7 +326,7 @@ def test_what_could_not_be_read_again_is_not_stored(cache: Cache):
     assert cache.find(record().cache_key) == record()
 
 
-# -- the disk ----------------------------------------------------------------------------------------------------------
+# -- the disk --------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -327,7 +347,9 @@ def without_privileges() -> Iterator[Path]:
 
 
 def test_a_read_only_folder():
-    """What is there is found; nothing is stored, with one warning for a kernel; a folder that cannot be read is named."""
+    """What is there is found; nothing is stored, with one warning for a kernel; a folder that
+    cannot be read is named.
+    """
     with without_privileges() as folder:
         cache = Cache(folder / "cache")
         path = kept(cache, record())
@@ -345,7 +367,9 @@ def test_a_read_only_folder():
 
 @pytest.mark.parametrize("where", ["file", "file/cache", "dangling/cache", "loop/cache", "x" * 300])
 def test_a_folder_that_cannot_be(tmp_path: Path, where: str):
-    """A file in its place or above it, a name that is too long: one warning of records that are not kept, and no error."""
+    """A file in its place or above it, a name that is too long: one warning of records that are not
+    kept, and no error.
+    """
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "dangling").symlink_to(tmp_path / "gone" / "far")
     (tmp_path / "loop").symlink_to("loop")
@@ -366,7 +390,9 @@ def test_a_folder_that_cannot_be(tmp_path: Path, where: str):
 
 
 def test_where_the_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """~ is the user's home, a relative folder stays where it is when the program changes its own; without a home nothing is kept."""
+    """~ is the user's home, a relative folder stays where it is when the program changes its own;
+    without a home nothing is kept.
+    """
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert Cache(Path("~/c")).folder == tmp_path / "home" / "c"
     monkeypatch.chdir(tmp_path)
@@ -379,7 +405,9 @@ def test_where_the_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_remove(cache: Cache, tmp_path: Path):
-    """A file of the cache, also one that is gone by now; nothing outside, by whatever path or link."""
+    """A file of the cache, also one that is gone by now; nothing outside, by whatever path or
+    link.
+    """
     path, outside = kept(cache, record()), tmp_path / "outside"
     outside.mkdir()
     (cache.folder / "link").symlink_to(outside)

@@ -1,4 +1,6 @@
-"""A cache of its own for each test of the command line, answers of commands on it, and a folder of logs."""
+"""A cache of its own for each test of the command line, answers of commands on it, and a folder of
+logs.
+"""
 
 from pathlib import Path
 

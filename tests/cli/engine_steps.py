@@ -1,4 +1,6 @@
-"""Steps whose records become files of engines, tuned on the fake driver: a kernel with the fields of fused_moe_kernel, and one of FLA."""
+"""Steps whose records become files of engines, tuned on the fake driver: a kernel with the fields
+of fused_moe_kernel, and one of FLA.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,14 @@ BLOCKS = {"BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 1}
 )
 @triton.jit
 def fused_moe_kernel(
-    c_ptr, N, num_valid_tokens,
-    BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr, GROUP_SIZE_M: tl.constexpr,
-):  # fmt: skip
+    c_ptr,
+    N,
+    num_valid_tokens,
+    BLOCK_SIZE_M: tl.constexpr,
+    BLOCK_SIZE_N: tl.constexpr,
+    BLOCK_SIZE_K: tl.constexpr,
+    GROUP_SIZE_M: tl.constexpr,
+):
     at = tl.program_id(0) * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
     tl.store(
         c_ptr + at * N,
@@ -56,7 +63,9 @@ def fla_kernel() -> tuple[Any, Any]:
 
 
 def main() -> None:
-    """``moe`` and ``fla`` tune; ``load`` launches the kernel of FLA without dist_tune, and prints the config that FLA has found."""
+    """``moe`` and ``fla`` tune; ``load`` launches the kernel of FLA without dist_tune, and prints
+    the config that FLA has found.
+    """
     parser = argparse.ArgumentParser(
         description="tune or launch an engine's kernel on the fake driver"
     )

@@ -1,4 +1,6 @@
-"""``dist-tune convert``: sources of all kinds, what is printed, and files that are never written by mistake."""
+"""``dist-tune convert``: sources of all kinds, what is printed, and files that are never written by
+mistake.
+"""
 
 import json
 from pathlib import Path
@@ -99,7 +101,9 @@ def test_nothing_is_written_without_a_folder_nor_over_a_file_unless_told_so(tmp_
 
 
 def test_records_come_from_all_places_that_show_knows(cache: Cache, tmp_path: Path):
-    """A kernel's name, ids, an export, a cache folder: the same file; a file of the engine beside them adds its sizes."""
+    """A kernel's name, ids, an export, a cache folder: the same file; a file of the engine beside
+    them adds its sizes.
+    """
     ids = keep(cache, *ROWS)
     (tmp_path / "export.json").write_bytes(packed(ROWS))
     expected = {"triton_version": "3.6.0", "16": MOE, "64": MOE}
@@ -135,7 +139,10 @@ def test_records_come_from_all_places_that_show_knows(cache: Cache, tmp_path: Pa
 def test_the_help_names_the_facts_and_has_examples():
     """One to show a file, one to make records an engine's."""
     text = " ".join(run("convert", "--help").stdout.split())
-    facts = "E, N, device_name, dtype, block_shape, per_channel_quant, down, triton_version, kernel, name, size"
+    facts = (
+        "E, N, device_name, dtype, block_shape, per_channel_quant, down, triton_version, kernel,"
+        " name, size"
+    )
     assert f"What a source lacks: {facts}; " in text
     assert 'dist-tune convert "E=8,N=512,device_name=NVIDIA_H200.json"' in text
     assert "dist-tune convert fused_moe_kernel --to vllm --set E=8 --set N=512 -o out" in text

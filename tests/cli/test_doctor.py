@@ -42,7 +42,9 @@ def findings() -> dict[str, tuple[str, str]]:
 
 
 def test_this_machine_can_interpret(tmp_path: Path):
-    """Without a GPU kernels are interpreted: a verdict, exit code 0, a line for each check, and no file or folder left behind."""
+    """Without a GPU kernels are interpreted: a verdict, exit code 0, a line for each check, and no
+    file or folder left behind.
+    """
     text = run("doctor").stdout
     report = json.loads(run("doctor", "--json").stdout)
     assert report.keys() == {"can_tune", "verdict", "versions", "findings"}
@@ -62,7 +64,9 @@ def test_this_machine_can_interpret(tmp_path: Path):
 def test_where_nothing_can_be_tuned_the_exit_code_says_so(
     monkeypatch: pytest.MonkeyPatch, broken: str
 ):
-    """No listening to Triton, no kernel that runs in any way, or settings that no tuning can read; the other checks go on."""
+    """No listening to Triton, no kernel that runs in any way, or settings that no tuning can read;
+    the other checks go on.
+    """
 
     def fails(*_args: object) -> None:
         raise DistTuneError("not Triton's own")
@@ -84,7 +88,9 @@ def test_where_nothing_can_be_tuned_the_exit_code_says_so(
 
 
 def test_settings_and_versions_are_judged(monkeypatch: pytest.MonkeyPatch):
-    """A misspelled variable is told with the nearest known name; tuning every time and untested versions are worth a word."""
+    """A misspelled variable is told with the nearest known name; tuning every time and untested
+    versions are worth a word.
+    """
     monkeypatch.setenv("DIST_TUNE_ALWAYS_TUNE", "1")
     assert findings()["settings"][0] == "warn"
     monkeypatch.setenv("DIST_TUNE_DEADLINE", "300")
@@ -110,7 +116,9 @@ def test_a_folder_that_cannot_be_written_is_found(monkeypatch: pytest.MonkeyPatc
 
 
 def test_kernels_are_really_tried(monkeypatch: pytest.MonkeyPatch):
-    """One that came to another result, or a numpy that the interpreter cannot work with, is seen; and the kernel compiles for a GPU."""
+    """One that came to another result, or a numpy that the interpreter cannot work with, is seen;
+    and the kernel compiles for a GPU.
+    """
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "numpy", None)
         without.delitem(sys.modules, "triton.runtime.interpreter", raising=False)
@@ -127,7 +135,9 @@ def test_kernels_are_really_tried(monkeypatch: pytest.MonkeyPatch):
 
 
 def with_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Two GPUs, whose memory is the host's and whose kernels are interpreted; the functions of these."""
+    """Two GPUs, whose memory is the host's and whose kernels are interpreted; the functions of
+    these.
+    """
     made: list[Any] = []
 
     def kernel(function: Any) -> Any:
@@ -152,7 +162,9 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_gpu_is_tried_and_told(monkeypatch: pytest.MonkeyPatch):
-    """On AMD's with a warning; TRITON_INTERPRET=1 left over in a shell is why nothing is fast; and a driver may raise."""
+    """On AMD's with a warning; TRITON_INTERPRET=1 left over in a shell is why nothing is fast; and
+    a driver may raise.
+    """
     with_gpu(monkeypatch)
     assert run("doctor").stdout.splitlines()[-1] == "Ready to tune on 2 x H200."
     with monkeypatch.context() as other:
@@ -169,7 +181,10 @@ def test_a_gpu_is_tried_and_told(monkeypatch: pytest.MonkeyPatch):
         interpreting.setenv("TRITON_INTERPRET", "1")
         assert findings()["GPU"] == (
             "off",
-            "TRITON_INTERPRET=1: kernels are interpreted, not compiled. Unset it to tune for this GPU",
+            (
+                "TRITON_INTERPRET=1: kernels are interpreted, not compiled. Unset it to tune for"
+                " this GPU"
+            ),
         )
 
     def broken(_kernel: object) -> None:

@@ -1,4 +1,6 @@
-"""What dist_tune has tuned is read by the engines: FLA's own function, and vLLM's as transcribed."""
+"""What dist_tune has tuned is read by the engines: FLA's own function, and vLLM's as
+transcribed.
+"""
 
 import ast
 import json

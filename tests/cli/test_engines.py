@@ -1,6 +1,8 @@
-"""Config files of vLLM, SGLang, FLA and aiter: public ones keep all they hold, and what does not fit is told in one line.
+"""Config files of vLLM, SGLang, FLA and aiter: public ones keep all they hold, and what does not
+fit is told in one line.
 
-The readers here are transcriptions of the engines' own (sources: dist_tune/cli/convert.py): which file they open, and what they take.
+The readers here are transcriptions of the engines' own (sources: dist_tune/cli/convert.py): which
+file they open, and what they take.
 """
 
 import json
@@ -60,7 +62,9 @@ def vllm_reads(
 def sglang_reads(
     folder: Path, triton: str, device: str, E: int, N: int, dtype: str | None = None, **more: Any
 ) -> Any:
-    """``get_moe_configs`` of SGLang under SGLANG_MOE_CONFIG_DIR, in the folder of its Triton; None where it finds no file."""
+    """``get_moe_configs`` of SGLang under SGLANG_MOE_CONFIG_DIR, in the folder of its Triton; None
+    where it finds no file.
+    """
     parts = [
         f"E={E},N={N},device_name={device.replace(' ', '_')}",
         f",dtype={dtype}" if dtype else "",
@@ -155,7 +159,9 @@ def test_sglang_reads_a_file_of_vllm_and_vllm_reads_it_back(path: Path, tmp_path
 
 
 def test_sglang_s_variants_have_names_of_their_own(tmp_path: Path):
-    """Per-channel scales, and the second product of a layer: vLLM has neither, and its kernel takes no USE_TMA."""
+    """Per-channel scales, and the second product of a layer: vLLM has neither, and its kernel takes
+    no USE_TMA.
+    """
     per_channel, down = SGLANG
     told = {"dtype": "fp8_w8a8", "triton": "3.5.1", "device": "NVIDIA H200"}
     assert sglang_reads(FILES / "sglang", E=20, N=1536, per_channel_quant=True, **told) == {
@@ -196,7 +202,9 @@ def test_classes_of_aiter_are_sizes_of_vllm(tmp_path: Path):
 
 
 def test_records_of_a_kernel_are_its_table(tmp_path: Path):
-    """The size is the number of the key that differs; H200s of all kinds are one to vLLM; a function's config has its fields."""
+    """The size is the number of the key that differs; H200s of all kinds are one to vLLM; a
+    function's config has its fields.
+    """
     there = environment(device="NVIDIA H200 NVL")
     rows = [
         tuned(f"[{M},8,512,torch.bfloat16]", MOE | {"num_warps": M}, where=there) for M in (64, 16)
@@ -220,8 +228,8 @@ def test_records_of_a_kernel_are_its_table(tmp_path: Path):
     ]
     assert "NVIDIA_H200_NVL" in convert("sglang", rows, tmp_path, "E=8", "N=512").name
     assert (
-        'which number of its key [64, 8, 512, "torch.bfloat16"] is the size? Name records that differ in it alone, or --set size='
-        in refusal("vllm", rows[:1], "E=8", "N=512")
+        'which number of its key [64, 8, 512, "torch.bfloat16"] is the size? Name records that'
+        " differ in it alone, or --set size=" in refusal("vllm", rows[:1], "E=8", "N=512")
     )
     assert vllm_reads(
         convert("vllm", rows[:1], tmp_path, "E=9", "N=512", "size=0").parent, "NVIDIA H200", 9, 512
@@ -229,7 +237,9 @@ def test_records_of_a_kernel_are_its_table(tmp_path: Path):
 
 
 def test_a_whole_key_is_found_again_by_fla(tmp_path: Path):
-    """As the values that FLA's tuner asks with; words of a key stand there without quotes, other strings with."""
+    """As the values that FLA's tuner asks with; words of a key stand there without quotes, other
+    strings with.
+    """
     key = "[4096,-1,0.5,1e-05,True,None,plain-word,'a b,[',torch.bfloat16]"
     path = convert(
         "fla",
@@ -294,19 +304,52 @@ def test_a_whole_key_is_found_again_by_fla(tmp_path: Path):
         (NAME, {"016": MOE}, "'016' is no size, need a whole number of tokens"),
         (NAME, {"1.5": MOE}, "'1.5' is no size, need a whole number of tokens"),
         (NAME, {"16": [1]}, "'16' has no config, need an object of plain values by name"),
-        (NAME, {"16": MOE | {"x": {}}}, "'16' has no config, need an object of plain values by name"),
-        (NAME, {"16": {"BLOCK_SIZE_M": 16}}, "16: BLOCK_SIZE_N is None, and vllm needs a whole number"),
-        (NAME, {"16": MOE | {"num_warps": "4"}}, "16: num_warps is 4, and vllm needs a whole number"),
+        (
+            NAME,
+            {"16": MOE | {"x": {}}},
+            "'16' has no config, need an object of plain values by name",
+        ),
+        (
+            NAME,
+            {"16": {"BLOCK_SIZE_M": 16}},
+            "16: BLOCK_SIZE_N is None, and vllm needs a whole number",
+        ),
+        (
+            NAME,
+            {"16": MOE | {"num_warps": "4"}},
+            "16: num_warps is 4, and vllm needs a whole number",
+        ),
         (NAME, {"16": MOE | {"BLOCK": 1}}, "16: vllm takes no BLOCK, which is 1"),
-        ("E=8,N=512,device_name=X,backend=flydsl.json", {"16": MOE}, "only those of fused MoE are read (E=..."),
-        ("N=512,K=7168,device_name=X,block_shape=[128,128].json", {"16": MOE}, "of vLLM's and SGLang's files only those of fused MoE"),
+        (
+            "E=8,N=512,device_name=X,backend=flydsl.json",
+            {"16": MOE},
+            "only those of fused MoE are read (E=...",
+        ),
+        (
+            "N=512,K=7168,device_name=X,block_shape=[128,128].json",
+            {"16": MOE},
+            "of vLLM's and SGLang's files only those of fused MoE",
+        ),
         ("E=8,N=0,device_name=X.json", {"16": MOE}, "and '16' is no class of aiter's"),
         ("package.json", {"dependencies": {}}, "and 'dependencies' is no class of aiter's"),
-        ("k.json", {"autotune_entries": {"0": {"autotune_key": [1]}}}, "not the entries and configs that FLA reads ('config')"),
-        ("k.json", {"default_config": {"kwargs": {}, "num_warps": 4, "x": 1}}, "not the entries and configs that FLA reads ('x')"),
-        ("a.json", {"any": MOE}, "a.json any does not say what vllm finds a file by: --set E=... --set N=... --set device_name=..."),
+        (
+            "k.json",
+            {"autotune_entries": {"0": {"autotune_key": [1]}}},
+            "not the entries and configs that FLA reads ('config')",
+        ),
+        (
+            "k.json",
+            {"default_config": {"kwargs": {}, "num_warps": 4, "x": 1}},
+            "not the entries and configs that FLA reads ('x')",
+        ),
+        (
+            "a.json",
+            {"any": MOE},
+            "a.json any does not say what vllm finds a file by:"
+            " --set E=... --set N=... --set device_name=...",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_file_of_an_engine_or_does_not_fit_is_one_line(
     name: str, content: Any, told: str, tmp_path: Path
 ):
@@ -318,7 +361,9 @@ def test_what_is_no_file_of_an_engine_or_does_not_fit_is_one_line(
 
 
 def test_two_configs_for_one_place_are_refused():
-    """Two files, two kernels, two devices, two keys that differ in more than the size: told with both; the same one twice is one."""
+    """Two files, two kernels, two devices, two keys that differ in more than the size: told with
+    both; the same one twice is one.
+    """
     at = {"E": "8", "N": "512", "device_name": "X"}
     rows = [EngineConfig("a", at, "16", MOE), EngineConfig("b", at, "16", MOE)]
     assert engine_files("vllm", rows, {}) == {"E=8,N=512,device_name=X.json": {"16": MOE}}
@@ -340,11 +385,14 @@ def test_two_configs_for_one_place_are_refused():
 
 
 def test_each_engine_says_what_it_lacks():
-    """A fact for its file's name, a whole key, a size for a class, a bound that aiter looks for, a config without a hook."""
+    """A fact for its file's name, a whole key, a size for a class, a bound that aiter looks for, a
+    config without a hook.
+    """
     size = EngineConfig("file 24", {"device_name": "X"}, "24", MOE)
     assert (
         refusal("sglang", [size])
-        == "file 24 does not say what sglang finds a file by: --set E=... --set N=... --set triton_version=..."
+        == "file 24 does not say what sglang finds a file by: --set E=... --set N=... --set"
+        " triton_version=..."
     )
     assert "file 24 is a size alone: FLA finds a config by the whole key" in refusal("fla", [size])
     assert "file 24: aiter looks for no M_LEQ_24, unless" in refusal("aiter", [size], "name=x")
@@ -364,7 +412,10 @@ def test_each_engine_says_what_it_lacks():
 def test_a_fact_that_no_file_has_is_refused_with_those_that_can_be(word: str):
     with pytest.raises(
         RefusedError,
-        match=f"--set {word.partition('=')[0]}: need NAME=VALUE of E, N, device_name, .*, or a class and its size like any=4096",
+        match=(
+            f"--set {word.partition('=')[0]}: need NAME=VALUE of E, N, device_name, .*, or a class"
+            " and its size like any=4096"
+        ),
     ):
         facts_given([word])
 

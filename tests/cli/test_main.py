@@ -1,4 +1,6 @@
-"""The command ``dist-tune``: help, exit codes, streams, and what it cannot use, of all commands alike."""
+"""The command ``dist-tune``: help, exit codes, streams, and what it cannot use, of all commands
+alike.
+"""
 
 import json
 import os
@@ -45,7 +47,7 @@ HELP: list[list[str]] = [
 ]
 
 
-# -- help, and what is imported ----------------------------------------------------------------------------------------
+# -- help, and what is imported --------------------------------------------------------------------
 
 
 @pytest.mark.processes
@@ -56,11 +58,20 @@ def test_help_imports_nothing_heavy_and_reading_records_and_events_no_torch(
     (stem,) = keep(cache, record())
     export, page = str(tmp_path / "export.json"), str(tmp_path / "report.html")
     reading = [
-        ["cache", "path"], ["cache", "ls"], ["cache", "ls", "--json"], ["cache", "ls", "--quarantine"], ["cache", "show", stem],
-        ["show", stem], ["cache", "export", export], ["cache", "merge", export], ["diff", export, stem], ["report", stem, "--text"],
-        ["report", str(logs), "--json", "-o", page], ["report", export, "-o", page],
+        ["cache", "path"],
+        ["cache", "ls"],
+        ["cache", "ls", "--json"],
+        ["cache", "ls", "--quarantine"],
+        ["cache", "show", stem],
+        ["show", stem],
+        ["cache", "export", export],
+        ["cache", "merge", export],
+        ["diff", export, stem],
+        ["report", stem, "--text"],
+        ["report", str(logs), "--json", "-o", page],
+        ["report", export, "-o", page],
         ["cache", "clear", "--yes"],
-    ]  # fmt: skip
+    ]
     torch = ["torch", "triton", "numpy"]
     commands = [
         (each, [*torch, "pydantic_settings", "rich", "dist_tune.cache"]) for each in HELP
@@ -105,7 +116,7 @@ def test_help_and_version():
             assert "as_json" in each.callback.__annotations__
 
 
-# -- exit codes and streams --------------------------------------------------------------------------------------------
+# -- exit codes and streams ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -172,7 +183,9 @@ def test_an_answer_that_finds_a_full_disk_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    """And not half a table with exit code 0, nor a traceback, nor a second complaint when Python ends. Of diff 1 would say slower."""
+    """And not half a table with exit code 0, nor a traceback, nor a second complaint when Python
+    ends. Of diff 1 would say slower.
+    """
     monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(logs))
     with open("/dev/full", "w") as full:
         monkeypatch.setattr("sys.stdout", full)
@@ -197,7 +210,7 @@ def test_a_reader_may_go(
     assert capsys.readouterr().err == ""
 
 
-# -- texts of tables, hostile ones, folders that cannot be read --------------------------------------------------------
+# -- texts of tables, hostile ones, folders that cannot be read ------------------------------------
 
 
 HOSTILE = "[bold]\x1b[2Jx\x07\r\n\u202e" + "y" * 10_000
@@ -205,7 +218,9 @@ HOSTILE = "[bold]\x1b[2Jx\x07\r\n\u202e" + "y" * 10_000
 
 @pytest.mark.parametrize("words", [("ls",), ("show", "y"), ("explain",), ("clear", "--yes")])
 def test_hostile_texts_are_texts(cache: Cache, ask: Answers, words: tuple[str, ...]):
-    """Neither markup nor control characters of a record reach the terminal, and a text of 10,000 characters is cut."""
+    """Neither markup nor control characters of a record reach the terminal, and a text of 10,000
+    characters is cut.
+    """
     row = candidate(0, config=HOSTILE, fields={HOSTILE: HOSTILE}, failure=None, left=HOSTILE)
     texts: dict[str, Any] = {
         "kernel": f"{HOSTILE}.y",
@@ -251,12 +266,17 @@ def test_a_folder_that_may_not_be_read_is_one_line(
 def test_a_cache_folder_that_is_none_is_one_line(
     ask: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str
 ):
-    """A file, or a path below one: the line names it and the variable, exit code 1, and nothing is written."""
+    """A file, or a path below one: the line names it and the variable, exit code 1, and nothing is
+    written.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
     folder = tmp_path / "file" / "records"
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(folder))
-    line = f"{folder} cannot be read (Not a directory): set DIST_TUNE_CACHE_DIR to the folder of the records"
+    line = (
+        f"{folder} cannot be read (Not a directory): set DIST_TUNE_CACHE_DIR to the folder of the"
+        " records"
+    )
     assert refusal("cache", *words.split()) == f"dist-tune: {line}"
     assert ask.json(*words.split(), code=1)["error"] == line
     assert refusal("report", "gemm") == f"dist-tune: {line}"

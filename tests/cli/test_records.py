@@ -1,4 +1,6 @@
-"""``dist-tune show`` and ``dist-tune cache`` path, ls, explain and clear: tables, JSON documents, and files that go or stay."""
+"""``dist-tune show`` and ``dist-tune cache`` path, ls, explain and clear: tables, JSON documents,
+and files that go or stay.
+"""
 
 import json
 import sys
@@ -20,7 +22,7 @@ from tests.cli_answers import FILE, Answers, keep, run
 NOW = datetime.now(UTC)
 
 
-# -- path, ls ----------------------------------------------------------------------------------------------------------
+# -- path, ls --------------------------------------------------------------------------------------
 
 
 def test_path_is_nothing_but_the_path(cache: Cache, ask: Answers):
@@ -33,7 +35,9 @@ def test_path_is_nothing_but_the_path(cache: Cache, ask: Answers):
 
 
 def test_ls_says_what_won_where_and_when(cache: Cache, ask: Answers):
-    """A line for each record, and nothing of it is wrapped or cut on its way to grep; a hook's name says nothing of a config's speed."""
+    """A line for each record, and nothing of it is wrapped or cut on its way to grep; a hook's name
+    says nothing of a config's speed.
+    """
     hooked = [
         candidate(
             0, config="BLOCK=64 pre_hook=m.f", fields={"BLOCK": 64, "pre_hook": "m.f"}, left=None
@@ -82,10 +86,16 @@ def test_ls_says_what_won_where_and_when(cache: Cache, ask: Answers):
 
 
 ORDERS = {
-    "": "[a100] [new] [old]", "--kernel GEMM": "[new] [old]", "--device a100": "[a100]", "--device a100 --kernel gemm": "",
-    "--since 2h": "[new]", "--since 2026-03-01T11:00+00:00": "[a100] [new] [old]", "--sort age": "[old] [a100] [new]",
-    "--sort ms": "[a100] [old] [new]", "--sort seconds": "[a100] [old] [new]",
-}  # fmt: skip
+    "": "[a100] [new] [old]",
+    "--kernel GEMM": "[new] [old]",
+    "--device a100": "[a100]",
+    "--device a100 --kernel gemm": "",
+    "--since 2h": "[new]",
+    "--since 2026-03-01T11:00+00:00": "[a100] [new] [old]",
+    "--sort age": "[old] [a100] [new]",
+    "--sort ms": "[a100] [old] [new]",
+    "--sort seconds": "[a100] [old] [new]",
+}
 
 
 @pytest.mark.parametrize("options", ORDERS)
@@ -115,12 +125,17 @@ def test_ls_chooses_and_sorts(cache: Cache, ask: Answers, options: str):
 
 
 def test_damaged_files_are_told_and_set_the_exit_code(cache: Cache, ask: Answers):
-    """Beside the whole records, with the reason; the file stays where it is, and its id says what is wrong with it."""
+    """Beside the whole records, with the reason; the file stays where it is, and its id says what
+    is wrong with it.
+    """
     whole, broken = keep(cache, record(), record(key="[1]"))
     path = cache.path_of(record(key="[1]").cache_key)
     path.write_text("{")
     reason = "Invalid JSON: EOF while parsing an object at line 1 column 1"
-    told = f"cache file {path} is not used: {reason}. A new tuning takes its place and keeps it as *.bak, or delete it"
+    told = (
+        f"cache file {path} is not used: {reason}. A new tuning takes its place and keeps it as"
+        " *.bak, or delete it"
+    )
     ask("ls", code=1)
     assert ask.err == f"dist-tune: {told}\n"
     assert ask.json("ls", code=1)["damaged"] == [{"path": str(path), "reason": reason}]
@@ -132,11 +147,13 @@ def test_damaged_files_are_told_and_set_the_exit_code(cache: Cache, ask: Answers
     assert path.read_text() == "{"
 
 
-# -- show and what KEY stands for --------------------------------------------------------------------------------------
+# -- show and what KEY stands for ------------------------------------------------------------------
 
 
 def test_show_tells_all_of_one_tuning(cache: Cache, ask: Answers):
-    """Candidates from fastest to slowest with all that was measured, the dropped ones last with the reason, as the page has them."""
+    """Candidates from fastest to slowest with all that was measured, the dropped ones last with the
+    reason, as the page has them.
+    """
     rows = [
         candidate(
             0,
@@ -202,7 +219,9 @@ def test_show_of_what_was_not_measured(cache: Cache, ask: Answers):
 
 
 def test_a_record_has_many_names(cache: Cache, ask: Answers):
-    """The file's name or any beginning of it that is its own, and the kernel's with or without its module."""
+    """The file's name or any beginning of it that is its own, and the kernel's with or without its
+    module.
+    """
     stem, _ = keep(cache, record(), record(kernel="other"))
     for key in (stem, f"{stem}.json", stem[:5], stem[0], "model.gemm", "gemm"):
         assert [each["stem"] for each in ask.json("show", key)["records"]] == [stem]
@@ -246,7 +265,7 @@ def test_what_is_not_there_is_not_found(cache: Cache, ask: Answers, key: str, hi
         assert ask.json(command, key, code=1)["error"] in " ".join(ask.err.split())
 
 
-# -- explain -----------------------------------------------------------------------------------------------------------
+# -- explain ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -278,7 +297,9 @@ def test_explain_says_whether_it_would_hit(
     would_hit: bool,
     reason: str,
 ):
-    """By field, the record's value and this machine's, with the settings of this environment: a hit if and only if the cache finds it."""
+    """By field, the record's value and this machine's, with the settings of this environment: a hit
+    if and only if the cache finds it.
+    """
     if setting:
         monkeypatch.setenv(*setting.split("="))
     here = environment_here(world_size=2, ranks_per_host=2)
@@ -299,7 +320,7 @@ def test_explain_says_whether_it_would_hit(
         ) is would_hit
 
 
-# -- clear, and configs in quarantine ----------------------------------------------------------------------------------
+# -- clear, and configs in quarantine --------------------------------------------------------------
 
 
 def bar(cache: Cache, key: str, kernel: str, config: str) -> None:
@@ -310,7 +331,9 @@ def bar(cache: Cache, key: str, kernel: str, config: str) -> None:
 
 
 def test_clear_deletes_what_is_asked_for(cache: Cache, ask: Answers):
-    """One record by its id, all of a kernel by its name, then all files of the cache with journals and quarantine."""
+    """One record by its id, all of a kernel by its name, then all files of the cache with journals
+    and quarantine.
+    """
     one, other, *_ = keep(
         cache, record(), record(key="[1]"), record(kernel="other"), record(kernel="third")
     )
@@ -329,7 +352,9 @@ def test_clear_deletes_what_is_asked_for(cache: Cache, ask: Answers):
 
 
 def test_clear_leaves_what_is_not_the_caches(cache: Cache, ask: Answers, tmp_path: Path):
-    """Records and temporary files go, also what lies in their place as a link; everything else stays."""
+    """Records and temporary files go, also what lies in their place as a link; everything else
+    stays.
+    """
     (stem,) = keep(cache, record())
     folder, outside = cache.folder / "model.gemm", tmp_path / "outside"
     outside.mkdir()
@@ -384,7 +409,10 @@ class Terminal(StringIO):
 def test_clear_asks_first(
     cache: Cache, ask: Answers, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ):
-    """On stderr, naming what and where; anything but yes is no. A script has no terminal, and has to say --yes."""
+    """On stderr, naming what and where; anything but yes is no.
+
+    A script has no terminal, and has to say --yes.
+    """
     keep(cache, record())
     monkeypatch.setattr(sys, "stdin", StringIO(answer))
     assert "--yes" in ask.json("clear", code=1)["error"]
@@ -395,7 +423,10 @@ def test_clear_asks_first(
 
 
 def test_configs_in_quarantine_are_listed_and_may_run_again(cache: Cache, ask: Answers):
-    """With kernel, key, config, rank and time; each once. Damaged lines are passed over. Those of one kernel may run again, then all."""
+    """With kernel, key, config, rank and time; each once.
+
+    Damaged lines are passed over. Those of one kernel may run again, then all.
+    """
     for _ in range(2):
         bar(cache, "0123456789abcdef", "library.gemm", "BLOCK=32 num_warps=4")
     bar(cache, "fedcba9876543210", "library.softmax", "BLOCK=64\x1b[2J")

@@ -23,7 +23,9 @@ from tests.report.stories import record as story_record
 def test_a_page_is_written_where_it_is_told(
     logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Without -o it is report.html of the working directory, unless --text is asked for; --json tells which page was written."""
+    """Without -o it is report.html of the working directory, unless --text is asked for; --json
+    tells which page was written.
+    """
     monkeypatch.chdir(tmp_path)
     assert run("report", logs, "--text").stdout.startswith("Tuning of step\n")
     assert not list(tmp_path.glob("*.html"))
@@ -56,7 +58,7 @@ def test_records_are_reported_from_files_exports_folders_and_ids(
     assert "2 sites" in run("report", path, "gemm", "-o", tmp_path / "page.html").stdout
 
 
-# -- diff --------------------------------------------------------------------------------------------------------------
+# -- diff ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("factor", "code", "verdict"), [(1.01, 0, "as fast"), (1.5, 1, "slower")])
@@ -78,7 +80,9 @@ def test_diff_fails_where_a_winner_got_slower(
 
 
 def test_diff_compares_folders(tmp_path: Path, logs: Path):
-    """Two cache folders, a log folder with itself, and a folder of exports; another file in it costs a line on stderr."""
+    """Two cache folders, a log folder with itself, and a folder of exports; another file in it
+    costs a line on stderr.
+    """
     for name in ("a", "b"):
         Cache(tmp_path / name).store(record())
     assert (
@@ -96,7 +100,9 @@ def test_diff_compares_folders(tmp_path: Path, logs: Path):
 
 
 def test_diff_with_nothing_in_common_fails(tmp_path: Path):
-    """With a code that is neither "slower" nor "as fast", and one line that names both sides; stdout lists what each has."""
+    """With a code that is neither "slower" nor "as fast", and one line that names both sides;
+    stdout lists what each has.
+    """
     for name in ("a", "b"):
         (tmp_path / f"{name}.json").write_bytes(
             packed([record(kernel=f"model.{name}", key=f"[{i}]") for i in range(2)])
@@ -105,7 +111,8 @@ def test_diff_with_nothing_in_common_fails(tmp_path: Path):
     done = run("diff", a, b, code=2)
     assert (
         done.stderr
-        == f"dist-tune: nothing to compare: {a} has 2 records, {b} has 2 records, with no kernel and key in common\n"
+        == f"dist-tune: nothing to compare: {a} has 2 records, {b} has 2 records, with no kernel"
+        " and key in common\n"
     )
     assert [done.stdout.splitlines()[i] for i in (0, -1)] == [
         "only in the first: model.a [0]",
@@ -116,13 +123,15 @@ def test_diff_with_nothing_in_common_fails(tmp_path: Path):
     assert told["error"] in done.stderr
 
 
-# -- what stands for nothing -------------------------------------------------------------------------------------------
+# -- what stands for nothing -----------------------------------------------------------------------
 
 
 def test_what_stands_for_nothing_is_one_line(
     logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A folder that is not there or without events, an id that no record has, a file that is not there, files without records."""
+    """A folder that is not there or without events, an id that no record has, a file that is not
+    there, files without records.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DIST_TUNE_LOG_DIR", raising=False)
     monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path / "cache"))
@@ -165,16 +174,21 @@ def test_a_record_of_another_schema_is_one_line(tmp_path: Path):
 
 
 def test_two_jobs_that_write_to_one_folder_at_once_are_told(tmp_path: Path):
-    """Their events are mixed, and no figure of them is to be trusted; a closure of the same name in one process is no second job."""
+    """Their events are mixed, and no figure of them is to be trusted; a closure of the same name in
+    one process is no second job.
+    """
     told = list(events([story_record(0, 8)], 0, 1))
     (tmp_path / "rank-0.jsonl").write_bytes(lines(told + told[8:]))
-    mixed = "two jobs have written to this folder at once, and their events are mixed: set DIST_TUNE_LOG_DIR for each"
+    mixed = (
+        "two jobs have written to this folder at once, and their events are mixed: set"
+        " DIST_TUNE_LOG_DIR for each"
+    )
     assert f"note: {mixed}" in run("report", tmp_path, "--text").stdout
     (tmp_path / "rank-0.jsonl").write_bytes(lines([*told, *told[1:]]))
     assert "two jobs" not in run("report", tmp_path, "--text").stdout
 
 
-# -- damaged files of a rank -------------------------------------------------------------------------------------------
+# -- damaged files of a rank -----------------------------------------------------------------------
 
 
 def replaced_by(make: Callable[[Path], object]) -> Callable[[Path], object]:
@@ -216,7 +230,9 @@ def test_one_damaged_file_is_told_and_the_other_ranks_are_shown(
     damage: Callable[[Path], object],
     reason: str,
 ):
-    """By each command alike, with and without --json: one line with the file, the line and what is wrong, and exit code 3."""
+    """By each command alike, with and without --json: one line with the file, the line and what is
+    wrong, and exit code 3.
+    """
     damage(logs / "rank-1.jsonl")
     commands: list[tuple[str | Path, ...]] = [
         ("report", logs, "-o", tmp_path / "page.html"),
@@ -235,7 +251,9 @@ def test_one_damaged_file_is_told_and_the_other_ranks_are_shown(
 
 
 def test_damaged_files_alone_or_of_an_earlier_job(logs: Path):
-    """Where there is nothing to show, the command has failed; a file of a job with more ranks is no damage of the present one."""
+    """Where there is nothing to show, the command has failed; a file of a job with more ranks is no
+    damage of the present one.
+    """
     (logs / "rank-4.jsonl").write_text("no event\n")
     assert "rank-4" not in run("report", logs, "--text").stderr
     for rank in range(4):

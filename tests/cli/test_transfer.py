@@ -1,4 +1,6 @@
-"""``dist-tune cache export`` and ``merge``: the same records come out as went in, and no others; files written, and files never touched."""
+"""``dist-tune cache export`` and ``merge``: the same records come out as went in, and no others;
+files written, and files never touched.
+"""
 
 import json
 import os
@@ -23,7 +25,9 @@ def no_space(_descriptor: int) -> None:
 def test_merge_goes_on_after_what_it_refuses(
     cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Good records among bad ones are merged, the bad ones named with number and reason, last; what is no regular file is not read."""
+    """Good records among bad ones are merged, the bad ones named with number and reason, last; what
+    is no regular file is not read.
+    """
     theirs = tmp_path / "theirs"
     assert Cache(theirs / "deep").store(record()) is not None
     forged = record_bytes(record()).replace(b'"winner":1', b'"winner":9')
@@ -61,7 +65,9 @@ def test_merge_goes_on_after_what_it_refuses(
 def test_merge_keeps_the_better_measured(
     cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """More timed replays win over a later date, of as many the later date; also where the better one lies in another folder."""
+    """More timed replays win over a later date, of as many the later date; also where the better
+    one lies in another folder.
+    """
     late: dict[str, Any] = {"tuned_at": NOON + timedelta(days=30)}
     many = [
         measured(10, key="[a]", **late),
@@ -92,7 +98,9 @@ def test_merge_keeps_the_better_measured(
 def test_what_is_exported_can_be_merged(
     cache: Cache, ask: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Into an empty cache on another machine, from an export or a folder: the same files in the same places; again, and nothing changes."""
+    """Into an empty cache on another machine, from an export or a folder: the same files in the
+    same places; again, and nothing changes.
+    """
     assert "nothing to export" in ask.json("export", tmp_path / "e.json", code=1)["error"], (
         "an empty file would be taken for a success"
     )
@@ -124,7 +132,9 @@ def test_what_is_exported_can_be_merged(
 def test_an_export_into_a_folder_keeps_what_is_no_record_of_this_version(
     cache: Cache, ask: Answers, tmp_path: Path
 ):
-    """One of a later version, in the place of ours, stays beside it; a record of ours is replaced without a copy."""
+    """One of a later version, in the place of ours, stays beside it; a record of ours is replaced
+    without a copy.
+    """
     keep(cache, record())
     pack = Cache(tmp_path / "pack")
     path = pack.path_of(record().cache_key)
@@ -144,7 +154,9 @@ def test_an_export_into_a_folder_keeps_what_is_no_record_of_this_version(
 def test_a_command_writes_over_nothing_but_its_own_kind_of_file(
     cache: Cache, logs: Path, tmp_path: Path, command: str
 ):
-    """A reason and exit code 1, and no trace of a file half written; through a link the file that it leads to is replaced."""
+    """A reason and exit code 1, and no trace of a file half written; through a link the file that
+    it leads to is replaced.
+    """
     keep(cache, record())
     (tmp_path / "link").symlink_to(tmp_path / "e.json")
     (tmp_path / "user's").write_text(FILE)

@@ -1,4 +1,6 @@
-"""What becomes of a compilation: reasons of those that fail, hooks and dumps of the user's, work that is done once. Real sm_90 code."""
+"""What becomes of a compilation: reasons of those that fail, hooks and dumps of the user's, work
+that is done once. Real sm_90 code.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ alone: Any = {"n": 1, "modes": ["fake"], "is_dist": False}
 
 @triton.jit
 def asm_kernel(x, BLOCK: tl.constexpr):
-    """Of 32 ptxas says that it is not valid; of 64 MLIR does, on descriptor 2 in the front end, and Triton prints the module."""
+    """Of 32 ptxas says that it is not valid; of 64 MLIR does, on descriptor 2 in the front end, and
+    Triton prints the module.
+    """
     at = tl.arange(0, BLOCK)
     loaded = tl.load(x + at)
     if BLOCK == 32:
@@ -76,7 +80,9 @@ FAILING = [
 
 @on_each_rank(**alone)
 def test_a_failing_compiler_becomes_a_reason(rank: int):
-    """Its words on one line, what it dumps in the log, a line of MLIR's front end alone on the terminal, and nothing left in Triton."""
+    """Its words on one line, what it dumps in the log, a line of MLIR's front end alone on the
+    terminal, and nothing left in Triton.
+    """
     kernel = autotuned(
         asm_kernel, configs=[*configs(16), *(each for each, _ in FAILING for each in each)], key=()
     )
@@ -149,7 +155,9 @@ HOOKS: dict[str, tuple[Any, str, Any, str]] = {
 
 @on_each_rank(**alone, cases=[*HOOKS])
 def test_hooks_are_the_user_s(rank: int, case: str):
-    """One that keeps Triton from compiling leaves nothing to load or tune; one that fails drops its config alone."""
+    """One that keeps Triton from compiling leaves nothing to load or tune; one that fails drops its
+    config alone.
+    """
     knobs, name, hook, reason = HOOKS[case]
     step = tuned(autotuned(triton.jit(add_kernel.fn)), is_dist=False)
     with knobs.scope():
@@ -173,7 +181,10 @@ def test_dumps_are_the_user_s(rank: int):
 @pytest.mark.once
 @on_each_rank(**alone)
 def test_the_front_end_is_run_once_for_configs_that_differ_in_warps(rank: int):
-    """But for the first run's, which waits for no other thread. A parser that loses count is asked again."""
+    """But for the first run's, which waits for no other thread.
+
+    A parser that loses count is asked again.
+    """
     runs, is_lost, own, parse = (
         list[str](),
         iter((True, True)),

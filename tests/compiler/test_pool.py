@@ -1,4 +1,6 @@
-"""The threads that compile: their order and number, what a launch waits for, and what other processes do meanwhile."""
+"""The threads that compile: their order and number, what a launch waits for, and what other
+processes do meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def fresh(*blocks: int, **options: Any) -> Any:
 
 @pytest.mark.once
 def test_the_first_run_waits_for_the_candidate_that_compiles_fastest():
-    """Smallest tile per warp first, then fewest stages, then the lowest index: the same on all ranks."""
+    """Smallest tile per warp first, then fewest stages, then the lowest index: the same on all
+    ranks.
+    """
     mine = [
         config(128),
         config(32, 8),
@@ -47,7 +51,9 @@ def test_the_first_run_waits_for_the_candidate_that_compiles_fastest():
 
 @pytest.mark.once
 def test_ranks_begin_with_other_parts_that_make_up_all():
-    """What differs in stages, and warps where there are many blocks, stays together; each rank has some of the long ones."""
+    """What differs in stages, and warps where there are many blocks, stays together; each rank has
+    some of the long ones.
+    """
     mine = [
         config(block, warps, num_stages=stages)
         for block in (16, 32, 64, 128)
@@ -72,7 +78,9 @@ def test_threads_share_the_cores_of_a_host(monkeypatch: pytest.MonkeyPatch):
 
 @on_each_rank(**alone)
 def test_what_a_launch_waits_for_is_compiled_beside_all_others(rank: int):
-    """On one core one thread compiles the others, the longest first; the launch does not wait for that."""
+    """On one core one thread compiles the others, the longest first; the launch does not wait for
+    that.
+    """
     launched, kernel, at_work = threading.Event(), fresh(16, 32, 64, 128), list[int]()
     order, most, is_timely = list[int](), list[int](), list[bool]()
 
@@ -128,7 +136,9 @@ def test_kernels_are_loaded_while_others_are_compiled(rank: int):
 @pytest.mark.once
 @on_each_rank(**alone, cases=["let go", "never"])
 def test_a_kernel_that_another_process_compiles_comes_last(rank: int, end: str):
-    """The others go on; it is taken up when that process lets go, as at its death, and fails after the deadline if it never does."""
+    """The others go on; it is taken up when that process lets go, as at its death, and fails after
+    the deadline if it never does.
+    """
     each, done = [config(16, warps) for warps in (1, 2, 4, 8)], list[int]()
     tuned(fresh(configs=each), is_dist=False)(
         torch.zeros(64)

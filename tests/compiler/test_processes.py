@@ -1,4 +1,6 @@
-"""The processes that compile: what a crash costs, what stays in the rank, what is left behind, and the user's program."""
+"""The processes that compile: what a crash costs, what stays in the rank, what is left behind, and
+the user's program.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ LONG_S = 60.0
 
 
 def fresh(*warps: int) -> Any:
-    """Autotuned, with nothing in its memory: a config for each number of warps, which PTX has as 32 times as many threads."""
+    """Autotuned, with nothing in its memory: a config for each number of warps, which PTX has as 32
+    times as many threads.
+    """
     return autotuned(
         triton.jit(add_kernel.fn),
         configs=[config for each in warps for config in configs(16, num_warps=each)],
@@ -80,7 +84,9 @@ def until(is_so: Callable[[], Any]) -> Any:
 
 
 def assemble_with(script: str) -> Path:
-    """Let ptxas begin with lines of shell: ``$threads`` of the kernel, a folder ``$to``, which is returned, its caller ``$PPID``."""
+    """Let ptxas begin with lines of shell: ``$threads`` of the kernel, a folder ``$to``, which is
+    returned, its caller ``$PPID``.
+    """
     folder, real = Path(tempfile.mkdtemp()), triton.knobs.nvidia.ptxas.path
     text = f"""#!/bin/sh
 [ "$1" = --version ] && exec {real} --version
@@ -110,7 +116,9 @@ def started() -> list[Any]:
 
 @on_each_rank(**alone)
 def test_a_process_that_ends_costs_one_candidate(rank: int):
-    """A crash, with its last words in the log; a kill, most likely for memory; a compilation without an end. Ctrl-C is the rank's."""
+    """A crash, with its last words in the log; a kill, most likely for memory; a compilation
+    without an end. Ctrl-C is the rank's.
+    """
     os.environ["DIST_TUNE_DEADLINE_S"] = "12"
     notes = assemble_with(
         """case $threads in
@@ -136,7 +144,10 @@ def test_a_process_that_ends_costs_one_candidate(rank: int):
 
 @on_each_rank(**alone)
 def test_a_process_that_has_ended_for_want_of_work_costs_no_candidate(rank: int):
-    """It may end between the look at it and the request: the front end runs meanwhile. Another one takes the kernel."""
+    """It may end between the look at it and the request: the front end runs meanwhile.
+
+    Another one takes the kernel.
+    """
     short = Path(tempfile.mkdtemp()) / "worker.py"
     short.write_text(re.sub(r"\bIDLE_S = .*", "IDLE_S = 0.2", Path(worker.__file__).read_text()))
     found, parse = started(), triton.JITFunction.parse
@@ -157,7 +168,10 @@ def test_a_process_that_has_ended_for_want_of_work_costs_no_candidate(rank: int)
 
 @on_each_rank(**alone, is_alone=True, cases=["a setting", "a patch", "a hook", "/bin/false"])
 def test_a_compiler_that_is_not_triton_s_alone_stays_in_this_process(rank: int, reason: str):
-    """Another process would not have the setting, the patch, or the hook. Nor is one tried again where none starts; no config is blamed."""
+    """Another process would not have the setting, the patch, or the hook.
+
+    Nor is one tried again where none starts; no config is blamed.
+    """
     found, calls, own = started(), list[object](), CUDABackend.make_llir
 
     def make_llir(self: Any, *args: Any) -> Any:
@@ -221,7 +235,9 @@ def test_a_process_is_used_again_in_the_same_environment_and_ends_with_the_tunin
 
 @on_each_rank(**alone)
 def test_processes_are_stopped_beside_plain_calls(rank: int):
-    """A tuning beside the calls of a job compiles beside some of them alone, and goes on after that."""
+    """A tuning beside the calls of a job compiles beside some of them alone, and goes on after
+    that.
+    """
     notes = assemble_with(
         "if [ $threads = 128 ]; then while [ ! -e $to/may_end ]; do sleep 0.02; done; fi"
     )
@@ -261,9 +277,11 @@ def _tuned_with(rank: int, folder: Path, script: str) -> list[str | None]:
 
 
 def test_what_a_killed_rank_leaves_ends_with_it_and_is_swept(tmp_path: Path):
-    """The compiler's process in the middle of a kernel, with the assembler, which may never end; and what Triton gives that.
+    """The compiler's process in the middle of a kernel, with the assembler, which may never end;
+    and what Triton gives that.
 
-    The next tuning sweeps it, but no folder of a process that lives, nothing of another name, and nothing that a link leads to.
+    The next tuning sweeps it, but no folder of a process that lives, nothing of another name, and
+    nothing that a link leads to.
     """
     (folder := tmp_path / "tmp").mkdir()
     for name in ("dist_tune-notes", "dist_tune_compiles-held"):
@@ -334,9 +352,11 @@ tuned(None, exits, is_dist=False)()
 
 
 def test_a_program_runs_once_and_can_end_while_threads_compile(tmp_path: Path):
-    """Processes that compile do not import it, which has no ``if __name__ == "__main__"``; a thread that never ends does not keep it.
+    """Processes that compile do not import it, which has no ``if __name__ == "__main__"``; a thread
+    that never ends does not keep it.
 
-    Of the digest of Triton's own files, which a thread makes ahead: launches wait for that, and an error there is told by none.
+    Of the digest of Triton's own files, which a thread makes ahead: launches wait for that, and an
+    error there is told by none.
     """
     (tmp_path / "program.py").write_text(PROGRAM)
     folders = {

@@ -1,4 +1,6 @@
-"""Ranks as threads over one store in memory, each with a client of its own, at which a test may hold it up."""
+"""Ranks as threads over one store in memory, each with a client of its own, at which a test may
+hold it up.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def until(found: Callable[[], object]) -> None:
 
 
 class Client:
-    """A client of a store: ``before`` is called with the name and the arguments of each of its requests."""
+    """A client of a store: ``before`` is called with the name and the arguments of each of its
+    requests.
+    """
 
     def __init__(self, store: dist.Store) -> None:
         self.store = store

@@ -23,8 +23,8 @@ def card(n_calls: int = 2, inside: Place | None = None, n_issued: int = 10, **se
         n_calls={"f": n_calls},
         inside=[] if inside is None else [inside],
         doing="replay",
-        **seen,
-    )  # type: ignore[arg-type]
+        **seen,  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,9 @@ def card(n_calls: int = 2, inside: Place | None = None, n_issued: int = 10, **se
     ],
 )
 def test_who_has_passed_a_call(call: Call, other: Card, passed: bool):
-    """By its number, and not while it is inside; by collectives, which take all ranks, whatever the numbers are."""
+    """By its number, and not while it is inside; by collectives, which take all ranks, whatever the
+    numbers are.
+    """
     assert (CALL.key, TALKED.key, TALKED._replace(place=Place("f", 7, before=10)).key) == (
         "f/n3",
         "f/c10",
@@ -62,7 +64,8 @@ FRESH = Card(0, "p", 10, n_calls={"f": 2, "g": 1}, inside=[OTHER.place], waits=O
 @pytest.mark.parametrize(
     ("other", "waited_s", "gathered", "visited", "reduced", "broken"),
     [
-        # a first meeting, with something to tune and with nothing; a later one, and one after a failed collective
+        # a first meeting, with something to tune and with nothing; a later one, and one after a
+        # failed collective
         (Card(), 0.9, "", "", "", ""),
         (Card(), 3.9, "", "", "", "timed out"),
         (Card(), 5.0, "", "alone", "timed out", "timed out"),
@@ -105,7 +108,9 @@ def test_what_a_wait_comes_to(
 
 
 def test_a_rank_that_never_came_is_given_up_while_others_are_in_the_collective_that_failed():
-    """Gloo tells only the neighbours of a process that has ended; the others wait in that collective, until these are gone, too."""
+    """Gloo tells only the neighbours of a process that has ended; the others wait in that
+    collective, until these are gone, too.
+    """
     mine, missing = (
         Card(0, "p", 10, inside=[HERE], for_s=1.5),
         {1: Card(), 3: card(3, HERE, for_s=9.0, may_last=True)},
@@ -116,7 +121,9 @@ def test_a_rank_that_never_came_is_given_up_while_others_are_in_the_collective_t
 
 
 def test_ranks_that_fell_silent_together_are_named_together():
-    """Those of a host that is cut off, of which one had answered a moment longer; not one that answers, and has yet to come."""
+    """Those of a host that is cut off, of which one had answered a moment longer; not one that
+    answers, and has yet to come.
+    """
     missing = {1: card(3, HERE, silent_s=8.1), 2: card(3, HERE, silent_s=7.8), 3: card(3, HERE)}
     assert Limits(DEADLINE_S, GATHER_S).outcome(CALL, Card(), missing, 0.0) == ("timed out", [1, 2])
 
@@ -127,7 +134,9 @@ CALLS = st.builds(lambda place, n: Call(place, n > 0, place.before + n), PLACES,
 
 @given(CALLS, CALLS)
 def test_of_two_ranks_that_wait_at_least_one_is_told(mine: Call, theirs: Call):
-    """Each in the first meeting of its call: they are in one call, or one has passed the other's, or both learn that they differ."""
+    """Each in the first meeting of its call: they are in one call, or one has passed the other's,
+    or both learn that they differ.
+    """
     if mine.holds(theirs.place) and theirs.holds(mine.place) and mine.key == theirs.key:
         return
     limits = Limits(DEADLINE_S, GATHER_S, is_first=True, is_gathering=True)

@@ -1,4 +1,6 @@
-"""What peers post on the store: what cannot be read is an error that names its rank, and each verdict its error, with ranks and causes."""
+"""What peers post on the store: what cannot be read is an error that names its rank, and each
+verdict its error, with ranks and causes.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ def total(parts: Mapping[int, int]) -> int:
 
 
 def told(posted: Mapping[str, bytes], *meeting: Any, is_gathering: bool = False) -> str:
-    """Class and message, on one printable line, of the error of rank 0 in its first meeting. The test writes what rank 1 posts."""
+    """Class and message, on one printable line, of the error of rank 0 in its first meeting.
+
+    The test writes what rank 1 posts.
+    """
     store = dist.HashStore()
     rank = Rank(store, 0, 2, DEADLINE_S)
     rank.gather_s = DEADLINE_S
@@ -72,14 +77,27 @@ def part_of(*header: Any, part: str = "1") -> bytes:
 
 
 BAD_PARTS = [
-    *NOT_JSON, b"{}", b"[]", b"7", part_of(1, "t", "", {}, [], None), part_of("f", None, "", {}, [], None),
-    part_of("f", "t", "", [["x"]], [], None), part_of("f", "t", 4, {}, [], None), part_of(part="no number"),
+    *NOT_JSON,
+    b"{}",
+    b"[]",
+    b"7",
+    part_of(1, "t", "", {}, [], None),
+    part_of("f", None, "", {}, [], None),
+    part_of("f", "t", "", [["x"]], [], None),
+    part_of("f", "t", 4, {}, [], None),
+    part_of(part="no number"),
     part_of(part='"\\n\\u001b"'),
-]  # fmt: skip
+]
 WRONG: list[object] = [
-    {}, [], {"kind": 3}, {"kind": "ValueError", "ranks": ["one"]}, {"kind": "ValueError", "error": None},
-    {"kind": "AbsentRanksError", "ranks": {}}, {"kind": ""}, {"kind": "AloneError", "n_issued": "x"},
-]  # fmt: skip
+    {},
+    [],
+    {"kind": 3},
+    {"kind": "ValueError", "ranks": ["one"]},
+    {"kind": "ValueError", "error": None},
+    {"kind": "AbsentRanksError", "ranks": {}},
+    {"kind": ""},
+    {"kind": "AloneError", "n_issued": "x"},
+]
 TEXT = "rank 1 raised ValueError: x\n12:00:00 INFO winner=7\x1b[2J"
 LATE = "(AbsentRanks|Alone)Error: rank . (is alone|last seen at)"
 """Of a rank that does not come, and answers no question: both patiences are one deadline here."""
@@ -115,7 +133,9 @@ POSTED = [
 def test_what_a_peer_posts_that_cannot_be_read_is_told(
     key: str, content: bytes, words: str, is_gathering: bool
 ):
-    """A part names its rank, a verdict its reader, because any rank may have written it; a beat and a card are as none. One short line."""
+    """A part names its rank, a verdict its reader, because any rank may have written it; a beat and
+    a card are as none. One short line.
+    """
     others = {"f/n1/0/count": b"1"} if "part" in key else {}  # rank 0 will be the last to come
     message = told(
         {"beat/1": b"", "card/1": b'{"question": 0}', key: content, **others},
@@ -129,7 +149,9 @@ def test_what_a_peer_posts_that_cannot_be_read_is_told(
 
 @pytest.mark.parametrize("n_bytes", [9 * 2**20, 5 * 2**20])
 def test_what_the_store_cannot_take_is_not_posted(n_bytes: int):
-    """The store closes the connection of a rank that posts more than 8 MiB; quotes are escaped, so 5 MiB of them are more."""
+    """The store closes the connection of a rank that posts more than 8 MiB; quotes are escaped, so
+    5 MiB of them are more.
+    """
     assert "this rank's part of a meeting takes" in told({}, '"' * n_bytes, joined)
 
 
@@ -145,7 +167,10 @@ def test_any_json_is_understood_or_refused(value: object):
 
 
 ABSENT = {3: "nothing yet", 1: "replay 2 of f, call 1 for 3.0 s"}
-LAST = "rank 1 last seen at: replay 2 of f, call 1 for 3.0 s; rank 3 last seen at: nothing yet. So ranks [1, 3] did not come "
+LAST = (
+    "rank 1 last seen at: replay 2 of f, call 1 for 3.0 s; rank 3 last seen at: nothing yet. So"
+    " ranks [1, 3] did not come "
+)
 ENDS = [
     *(
         (aborted(SHARED_ERRORS[kind]("why\nconfig"), 1, CALL, 0), kind, "^why\nconfig$", ())
@@ -160,7 +185,10 @@ ENDS = [
     (
         timed_out(ABSENT, "report 1", CALL, "within 3 s"),
         "AbsentRanksError",
-        f"^{re.escape(LAST)}to the exchange 'report 1' of f, call 1 within 3 s. Every rank of the group must call",
+        (
+            f"^{re.escape(LAST)}to the exchange 'report 1' of f, call 1 within 3 s. Every rank of"
+            " the group must call"
+        ),
         (),
     ),
     (
@@ -182,7 +210,9 @@ ENDS = [
 def test_the_end_of_a_call_says_who_ended_it_and_where_they_were(
     verdict: Verdict, kind: str, words: str, cause: tuple[object, ...]
 ):
-    """An error that all ranks share is the same on all, line by line; of absent ranks it says what each last did, in their order."""
+    """An error that all ranks share is the same on all, line by line; of absent ranks it says what
+    each last did, in their order.
+    """
     error = error_of(verdict, 0, CALL)
     assert type(error).__name__ == kind
     assert re.search(words, str(error), re.DOTALL), str(error)
@@ -228,7 +258,10 @@ def header(
 def test_the_rank_that_left_others_in_a_collective_is_found(
     first: Header, second: Header, cause: str
 ):
-    """A run that takes fewer collectives on all ranks is no cause. Without one, the rank that failed is."""
+    """A run that takes fewer collectives on all ranks is no cause.
+
+    Without one, the rank that failed is.
+    """
     error = error_of(
         mismatched({0: first._replace(topic=f"{FAILED}gloo"), 1: second}, CALL), 0, CALL
     )
@@ -254,8 +287,8 @@ def test_a_group_whose_collective_failed_before_is_named_as_the_cause():
     topic = f"{FAILED}RuntimeError: {CLOSED}"
     told = str(error_of(mismatched({rank: header(topic=topic) for rank in (0, 1)}, CALL), 0, CALL))
     assert (
-        "all ranks did so. A collective of the group has failed before, and gloo cannot use it again: make the group anew."
-        in told
+        "all ranks did so. A collective of the group has failed before, and gloo cannot use it"
+        " again: make the group anew." in told
     )
 
 
@@ -271,5 +304,7 @@ CAUSES = [
 
 @pytest.mark.parametrize("error", [GLOO, CLOSED, dist.DistNetworkError("x"), *CAUSES])
 def test_only_a_broken_collective_is_a_consequence(error: Exception):
-    """Words of gloo and NCCL count in a RuntimeError of torch; in an error of ours they are a kernel's name."""
+    """Words of gloo and NCCL count in a RuntimeError of torch; in an error of ours they are a
+    kernel's name.
+    """
     assert is_secondary(error) is (error not in CAUSES)

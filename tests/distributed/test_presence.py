@@ -1,4 +1,6 @@
-"""What a rank notes of its runs, which peers it tells of as late (on a clock that the test moves), and the state of their processes."""
+"""What a rank notes of its runs, which peers it tells of as late (on a clock that the test moves),
+and the state of their processes.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def test_runs_that_issued_fewer_collectives_are_named(counts: list[int], odd: li
 def test_a_rank_that_others_wait_for_is_told_once(
     card: Card, told: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Two seconds after this rank began to wait, long before its collective times out, and again when it goes on."""
+    """Two seconds after this rank began to wait, long before its collective times out, and again
+    when it goes on.
+    """
     now, lines = [0.0], list[str]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     activity = Activity(0, (0, 1), lambda: 2, lambda: 2)
@@ -102,7 +106,9 @@ def test_a_rank_that_others_wait_for_is_told_once(
 
 @pytest.mark.parametrize("n_ranks", [2, 64, 4096])
 def test_looks_of_all_ranks_are_bounded(n_ranks: int, monkeypatch: pytest.MonkeyPatch):
-    """64 a second of all ranks together, or two of each rank in small groups; two of the first one, whose terminal tells, in all."""
+    """64 a second of all ranks together, or two of each rank in small groups; two of the first one,
+    whose terminal tells, in all.
+    """
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     each = [Activity(rank, range(n_ranks), lambda: 0, lambda: 0) for rank in (0, 1)]
@@ -149,10 +155,15 @@ def _becomes(name: str, state: State) -> bool:
 
 @pytest.mark.processes
 def test_a_process_runs_is_stopped_and_ends():
-    """Also one that has ended and was not waited for; a later process of its number is another one; of other hosts nothing is said."""
+    """Also one that has ended and was not waited for; a later process of its number is another one;
+    of other hosts nothing is said.
+    """
     here, pid, start = process_name().rsplit(" ", 2)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
-        name = f"{here} {child.pid} {Path(f'/proc/{child.pid}/stat').read_text().rpartition(') ')[2].split()[19]}"
+        name = (
+            f"{here} {child.pid}"
+            f" {Path(f'/proc/{child.pid}/stat').read_text().rpartition(') ')[2].split()[19]}"
+        )
         assert _becomes(name, "runs")
         os.kill(child.pid, signal.SIGSTOP)
         assert _becomes(name, "stopped")
@@ -170,7 +181,9 @@ def test_a_process_runs_is_stopped_and_ends():
 def test_the_host_of_the_store_waits_a_moment_for_peers_that_do_not_end(
     process: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """They may still read from it; one that was killed is not waited for, and for none longer than a moment. No thread goes on asking."""
+    """They may still read from it; one that was killed is not waited for, and for none longer than
+    a moment. No thread goes on asking.
+    """
     now, slept, threads = [0.0], list[float](), {*threading.enumerate()}
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     store: Any = dist.HashStore()

@@ -1,4 +1,5 @@
-"""Ranks that come, are late, raise, die, pass or call again, in any order: each run ends, and ranks that end a call say the same.
+"""Ranks that come, are late, raise, die, pass or call again, in any order: each run ends, and ranks
+that end a call say the same.
 
 The tables of docs/how-it-works.md, walked at random.
 """
@@ -109,7 +110,9 @@ def test_what_ranks_are_told_and_that_they_meet_again(actions: str, told: str, w
 
 
 def test_a_peers_next_call_is_no_other_call_that_it_waits_in():
-    """Between a look for the verdict and one at its peer, this rank is held up; the peer raises meanwhile, and waits in the next call."""
+    """Between a look for the verdict and one at its peer, this rank is held up; the peer raises
+    meanwhile, and waits in the next call.
+    """
     world, n_looks = World(), [0]
     one, other = world.ranks
 
@@ -136,7 +139,10 @@ def test_a_peers_next_call_is_no_other_call_that_it_waits_in():
 
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_the_last_to_come_reduces_for_all(is_broken: bool):
-    """Once a meeting, and the others read what came of it. An error there is its own, and the others learn whose it was."""
+    """Once a meeting, and the others read what came of it.
+
+    An error there is its own, and the others learn whose it was.
+    """
     reduced, told, world = [], list[str](), World()
 
     @Reduction
@@ -181,7 +187,9 @@ def test_an_error_of_an_earlier_call_is_not_raised_in_a_healthy_one(late: str):
 
 
 def test_a_rank_that_has_issued_more_collectives_has_passed_the_call():
-    """Also the first collective of the group: rank 1 has gone to a barrier, and makes no such call any more."""
+    """Also the first collective of the group: rank 1 has gone to a barrier, and makes no such call
+    any more.
+    """
     one, other = World().ranks
     other.count = 1
     one.run([("f", "come")])
@@ -193,7 +201,10 @@ def test_a_rank_that_has_issued_more_collectives_has_passed_the_call():
     [("come", "AloneError"), ("raise", "PeerFailedError"), ("", "PeerFailedError")],
 )
 def test_a_call_that_a_rank_raised_in_and_made_again_is_not_tuned(again: str, told: str):
-    """Rank 1 raises before the collective of its first run. Rank 0 has issued that, and its run returns if rank 1 comes to it as well."""
+    """Rank 1 raises before the collective of its first run.
+
+    Rank 0 has issued that, and its run returns if rank 1 comes to it as well.
+    """
     one, other = World().ranks
     with other.calling("f") as place:
         other.came(place, "raise")
@@ -233,7 +244,9 @@ def test_the_last_rank_that_is_stopped_before_it_reads_the_parts_finds_them():
 
 
 def test_a_rank_that_dies_on_arrival_strands_nobody():
-    """Its part is there and it is not counted: the meeting comes to its end, and the next one names it."""
+    """Its part is there and it is not counted: the meeting comes to its end, and the next one names
+    it.
+    """
     world = World(deadline_s=1.0)
     world.ranks[1].client.before = lambda name, *args: name == "add" and sys.exit()
     assert world.run([("f", "come")], [("f", "late")]) == [["AbsentRanksError"], ["gone"]]

@@ -1,4 +1,6 @@
-"""Clients of the store: one's own where the host is stopped, tasks by a counter, keys that are not there."""
+"""Clients of the store: one's own where the host is stopped, tasks by a counter, keys that are not
+there.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ import torch.distributed as dist, time
 store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)  # held: a store that nothing holds has no host
 print(store.port, flush=True)
 time.sleep(100)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,10 @@ def host() -> Generator[tuple[int, int]]:
 def test_a_host_that_is_stopped_is_told_within_the_deadline(
     host: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ):
-    """Its kernel accepts connections. The first call may need no store; its meeting says so, and all is well once the host goes on."""
+    """Its kernel accepts connections.
+
+    The first call may need no store; its meeting says so, and all is well once the host goes on.
+    """
     monkeypatch.setenv("DIST_TUNE_DEADLINE_S", "0.5")
     pid, port = host
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
@@ -56,7 +61,10 @@ def test_a_host_that_is_stopped_is_told_within_the_deadline(
         ranks.calls("f")
         with pytest.raises(
             StoreGoneError,
-            match=r"no answer within 0.5 s. Is that stopped, or .* out of file descriptors \(ulimit -n",
+            match=(
+                r"no answer within 0.5 s. Is that stopped, or .* out of file descriptors"
+                r" \(ulimit -n"
+            ),
         ):
             ranks.agree("f", "topic", lambda: 1, Reduction(_total))
     finally:
@@ -82,7 +90,10 @@ class Counted(dist.HashStore):
 
 
 def test_each_task_is_taken_once_by_the_rank_that_asks_next():
-    """Two ranks in turn; all read the results of all. A thousand tasks are two thousand requests, not a million."""
+    """Two ranks in turn; all read the results of all.
+
+    A thousand tasks are two thousand requests, not a million.
+    """
     store = Counted()
     ranks, taken = [WorkQueue(store, 1000), WorkQueue(store, 1000)], list[int]()
     for pair in zip(*ranks, strict=False):
@@ -118,7 +129,9 @@ def test_absent_keys_are_found_with_few_questions(there: set[int], n: int):
 
 
 def test_ordinary_memory_is_told_from_symmetric_without_an_import(monkeypatch: pytest.MonkeyPatch):
-    """Torch's module of symmetric memory takes 0.1 s to import, in the first tuning of each rank."""
+    """Torch's module of symmetric memory takes 0.1 s to import, in the first tuning of each
+    rank.
+    """
     monkeypatch.delitem(sys.modules, "torch.distributed._symmetric_memory", raising=False)
     assert not is_symmetric(torch.zeros(4))
     assert "torch.distributed._symmetric_memory" not in sys.modules
@@ -126,7 +139,9 @@ def test_ordinary_memory_is_told_from_symmetric_without_an_import(monkeypatch: p
 
 @pytest.mark.processes
 def test_a_call_that_was_left_behind_does_not_abort_the_program_at_its_end(tmp_path: Path):
-    """Python ends a daemon thread that comes back from the store then, and its C++ frames abort the process. Seen once in 260 programs."""
+    """Python ends a daemon thread that comes back from the store then, and its C++ frames abort the
+    process. Seen once in 260 programs.
+    """
     program = """
 from datetime import timedelta
 import torch.distributed as dist

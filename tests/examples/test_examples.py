@@ -1,4 +1,6 @@
-"""examples/ without a GPU, as programs: two ranks that interpret, an operator in a library's place, code for the fake driver."""
+"""examples/ without a GPU, as programs: two ranks that interpret, an operator in a library's place,
+code for the fake driver.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +49,21 @@ def test_the_gather_and_product_is_tuned_and_right(tmp_path: Path):
 
 @pytest.mark.slow  # tests/ranks/test_online.py has such loops
 def test_a_training_loop_is_tuned_while_it_runs(tmp_path: Path):
-    """Forward and backward, optimizer, schedule and data inside the step: what is trained is the untuned loop's to the bit."""
-    by_its_own_clock = "from dist_tune.testing import ExactTime\nfrom examples.mlp_training import main\nExactTime.keep()\nmain()"
+    """Forward and backward, optimizer, schedule and data inside the step: what is trained is the
+    untuned loop's to the bit.
+    """
+    by_its_own_clock = (
+        "from dist_tune.testing import ExactTime\nfrom examples.mlp_training import"
+        " main\nExactTime.keep()\nmain()"
+    )
     done = run(
         tmp_path, by_its_own_clock, "--width", "32", "--rows", "16", "--steps", "500", n_ranks=2
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    told = r"tuned in \d+ of 500 steps; losses and parameters are those of the untuned loop; .*forward BLOCK="
+    told = (
+        r"tuned in \d+ of 500 steps; losses and parameters are those of the untuned loop; .*forward"
+        r" BLOCK="
+    )
     assert re.search(told, done.stdout), done.stdout
 
 
@@ -81,7 +91,7 @@ def test_what_cannot_run_says_why(
     assert message in done.stderr.splitlines()[-1]
 
 
-# -- examples/state_space_scan.py ------------------------------------------------------------------------------------
+# -- examples/state_space_scan.py ------------------------------------------------------------------
 
 # As the script, with as few replays as there can be: the interpreter takes a second for each.
 QUICK = """
@@ -90,12 +100,14 @@ import examples.state_space_scan as scan
 from dist_tune import contextual_autotune
 scan.step = contextual_autotune(is_dist=True, n_repeat=1, n_warmup=0, cache=False)(scan.step.__wrapped__)
 sys.exit(scan.main())
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
 def test_results_are_right_in_the_tuning_call_and_after_it(tmp_path: Path):
-    """Y and seven gradients on two ranks whose inputs differ, sums over as many parts as the launched configs have made."""
+    """Y and seven gradients on two ranks whose inputs differ, sums over as many parts as the
+    launched configs have made.
+    """
     line = last_line(run(tmp_path, QUICK, "--case", "check", n_ranks=2))
     assert line.startswith(
         "check: B,L,H,P,N,Q=1,64,1,16,16,32 torch.bfloat16, 15 sites, largest relative error "
@@ -105,7 +117,9 @@ def test_results_are_right_in_the_tuning_call_and_after_it(tmp_path: Path):
 
 @pytest.mark.slow
 def test_parts_of_a_config_that_was_not_launched_fail_the_check(tmp_path: Path):
-    """The host takes the smallest block for the launched one: memory that no program has written is summed, and the command fails."""
+    """The host takes the smallest block for the launched one: memory that no program has written is
+    summed, and the command fails.
+    """
     sabotage = """
 import inspect
 import examples.state_space_backward as backward
@@ -119,7 +133,7 @@ for right, wrong in {
 exec(source, vars(backward))
 backward.smallest, backward.decay_kernel.configs = (lambda kernel, name: 16), backward.decay_kernel.configs[1:]
 scan.backward = backward.backward
-sys.exit"""
+sys.exit"""  # noqa: E501
     done = run(
         tmp_path,
         QUICK.replace("sys.exit", sabotage),
@@ -132,9 +146,10 @@ sys.exit"""
     assert (done.returncode, "; FAILED" in done.stdout) == (1, True)
 
 
-# -- examples/linear_attention.py ------------------------------------------------------------------------------------
+# -- examples/linear_attention.py ------------------------------------------------------------------
 
-# In the place of the library's operator: doubled by a kernel of triton.autotune, forward and backward: two sites, by the kernel's key.
+# In the place of the library's operator: doubled by a kernel of triton.autotune, forward and
+# backward: two sites, by the kernel's key.
 OPERATOR = """
 import torch
 import triton
@@ -166,7 +181,7 @@ class Double(torch.autograd.Function):
 
 def chunk_gla(q, k, v, g):
     return Double.apply((q * k * v * g.to(q.dtype)).contiguous()), None
-"""
+"""  # noqa: E501
 PROGRAM = """
 import sys, triton
 import examples.linear_attention as example
@@ -213,7 +228,9 @@ def test_without_the_library_it_says_how_to_install_it(tmp_path: Path):
 
 
 def test_both_choices_are_compared(tmp_path: Path):
-    """Two ranks, an operator with two sites: dist_tune tunes, then vanilla does; output and all gradients are equal."""
+    """Two ranks, an operator with two sites: dist_tune tunes, then vanilla does; output and all
+    gradients are equal.
+    """
     line = last_line(
         run(
             tmp_path, PROGRAM, "--case", "check", "same", n_ranks=2, path=library(tmp_path / "site")
@@ -228,7 +245,9 @@ def test_both_choices_are_compared(tmp_path: Path):
 
 
 def test_results_that_differ_fail_the_check(tmp_path: Path):
-    """A kernel whose result depends on its config, of which vanilla gets others: the command fails."""
+    """A kernel whose result depends on its config, of which vanilla gets others: the command
+    fails.
+    """
     done = run(
         tmp_path, PROGRAM, "other", n_ranks=2, path=library(tmp_path / "site", shift="BLOCK")
     )
@@ -240,7 +259,9 @@ def test_results_that_differ_fail_the_check(tmp_path: Path):
 def test_each_tuner_starts_with_nothing_compiled(
     tmp_path: Path, vanilla: str, n_compiled: list[int]
 ):
-    """Real compilation on the fake driver, into a folder for each tuner or one for both; a table, and a last line with the figures."""
+    """Real compilation on the fake driver, into a folder for each tuner or one for both; a table,
+    and a last line with the figures.
+    """
     fake = """
 from dist_tune import testing
 testing.install_fake_driver()

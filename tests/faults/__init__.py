@@ -1,4 +1,6 @@
-"""Faults of ranks, machines and links, and the tables of logs/faults-cpu/README.md that say what comes of them."""
+"""Faults of ranks, machines and links, and the tables of logs/faults-cpu/README.md that say what
+comes of them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from pathlib import Path
 
 
 def write_table(page: Path, name: str, lines: Sequence[str]) -> None:
-    """Replace a table of the page, which stands between two marks of its name, below the commit and the date."""
+    """Replace a table of the page, which stands between two marks of its name, below the commit and
+    the date.
+    """
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, rest = page.read_text().split(begin)
     command = [

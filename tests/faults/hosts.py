@@ -1,10 +1,13 @@
-"""A tuning of four ranks on two hosts, two on each, with torchrun's c10d rendezvous; and what happens to the network and the hosts.
+"""A tuning of four ranks on two hosts, two on each, with torchrun's c10d rendezvous; and what
+happens to the network and the hosts.
 
     .venv/bin/python -m tests.faults.hosts --write logs/faults-cpu/README.md
-    .venv/bin/python -m tests.faults.hosts --gpus     # a rank for each GPU, half of them on each host, and NCCL through sockets
+    .venv/bin/python -m tests.faults.hosts --gpus     # a rank for each GPU, half of them on each
+    host, and NCCL through sockets
 
-Hosts are network namespaces of this machine (see ``link``), so it runs as root. The fake driver compiles real kernels, so that each host's
-cache of compiled kernels shows which were compiled there.
+Hosts are network namespaces of this machine (see ``link``), so it runs as root. The fake driver
+compiles real kernels, so that each host's cache of compiled kernels shows which were compiled
+there.
 """
 
 from __future__ import annotations
@@ -29,12 +32,17 @@ from tests.faults.link import HOSTS, Link, address
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 4.0
 TOLD_WITHIN_S = 3 * DEADLINE_S + 0.5
-"""Ranks that are cut off leave within three deadlines (docs/reliability.md); the step sleeps meanwhile."""
+"""Ranks that are cut off leave within three deadlines (docs/reliability.md); the step sleeps
+meanwhile.
+"""
 BLOCKS = (16, 32, 64, 128)
 FAULT_AT = 6
 """Run of the step, in the race, at whose beginning the fault happens."""
 FAULTS = ("link cut", "host lost", "agent killed")
-"""A lost host says nothing more. An agent that is killed, its host's first process, takes its ranks along, and connections close."""
+"""A lost host says nothing more.
+
+An agent that is killed, its host's first process, takes its ranks along, and connections close.
+"""
 CASES = ("nothing", "50 ms", "clocks apart", *FAULTS)
 HEAD = ["| fault | told | seconds | kernels compiled on each host |", "|---|---|---|---|"]
 
@@ -65,7 +73,7 @@ class Result:
         return f"| {self.case} | {'; '.join(told + silent)} | {self.seconds:.1f} | {compiled} |"
 
 
-# -- a rank ----------------------------------------------------------------------------------------------------------
+# -- a rank ----------------------------------------------------------------------------------------
 
 
 def rank_main(case: str, folder: Path) -> None:
@@ -134,7 +142,7 @@ def rank_main(case: str, folder: Path) -> None:
     os._exit(0)
 
 
-# -- the driver ------------------------------------------------------------------------------------------------------
+# -- the driver ------------------------------------------------------------------------------------
 
 
 def play(case: str, n_gpus: int = 0) -> Result:
@@ -190,9 +198,9 @@ def _start(
         **os.environ,
         "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT)),
         "HOST": host,
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + n_each)))
-        if has_gpus
-        else "",
+        "CUDA_VISIBLE_DEVICES": (
+            ",".join(map(str, range(first, first + n_each))) if has_gpus else ""
+        ),
         **through_sockets,
         "TRITON_INTERPRET": "0",
         "GLOO_SOCKET_IFNAME": "wire",
@@ -244,7 +252,8 @@ def _wait(folder: Path, what: str, ranks: range) -> float:
             return time.monotonic()
         time.sleep(0.02)
     raise TimeoutError(
-        f"ranks have not come to {what!r}, and told: {[each.read_text() for each in sorted(folder.glob('told-*'))]}"
+        f"ranks have not come to {what!r}, and told:"
+        f" {[each.read_text() for each in sorted(folder.glob('told-*'))]}"
     )
 
 

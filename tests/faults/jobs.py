@@ -1,4 +1,6 @@
-"""All faults, what each is told as, and a step of two collectives in which one rank, or all, meet one in one phase of the tuning."""
+"""All faults, what each is told as, and a step of two collectives in which one rank, or all, meet
+one in one phase of the tuning.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Two hosts on one machine: network namespaces with a wire between them that can delay packets, and lose them.
+"""Two hosts on one machine: network namespaces with a wire between them that can delay packets, and
+lose them.
 
-Linux, as root. The wire is made of two TUN devices and a thread, because not every kernel has the netem queue.
+Linux, as root. The wire is made of two TUN devices and a thread, because not every kernel has the
+netem queue.
 """
 
 from __future__ import annotations
@@ -69,7 +71,10 @@ class Link:
     def start(
         self, host: str, command: Sequence[str], env: dict[str, str], *, ahead_s: int = 0
     ) -> subprocess.Popen[bytes]:
-        """A program on a host, which sees no processes of the other one. Its clocks other than the wall's are ahead by so many seconds."""
+        """A program on a host, which sees no processes of the other one.
+
+        Its clocks other than the wall's are ahead by so many seconds.
+        """
         clocks = ["--time", f"--monotonic={ahead_s}", f"--boottime={ahead_s}"] if ahead_s else []
         apart = ["unshare", "--uts", "--pid", "--mount-proc", *clocks, "--fork"]
         named = ["sh", "-c", 'hostname "$0"; exec "$@"', f"host-{host}", *command]

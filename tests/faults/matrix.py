@@ -1,4 +1,6 @@
-"""All faults in all phases: what the ranks are told and when, what is kept, what is left behind. Prints the table of logs/faults-cpu.
+"""All faults in all phases: what the ranks are told and when, what is kept, what is left behind.
+
+Prints the table of logs/faults-cpu.
 
 python -m tests.faults.matrix --write logs/faults-cpu/README.md
 """
@@ -23,7 +25,10 @@ MAX_PLAYS = 5
 TOLD_WITHIN_S = 2 * DEADLINE_S + 3.0
 """Until the last rank knows: twice the deadline, and what a loaded machine needs."""
 HEAD = [
-    "| fault | phase | ranks | told | seconds until the last rank knew | runs in the next tuning | left behind |",
+    (
+        "| fault | phase | ranks | told | seconds until the last rank knew | runs in the next"
+        " tuning | left behind |"
+    ),
     "|---|---|---|---|---|---|---|",
 ]
 
@@ -57,7 +62,9 @@ class Result:
     case: Case
     outcomes: Sequence[Outcome]
     n_again: int | None
-    """Runs of the step in the next tuning with the same cache, its first and last run with them; None if it did not end."""
+    """Runs of the step in the next tuning with the same cache, its first and last run with them;
+    None if it did not end.
+    """
     left: Sequence[str]
     """Processes and temporary files that are still there."""
 
@@ -97,7 +104,9 @@ class Result:
 
 @functools.cache
 def n_clean(n_ranks: int, face: Face = "contextual") -> int:
-    """Runs of the step in a tuning without faults, of which a race may leave one candidate, and no finals."""
+    """Runs of the step in a tuning without faults, of which a race may leave one candidate, and no
+    finals.
+    """
     return max(_clean(n_ranks, face) for _ in range(2))
 
 
@@ -111,7 +120,9 @@ def _clean(n_ranks: int, face: Face) -> int:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """A cache that lives on from one run to the next, and a temporary folder that can be looked into."""
+    """A cache that lives on from one run to the next, and a temporary folder that can be looked
+    into.
+    """
     (folder / "tmp").mkdir(exist_ok=True)
     return {
         "DIST_TUNE_DEADLINE_S": f"{DEADLINE_S:g}",
@@ -121,7 +132,10 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def play(case: Case) -> Result:
-    """Tune with the fault, look around, and tune once more without it. A tuning that came by chance without the phase is made again."""
+    """Tune with the fault, look around, and tune once more without it.
+
+    A tuning that came by chance without the phase is made again.
+    """
     for _ in range(MAX_PLAYS):
         result = _play(case)
         told = result.outcomes[VICTIM].value

@@ -1,4 +1,6 @@
-"""One fault in one phase of a tuning: ranks know in time, nothing is left behind, what was measured is kept."""
+"""One fault in one phase of a tuning: ranks know in time, nothing is left behind, what was measured
+is kept.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,21 @@ from tests.programs import ROOT
 pytestmark = pytest.mark.processes
 
 QUICK = {
-    ("raise error", "discover"), ("no memory", "discover"), ("sleep 3 s", "discover"), ("leave", "compile"), ("kill", "apply"),
-    ("raise error", "apply"), ("raise error", "race"), ("interrupt", "race"), ("stop 3 s", "race"), ("stop 10 s", "race"),
-    ("sleep 5 s", "race"), ("never return", "race"), ("hold the lock", "race"), ("skip collective", "race"),
-}  # fmt: skip
+    ("raise error", "discover"),
+    ("no memory", "discover"),
+    ("sleep 3 s", "discover"),
+    ("leave", "compile"),
+    ("kill", "apply"),
+    ("raise error", "apply"),
+    ("raise error", "race"),
+    ("interrupt", "race"),
+    ("stop 3 s", "race"),
+    ("stop 10 s", "race"),
+    ("sleep 5 s", "race"),
+    ("never return", "race"),
+    ("hold the lock", "race"),
+    ("skip collective", "race"),
+}
 """Those that `make test` plays; `make test-faults` plays all."""
 
 
@@ -29,14 +42,19 @@ def marked(case: Case) -> Any:
     """A case, marked where ranks cannot yet tell that they are in one call."""
     marks = [] if case.n_ranks == 2 and (case.fault, case.phase) in QUICK else [pytest.mark.slow]
     if (case.fault, case.phase) == ("skip collective", "discover"):
-        reason = "peers wait for the timeout of their process group: docs/reliability.md, The first cause"
+        reason = (
+            "peers wait for the timeout of their process group: docs/reliability.md, The first"
+            " cause"
+        )
         marks.append(pytest.mark.xfail(reason=reason, strict=True))
     return pytest.param(case, marks=marks, id=str(case))
 
 
 @pytest.mark.parametrize("case", [marked(each) for each in cases()])
 def test_a_fault_is_told_in_time_and_nothing_is_lost(case: Case):
-    """What logs/faults-cpu shows of each: the error on all ranks, who is named in it, and what the next tuning begins with."""
+    """What logs/faults-cpu shows of each: the error on all ranks, who is named in it, and what the
+    next tuning begins with.
+    """
     result, fault = play(case), FAULTS[case.fault]
     told, own = fault.told, {fault.own}
     if (case.fault, case.phase) == ("no memory", "apply"):  # a launch of the last run is made once

@@ -17,7 +17,9 @@ ALONE: Any = {"modes": ("gpu",), "n": 1, "is_dist": False}
 
 @triton.jit
 def turns_kernel(x_ptr, n, turns, lag, BLOCK: tl.constexpr):
-    """Its time is in proportion to ``turns`` over BLOCK; with BLOCK 4 it takes ``lag`` times as long."""
+    """Its time is in proportion to ``turns`` over BLOCK; with BLOCK 4 it takes ``lag`` times as
+    long.
+    """
     value = tl.load(x_ptr)
     for _ in range(turns // BLOCK * (lag if BLOCK == 4 else 1)):
         value = value * 1.0001 + 0.5

@@ -1,4 +1,5 @@
-"""What only a real GPU shows of checks and of arguments that kernels change: its allocator, its NaN. Needs one.
+"""What only a real GPU shows of checks and of arguments that kernels change: its allocator, its
+NaN. Needs one.
 
 python -m pytest -m gpu tests/gpu/test_checks.py
 """
@@ -24,7 +25,8 @@ pytestmark = pytest.mark.gpu
     ids=["reference", "check", "on the host"],
 )
 def test_the_allocator_saves_no_config(n: int, check: Any):
-    """It gives a kernel that writes nothing the memory of the last result: without a checker that one would be right.
+    """It gives a kernel that writes nothing the memory of the last result: without a checker that
+    one would be right.
 
     A reference may compute on the host: what it expects is compared on the device of the result.
     """
@@ -45,7 +47,10 @@ def test_the_allocator_saves_no_config(n: int, check: Any):
     assert [bool(each) for each in failures(step)] == [False, True, True]
 
 
-FORMATS = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
+FORMATS = (
+    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz"
+    " float8_e8m0fnu"
+)
 
 
 @pytest.mark.parametrize("name", FORMATS.split())
@@ -72,7 +77,9 @@ def test_what_was_not_written_is_seen_in_every_format(name: str):
 
 
 def test_a_kernel_that_adds_in_place_does_so_once_and_one_that_harms_its_input_is_undone():
-    """Also where its runs are queued ahead of the device; torch does not see what a kernel writes."""
+    """Also where its runs are queued ahead of the device; torch does not see what a kernel
+    writes.
+    """
     c, x = torch.ones(1 << 20, device="cuda"), torch.randn(1 << 20, device="cuda")
     before = x.clone()
 

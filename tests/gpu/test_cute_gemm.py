@@ -19,7 +19,8 @@ SHAPES = ((1, 1, 1), (33, 17, 70), (1000, 1000, 1000), (4096, 4096, 64), (300, 8
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_kernel_is_right_at_every_shape_it_fits(dtype: torch.dtype):
-    """Odd sizes, more tiles than multiprocessors, one K tile: into poisoned memory, twice; one kernel for all shapes.
+    """Odd sizes, more tiles than multiprocessors, one K tile: into poisoned memory, twice; one
+    kernel for all shapes.
 
     So tuning drops none.
     """

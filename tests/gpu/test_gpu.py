@@ -1,4 +1,5 @@
-"""What only real GPUs show: event times, host ahead of device, capture, autograd's threads, kernels that spin, dead contexts.
+"""What only real GPUs show: event times, host ahead of device, capture, autograd's threads, kernels
+that spin, dead contexts.
 
 python -m pytest -m gpu tests/gpu
 """
@@ -43,7 +44,9 @@ def test_the_slowest_rank_decides_and_all_know_its_time(rank: int):
 
 @on_each_rank(**ALONE)
 def test_times_are_the_kernel_s_without_launch_gaps(rank: int):
-    """They fall with the work, are below those of the step, and tell microseconds although the host needs hundreds for a launch."""
+    """They fall with the work, are below those of the step, and tell microseconds although the host
+    needs hundreds for a launch.
+    """
     turns, short, x = (
         autotuned(turns_kernel, blocks=(1, 2, 4)),
         autotuned(blocks=(64, 128)),
@@ -92,7 +95,9 @@ def test_what_does_not_fit_is_dropped_before_a_launch(rank: int):
 def test_a_tuned_step_can_be_captured_and_one_that_was_never_called_where_nothing_may_be_tuned(
     rank: int,
 ):
-    """With the config of its record, of the nearest one, or the first: compiled and loaded under the capture; else nothing is captured."""
+    """With the config of its record, of the nearest one, or the first: compiled and loaded under
+    the capture; else nothing is captured.
+    """
     x = {n: torch.zeros(n, device="cuda") for n in (64, 128, 256)}
     known, other, new = (autotuned(blocks=(16, 32)) for _ in range(3))
     for kernel, mode, n in (
@@ -123,7 +128,9 @@ def test_a_tuned_step_can_be_captured_and_one_that_was_never_called_where_nothin
 
 @on_each_rank(**ALONE)
 def test_autograds_threads_are_heard_and_the_gpus_generator_is_kept(rank: int):
-    """A kernel of a backward pass, launched by a thread of autograd's, is tuned; random numbers are as without tuning."""
+    """A kernel of a backward pass, launched by a thread of autograd's, is tuned; random numbers are
+    as without tuning.
+    """
     kernel, x = autotuned(blocks=(16, 32)), torch.zeros(64, device="cuda", requires_grad=True)
 
     class Double(torch.autograd.Function):
@@ -148,7 +155,7 @@ def test_autograds_threads_are_heard_and_the_gpus_generator_is_kept(rank: int):
     assert (gradient, len(kernel.cache), len(step.records)) == (2.0, 1, 1)
 
 
-# -- what never ends, and what fails -----------------------------------------------------------------------------------
+# -- what never ends, and what fails ---------------------------------------------------------------
 
 
 @triton.jit
@@ -219,7 +226,9 @@ def faults(rank: int) -> None:
 def test_a_rank_that_fails_frees_peers_that_wait_on_the_device(
     job: Any, error: str | None, told: str
 ):
-    """The peer's GPU waits, its host does not; where the context of rank 1 is gone, no config can stand in, and the peer names it too."""
+    """The peer's GPU waits, its host does not; where the context of rank 1 is gone, no config can
+    stand in, and the peer names it too.
+    """
     first, second = on_ranks(2, job, mode="gpu", env={"DIST_TUNE_DEADLINE_S": "60"})
     assert second.error == (error or second.error)
     assert told in second.message

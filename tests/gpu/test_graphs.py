@@ -1,4 +1,5 @@
-"""Finals by CUDA graphs, what a capture that fails leaves, and graphs of the user's beside later tunings.
+"""Finals by CUDA graphs, what a capture that fails leaves, and graphs of the user's beside later
+tunings.
 
 python -m pytest -m gpu tests/gpu/test_graphs.py
 """
@@ -56,7 +57,9 @@ def still_works() -> None:
 @needs_two_gpus
 @on_each_rank(modes=("gpu",), is_alone=True)
 def test_a_step_with_a_collective_is_compared_as_a_graph(rank: int) -> Any:
-    """NCCL's all-reduce is captured on both; later calls of another shape meet as ever, and the value is that of an ordinary run."""
+    """NCCL's all-reduce is captured on both; later calls of another shape meet as ever, and the
+    value is that of an ordinary run.
+    """
     torch.cuda.set_device(rank)
     kernel, x = autotuned(turns_kernel, blocks=(1, 2, 4)), torch.zeros(64, device="cuda")
     nccl = dist.new_group(backend="nccl")
@@ -82,7 +85,9 @@ def test_a_step_with_a_collective_is_compared_as_a_graph(rank: int) -> Any:
 
 @on_each_rank(**ALONE)
 def test_the_host_does_not_count_in_a_graph(rank: int):
-    """The fastest kernel's config has a hook that takes the host 150 ms, which no lead hides: only the graph chooses it."""
+    """The fastest kernel's config has a hook that takes the host 150 ms, which no lead hides: only
+    the graph chooses it.
+    """
     hooked = configs(4, pre_hook=lambda nargs: time.sleep(0.15))
     blocks = {}
     for objective in ("closure", "graph"):
@@ -101,7 +106,9 @@ def test_the_host_does_not_count_in_a_graph(rank: int):
 
 @on_each_rank(**ALONE, cases=["item", "synchronize", "forked", "memory"])
 def test_a_step_that_cannot_be_captured_is_compared_as_it_is(rank: int, why: str):
-    """A wait that torch notices, one that ends a capture, a stream that is not joined, no memory: one line, and all works as before."""
+    """A wait that torch notices, one that ends a capture, a stream that is not joined, no memory:
+    one line, and all works as before.
+    """
     kernel, x = autotuned(blocks=(64, 128, 256, 512)), torch.ones(1 << 20, device="cuda")
     side = torch.cuda.Stream()
 
@@ -132,7 +139,9 @@ def test_a_step_that_cannot_be_captured_is_compared_as_it_is(rank: int, why: str
 
 @on_each_rank(**ALONE)
 def test_a_graph_of_the_user_replays_after_a_later_tuning(rank: int):
-    """The kernel is tuned at another key, by graphs and as it is, after the capture; nothing that the graph launches is unloaded."""
+    """The kernel is tuned at another key, by graphs and as it is, after the capture; nothing that
+    the graph launches is unloaded.
+    """
     kernel = autotuned(triton.jit(add_kernel.fn), blocks=(64, 128, 256, 512))
     step = contextual_autotune(objective="graph", cache=False)(lambda x, y: launch(kernel, x, y))
     x, y = torch.zeros(1 << 16, device="cuda"), torch.zeros(1 << 16, device="cuda")
@@ -156,7 +165,9 @@ def test_a_graph_of_the_user_replays_after_a_later_tuning(rank: int):
 @pytest.mark.skipif(importlib.util.find_spec("fla") is None, reason="needs fla-core")
 @on_each_rank(**ALONE)
 def test_a_public_librarys_step_is_compared_as_a_graph(rank: int):
-    """``chunk_gla`` of flash-linear-attention, forward and backward: sites of autograd's thread among them."""
+    """``chunk_gla`` of flash-linear-attention, forward and backward: sites of autograd's thread
+    among them.
+    """
     from fla.ops.gla import chunk_gla
     from torch.nn import functional
 
@@ -170,7 +181,8 @@ def test_a_public_librarys_step_is_compared_as_a_graph(rank: int):
 
     def run() -> Any:
         out: torch.Tensor = chunk_gla(q, k, v, gates)[0]
-        # Detached, because a node of autograd's that lives on from another stream cannot be captured.
+        # Detached, because a node of autograd's that lives on from another stream cannot be
+        # captured.
         return out.detach(), torch.autograd.grad(out, (q, k, v), gradient)
 
     step = contextual_autotune(objective="graph")(run)

@@ -46,7 +46,9 @@ def test_a_large_comparison_needs_little_memory():
 
 
 def test_a_step_that_needs_most_of_the_memory_is_tuned():
-    """The probe copies what it gives to kernels, and leaves the step what its first run has needed."""
+    """The probe copies what it gives to kernels, and leaves the step what its first run has
+    needed.
+    """
     torch.cuda.empty_cache()
     n_bytes, _ = torch.cuda.mem_get_info()
     kernel, weights = autotuned(), [torch.zeros(n_bytes // 160, device="cuda") for _ in range(12)]

@@ -1,4 +1,5 @@
-"""Online tuning on a real GPU: events that are read calls later, and no synchronisation in the step's thread. Needs one.
+"""Online tuning on a real GPU: events that are read calls later, and no synchronisation in the
+step's thread. Needs one.
 
 python -m pytest -m gpu tests/gpu/test_online.py
 """
@@ -40,7 +41,9 @@ def training(tuner: Callable[[Any], Any], kernel: Any) -> tuple[Any, torch.Tenso
 
 
 def test_a_training_step_is_tuned_while_it_runs():
-    """Losses and parameters are the untuned loop's to the bit; after the first call nothing in the step's thread waits for the device."""
+    """Losses and parameters are the untuned loop's to the bit; after the first call nothing in the
+    step's thread waits for the device.
+    """
     kernel = autotuned(add_kernel, (32, 256, 1024, 4096))
     step, weight = training(contextual_autotune(cache=False), kernel)
     losses = [step()]

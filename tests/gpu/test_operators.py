@@ -1,4 +1,6 @@
-"""A tuned launcher as an operator of graphs that Inductor records as CUDA graphs, or the user. Needs a GPU.
+"""A tuned launcher as an operator of graphs that Inductor records as CUDA graphs, or the user.
+
+Needs a GPU.
 
 python -m pytest -m gpu tests/gpu/test_operators.py
 """
@@ -20,7 +22,9 @@ SIZES = (1 << 20, 1 << 21)
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_cuda_graphs_of_an_operator(ahead: bool):
-    """Tuned ahead, or in the run that Inductor makes before it records; a graph that is replayed does not enter Python."""
+    """Tuned ahead, or in the run that Inductor makes before it records; a graph that is replayed
+    does not enter Python.
+    """
     kernel, runs = autotuned(blocks=(64, 1024, 4096)), list[int]()
 
     @contextual_autotune(cache=False)
@@ -39,7 +43,9 @@ def test_cuda_graphs_of_an_operator(ahead: bool):
         return operator(x * 2) + 1
 
     def check(n: int) -> int:
-        """Equal results in each run, of inputs that change; how often the launcher has run so far."""
+        """Equal results in each run, of inputs that change; how often the launcher has run so
+        far.
+        """
         for k in range(5):
             x = torch.full((n,), float(k), device="cuda")
             torch.compiler.cudagraph_mark_step_begin()

@@ -1,4 +1,6 @@
-"""Steps of kernels/ on all GPUs of the machine: each exchange, order of tiles and number of chunks, with ranks that are late."""
+"""Steps of kernels/ on all GPUs of the machine: each exchange, order of tiles and number of chunks,
+with ranks that are late.
+"""
 
 import re
 import subprocess
@@ -37,7 +39,8 @@ ROWS, LATE = "--shape {333},1003,{1001} 16,8192,8192", "--case check --straggler
     ],
 )
 def test_each_way_is_right_between_gpus(tmp_path: Path, name: str, options: str, n_ways: int):
-    """Twenty steps without a host sync, sizes that no block divides, skewed experts; a late rank sleeps on the device before each step.
+    """Twenty steps without a host sync, sizes that no block divides, skewed experts; a late rank
+    sleeps on the device before each step.
 
     A size in braces is one rank's share.
     """

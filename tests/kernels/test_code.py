@@ -1,4 +1,6 @@
-"""Code of kernels/ for a Hopper GPU that is not there: real compilation on the fake driver, and by CuTe DSL where it is installed."""
+"""Code of kernels/ for a Hopper GPU that is not there: real compilation on the fake driver, and by
+CuTe DSL where it is installed.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,9 @@ def one_gpu() -> Wanted:
 
 
 def a8w8() -> Wanted:
-    """Whole blocks at three shapes in one, two and four splits; a ragged depth; tiles by TMA at two depths and one that it cannot read."""
+    """Whole blocks at three shapes in one, two and four splits; a ragged depth; tiles by TMA at two
+    depths and one that it cannot read.
+    """
     import kernels.gemm_a8w8_blockscale as gemm
 
     split = gemm.make_config(64, 128, warps=4, stages=3, splits=2, cache=".cg")
@@ -122,7 +126,9 @@ def a8w8() -> Wanted:
 
 @on_each_rank(modes=("fake",), cases=[ag_gemm, row_parallel, moe, one_gpu, further(a8w8)])
 def test_kernels_compile_for_hopper_once_for_many_shapes(rank: int, case: Callable[[], Wanted]):
-    """Matrix and copy units, acquires and releases at the scope of the system, wide loads; one kernel for sizes 1, odd, multiples of 16."""
+    """Matrix and copy units, acquires and releases at the scope of the system, wide loads; one
+    kernel for sizes 1, odd, multiples of 16.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:  # it has the same kernels
             patch.setattr(JITFunction, "run", lambda *_, **__: None)
@@ -185,7 +191,9 @@ def digests(rank: int) -> list[bool]:
 
 
 def test_a_change_of_the_kernel_or_of_what_calls_it_makes_another_function():
-    """Records of the function count only for the step, the kernel and the helpers that they were made with."""
+    """Records of the function count only for the step, the kernel and the helpers that they were
+    made with.
+    """
     assert values(on_ranks(1, digests, is_dist=False)) == [[True, True, True, True, False]]
 
 
@@ -247,6 +255,8 @@ def check_code(config: triton.Config, dtype: torch.dtype, folder: Path) -> None:
 def test_code_of_cute_gemm_has_wgmma_tma_and_the_shared_memory_that_was_foreseen(
     which: slice, dtype: torch.dtype, tmp_path: Path
 ):
-    """The first config, one of another schedule, and further all: instructions by number, registers without spills."""
+    """The first config, one of another schedule, and further all: instructions by number, registers
+    without spills.
+    """
     for config in cute_gemm.search_space(4096, 4096, 4096)[which]:
         check_code(config, dtype, tmp_path)

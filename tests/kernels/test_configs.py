@@ -1,4 +1,6 @@
-"""Which configs of kernels/ are tried: search spaces, what of them fits a GPU, and the files that configs come from."""
+"""Which configs of kernels/ are tried: search spaces, what of them fits a GPU, and the files that
+configs come from.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_no_config_of_a_space_comes_twice(rank: int):
 
 @on_a_gpu
 def test_a_search_space_drops_what_does_not_fit_and_is_that_of_the_bucket(rank: int):
-    """Shared memory, registers a thread, small sizes: fewer configs, each with its reason; equal in a bucket."""
+    """Shared memory, registers a thread, small sizes: fewer configs, each with its reason; equal in
+    a bucket.
+    """
     gemm = persistent_gemm
     assert kinds(
         {gemm.reason_to_drop(config, (64, 4096, 4096), FP16) for config in gemm.all_configs()}
@@ -60,7 +64,9 @@ def test_a_search_space_drops_what_does_not_fit_and_is_that_of_the_bucket(rank: 
 
 
 def test_a_hopper_block_has_room_for_each_config_of_cute_gemm():
-    """Shared memory, registers, the rows of a wgmma, buffers in turn, stages left over: each rule drops some, and all kept ones keep it."""
+    """Shared memory, registers, the rows of a wgmma, buffers in turn, stages left over: each rule
+    drops some, and all kept ones keep it.
+    """
     space, everything = cute_gemm.search_space(*LARGE), cute_gemm.all_configs()
     assert kinds({cute_gemm.reason_to_drop(config, LARGE) for config in everything}) == {
         "",
@@ -71,7 +77,8 @@ def test_a_hopper_block_has_room_for_each_config_of_cute_gemm():
         "stores N pieces, which N buffers do not take in turn",
     }
     assert max(map(cute_gemm.shared_bytes, space)) <= 227 * 1024
-    # 1 KiB of barriers, 4 stages of a 128 x 64 and a 256 x 64 tile, 4 buffers of 64 x 64, 2 bytes each.
+    # 1 KiB of barriers, 4 stages of a 128 x 64 and a 256 x 64 tile, 4 buffers of 64 x 64, 2 bytes
+    # each.
     assert cute_gemm.shared_bytes(everything[0]) == 1024 + 4 * 384 * 64 * 2 + 4 * 64 * 64 * 2
     # That of an untuned call is kept, and every axis is left.
     assert everything[0] is space[0]
@@ -108,7 +115,7 @@ def test_sizes_of_a_bucket_have_the_same_space(
     )
 
 
-# -- programs that are on a multiprocessor together --------------------------------------------------------------------
+# -- programs that are on a multiprocessor together ------------------------------------------------
 
 FITS: list[tuple[tuple[int, int, int], dict[str, int], bool]] = [
     ((128, 128, 64), {"warps": 4, "stages": 3, "per_sm": 2}, True),
@@ -140,7 +147,9 @@ FITS: list[tuple[tuple[int, int, int], dict[str, int], bool]] = [
 
 @on_a_gpu
 def test_programs_of_a_config_fit_a_multiprocessor_together(rank: int):
-    """By the registers that a compiler may take at most, and by the shared memory of the stages; a tuner's own configs do."""
+    """By the registers that a compiler may take at most, and by the shared memory of the stages; a
+    tuner's own configs do.
+    """
     first = push_gemm.make_config(128, 256, 64, warps=8, stages=3)
     for block, options, is_kept in FITS:
         one: Any = push_gemm.make_config(*block, **options)  # type: ignore[arg-type]
@@ -157,7 +166,9 @@ def test_programs_of_a_config_fit_a_multiprocessor_together(rank: int):
 
 @on_a_gpu
 def test_a_launch_whose_programs_do_not_fit_together_is_refused(rank: int):
-    """A program without room would start when another one ends, which may wait for its tiles: before the launch, with the numbers."""
+    """A program without room would start when another one ends, which may wait for its tiles:
+    before the launch, with the numbers.
+    """
     for stages, per_sm, told in (
         (4, 2, r"2 programs .* 131104 bytes .* 115712 .* PER_SM=1"),
         (3, 0, r"PER_SM, the programs .* on each SM, must be 1 or more, got 0"),
@@ -169,7 +180,9 @@ def test_a_launch_whose_programs_do_not_fit_together_is_refused(rank: int):
 
 @on_a_gpu
 def test_programs_of_a_multiprocessor_start_a_tile_apart(rank: int):
-    """So that they send in turn: the first of each SM at once, the second when the tensor cores have had time for a tile of the first."""
+    """So that they send in turn: the first of each SM at once, the second when the tensor cores
+    have had time for a tile of the first.
+    """
     start = push_gemm.start_cycles.fn
     of_two = [start(program, 264, 128 * 128, 5504, 2) for program in range(264)]
     assert of_two == [0] * 132 + [2 * 128 * 128 * 5504 // 4096] * 132
@@ -198,7 +211,10 @@ def test_a_tuner_tries_one_shot_for_few_rows_and_two_shot_for_several():
 
 @on_each_rank(1, is_dist=False)
 def test_a_config_comes_from_the_first_file_there_is(rank: int):
-    """None: the default. Then the device's, until there is one for N and K; read once, and again after `cache_clear`."""
+    """None: the default.
+
+    Then the device's, until there is one for N and K; read once, and again after `cache_clear`.
+    """
     import kernels.gemm_a8w8_blockscale as gemm
 
     files = folder() / "configs"

@@ -1,4 +1,6 @@
-"""Kernels of kernels/cute_gemm.py without a GPU: built once for each key, kept on disk, and chosen among."""
+"""Kernels of kernels/cute_gemm.py without a GPU: built once for each key, kept on disk, and chosen
+among.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ KEYS = [kernel_key(BF16, config) for config in all_configs()[:6]]
 
 @pytest.fixture(autouse=True)
 def _threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Builds in threads, with versions of packages that may be missing, into a folder of the test."""
+    """Builds in threads, with versions of packages that may be missing, into a folder of the
+    test.
+    """
     monkeypatch.setattr(
         cute_build, "ProcessPoolExecutor", lambda n, mp_context: ThreadPoolExecutor(n)
     )
@@ -45,7 +49,10 @@ class Builder:
 
 
 def test_kernels_are_built_once_for_each_key_and_found_on_disk():
-    """Three keys are three builds; then none, in this process as in the next. A failure is kept and told with the config."""
+    """Three keys are three builds; then none, in this process as in the next.
+
+    A failure is kept and told with the config.
+    """
     kernels = Kernels(builder := Builder(dict(KEYS[1][1])))
     assert [kernels.build(KEYS[:3]), kernels.build(KEYS[:3]), len({*builder.paths})] == [3, 0, 3]
     with pytest.raises(
@@ -59,7 +66,10 @@ def test_kernels_are_built_once_for_each_key_and_found_on_disk():
 def test_a_search_compiles_its_space_at_once_and_a_known_choice_one_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """One kernel is asked for: one is built. A second one of the same problem: all the rest, in one go; of another problem, one more."""
+    """One kernel is asked for: one is built.
+
+    A second one of the same problem: all the rest, in one go; of another problem, one more.
+    """
     kernels, n_built = Kernels(builder := Builder()), []
     monkeypatch.setitem(
         sys.modules,
@@ -75,7 +85,9 @@ def test_a_search_compiles_its_space_at_once_and_a_known_choice_one_kernel(
 def test_a_library_is_found_by_type_config_and_versions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """Another type, config or version of the compiler is another file beside Triton's; no two configs are one."""
+    """Another type, config or version of the compiler is another file beside Triton's; no two
+    configs are one.
+    """
     paths = [
         library_path(key) for key in (KEYS[0], KEYS[0], KEYS[1], kernel_key(FP16, all_configs()[0]))
     ]
@@ -88,7 +100,9 @@ def test_a_library_is_found_by_type_config_and_versions(
 def test_tuning_drops_wrong_and_broken_configs_and_shares_results_in_a_bucket(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Kernels are stood in for by torch, one wrong and one that does not compile; a second shape of the bucket tunes nothing."""
+    """Kernels are stood in for by torch, one wrong and one that does not compile; a second shape of
+    the bucket tunes nothing.
+    """
     space = search_space(33, 17, 70)
     wrong, broken, *_ = [kernel_key(BF16, config) for config in space]
 

@@ -1,4 +1,6 @@
-"""What the steps of kernels/ queue on a GPU that is not there: on which stream, in which order, on how many SMs, and what they refuse."""
+"""What the steps of kernels/ queue on a GPU that is not there: on which stream, in which order, on
+how many SMs, and what they refuse.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ BF16, GROUP, CUDA = torch.bfloat16, cast(Any, "a group of three"), torch.device(
 
 
 class Kernel(JITFunction[Any]):  # type: ignore[misc]  # Triton has no types
-    """A `triton.jit` kernel that notes its launches, by Triton and by its compiled form: how, grid, arguments, those by name."""
+    """A `triton.jit` kernel that notes its launches, by Triton and by its compiled form: how, grid,
+    arguments, those by name.
+    """
 
     def __init__(self, arg_names: Sequence[str], note: Callable[..., None]) -> None:
         self.arg_names, self.note, self.fn, self.pre_run_hooks = arg_names, note, self, list[Any]()
@@ -43,7 +47,9 @@ class Kernel(JITFunction[Any]):  # type: ignore[misc]  # Triton has no types
 
 
 class Gpu:
-    """Streams, kernels and a driver that note what is queued; copies and writes of words are made at once."""
+    """Streams, kernels and a driver that note what is queued; copies and writes of words are made
+    at once.
+    """
 
     def __init__(self) -> None:
         self.queued: list[tuple[str, str, Any]] = []
@@ -170,7 +176,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return found
 
 
-# -- row-parallel products ---------------------------------------------------------------------------------------------
+# -- row-parallel products -------------------------------------------------------------------------
 
 
 def plan_of(n_parts: int = N_RANKS, *, gathers: bool = False) -> Plan:
@@ -211,7 +217,8 @@ def copied(n_flags: int, rows: int) -> list[tuple[str, str, int]]:
 @pytest.mark.parametrize(
     ("exchange", "gathers", "per_sm", "expected"),
     [
-        # The copy stream waits for counts of each chunk, copies it and writes flags; what comes next waits for the copies.
+        # The copy stream waits for counts of each chunk, copies it and writes flags; what comes
+        # next waits for the copies.
         (
             Exchange("copy", "behind", 0, 128),
             *(False, 1),
@@ -231,14 +238,16 @@ def copied(n_flags: int, rows: int) -> list[tuple[str, str, int]]:
             1,
             [STARTED, PRODUCT, FOLLOWS, *copied(5, ROWS) * 2, JOINED],
         ),
-        # Product and sum fit on the GPU at once in either order; the current stream goes on behind the sum.
+        # Product and sum fit on the GPU at once in either order; the current stream goes on behind
+        # the sum.
         (
             Exchange("push", "beside", 120, 64),
             False,
             1,
             [STARTED, ("main", "push_gemm_kernel", N_SMS - 120), *BESIDE],
         ),
-        # A sum is given multiprocessors, not programs: 4 are left, with two programs of the product each.
+        # A sum is given multiprocessors, not programs: 4 are left, with two programs of the product
+        # each.
         (
             Exchange("push", "beside", N_SMS - 4, 64),
             False,
@@ -256,7 +265,9 @@ def test_a_step_queues_its_product_its_copies_and_its_sum(
 
 
 def test_a_second_step_with_a_given_config_looks_up_no_launch(gpu: Gpu):
-    """The product and the sum, with all arguments: what is given by name, and the config's blocks, too."""
+    """The product and the sum, with all arguments: what is given by name, and the config's blocks,
+    too.
+    """
     queued(gpu, Exchange("push", "behind", 0, 128), plan_of())
     assert gpu.given.keys() == {"push_gemm_kernel", "sum_kernel"}
     product = gpu.given["push_gemm_kernel"]
@@ -277,7 +288,9 @@ def test_a_step_on_another_stream_waits_for_the_last_one(gpu: Gpu):
 def test_copies_bring_the_parts_of_peers_and_set_their_flags_to_what_counting_would_make_of_them(
     gpu: Gpu,
 ):
-    """Each element of a part for a peer, in the slot of the step; behind each step the flags have as many elements as were ever sent."""
+    """Each element of a part for a peer, in the slot of the step; behind each step the flags have
+    as many elements as were ever sent.
+    """
     plan = plan_of()
     PartialSums(plan, CUDA, GROUP)
     (memory,) = gpu.memories
@@ -294,13 +307,15 @@ def test_copies_bring_the_parts_of_peers_and_set_their_flags_to_what_counting_wo
 @pytest.mark.parametrize(
     ("exchange", "n_parts", "told"),
     [
-        # Copies are queued when the product is: where the launch returns at its end, all ranks would wait for ever.
+        # Copies are queued when the product is: where the launch returns at its end, all ranks
+        # would wait for ever.
         (
             Exchange("copy", "inside", 0, 1024),
             N_RANKS,
             r"CUDA_LAUNCH_BLOCKING=1 .* reduction='behind'",
         ),
-        # Programs of the sum may come first and wait, on all multiprocessors, for a product that finds no room.
+        # Programs of the sum may come first and wait, on all multiprocessors, for a product that
+        # finds no room.
         (
             Exchange("push", "beside", N_SMS, 64),
             N_RANKS,
@@ -321,7 +336,9 @@ def test_a_step_that_could_not_end_is_refused_before_anything_is_queued(
 
 @pytest.mark.usefixtures("gpu")
 def test_what_no_step_could_do_is_refused_where_it_is_said():
-    """A push on no multiprocessor, for which peers would wait, or on all, where a product finds no room; a sum on none; odd chunks."""
+    """A push on no multiprocessor, for which peers would wait, or on all, where a product finds no
+    room; a sum on none; odd chunks.
+    """
     step: Any = MoeReduceScatter(GROUP)
     for n_push_sms in (0, N_SMS):
         with pytest.raises(
@@ -335,7 +352,9 @@ def test_what_no_step_could_do_is_refused_where_it_is_said():
 
 
 def test_the_flags_of_a_part_count_all_its_elements():
-    """Whatever the rows, also where the last ranks have few rows or none; each fits into the flags of its line."""
+    """Whatever the rows, also where the last ranks have few rows or none; each fits into the flags
+    of its line.
+    """
     for m, rows in ((37, [10, 10, 10, 7]), (5, [2, 2, 1, 0]), (4000, [1000] * 4)):
         plan = Plan(m=m, n=5, n_parts=4, dtype=BF16, partial_dtype=BF16, gathers=False)
         assert [plan.rows_of(part) for part in range(4)] == rows
@@ -343,11 +362,13 @@ def test_the_flags_of_a_part_count_all_its_elements():
         assert len(plan.flag_elements(0)) <= plan.n_flags
 
 
-# -- memory and copies -------------------------------------------------------------------------------------------------
+# -- memory and copies -----------------------------------------------------------------------------
 
 
 def test_a_shard_goes_to_its_place_at_each_peer_and_raises_its_flag(gpu: Gpu):
-    """Rank 1 of three: two steps use both slots; flags have the number of the step, credits that of the one before."""
+    """Rank 1 of three: two steps use both slots; flags have the number of the step, credits that of
+    the one before.
+    """
     pushes = gather.PushGather(torch.Size((2, 8)), BF16, CUDA, GROUP)
     (memory,) = gpu.memories
     for epoch in (1, 2):
@@ -370,7 +391,9 @@ def test_a_shard_goes_to_its_place_at_each_peer_and_raises_its_flag(gpu: Gpu):
 
 
 def test_a_failing_driver_call_names_the_function(gpu: Gpu):
-    """And the number of the error; values wrap around, each with its weight, and the driver takes less than 256 at once."""
+    """And the number of the error; values wrap around, each with its weight, and the driver takes
+    less than 256 at once.
+    """
     gpu.status, words = 700, torch.zeros(4, dtype=torch.int32)
     with pytest.raises(
         RuntimeError, match="cuStreamBatchMemOp_v2 failed with CUDA driver error 700"
@@ -404,7 +427,9 @@ LAYOUT: symmetric.Layout = {"slots": ((2,), torch.float32)}
 
 
 def test_peers_blocks_stay_mapped_as_long_as_the_memory_lives(gpu: Gpu):
-    """Torch's buffers are bare addresses: the memory itself holds the handle that keeps them mapped."""
+    """Torch's buffers are bare addresses: the memory itself holds the handle that keeps them
+    mapped.
+    """
     memory = symmetric.SymmetricMemory(LAYOUT, CUDA, GROUP)
     (mapping,) = gpu.mappings
     assert mapping()
@@ -418,7 +443,10 @@ def test_peers_blocks_stay_mapped_as_long_as_the_memory_lives(gpu: Gpu):
         (
             "slots [2] torch.float32",
             "slots [3]",
-            r"ValueError: .* one layout on all ranks, got \['slots \[2\] torch.float32', 'slots \[3\]'",
+            (
+                r"ValueError: .* one layout on all ranks, got \['slots \[2\] torch.float32', 'slots"
+                r" \[3\]'"
+            ),
         ),
         (
             "",
@@ -430,7 +458,9 @@ def test_peers_blocks_stay_mapped_as_long_as_the_memory_lives(gpu: Gpu):
 def test_what_one_rank_lacks_is_told_on_all(
     gpu: Gpu, own: str, other: str, told: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Another layout, or no memory, by a peer: before the rendezvous, in which ranks would wait for it for ever."""
+    """Another layout, or no memory, by a peer: before the rendezvous, in which ranks would wait for
+    it for ever.
+    """
 
     def gathered(by_rank: list[str], text: str, group: object) -> None:
         by_rank[:] = [text, other if text == own else text, text]
@@ -442,7 +472,7 @@ def test_what_one_rank_lacks_is_told_on_all(
     assert gpu.mappings == []
 
 
-# -- launches that Triton need not look up again -----------------------------------------------------------------------
+# -- launches that Triton need not look up again ---------------------------------------------------
 
 
 class Steady:
@@ -473,7 +503,8 @@ class Steady:
 def test_the_second_launch_of_a_key_and_alignment_is_that_of_the_compiled_kernel():
     """With all arguments in the order of the kernel's, and none of the compiler's options.
 
-    Triton compiles another kernel for addresses that are no multiple of 16 bytes, and for another key what the caller says.
+    Triton compiles another kernel for addresses that are no multiple of 16 bytes, and for another
+    key what the caller says.
     """
     steady, x = Steady(), torch.zeros(65)
     ways = [
@@ -515,7 +546,9 @@ def test_the_second_launch_of_a_key_and_alignment_is_that_of_the_compiled_kernel
 def test_what_triton_s_look_up_decides_is_looked_up(
     owner: Any, name: str, value: Any, is_kept_apart: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """Changed, as before, changed, as before: what Triton compiles anew for has a kernel of its own, and what is seen there alone none."""
+    """Changed, as before, changed, as before: what Triton compiles anew for has a kernel of its
+    own, and what is seen there alone none.
+    """
     steady, ways = Steady(), []
     for _ in range(2):
         with monkeypatch.context() as meanwhile:

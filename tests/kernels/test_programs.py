@@ -1,4 +1,6 @@
-"""Programs of kernels/ from their command lines: checks, tunings, times and refusals, alone and on gloo ranks that interpret."""
+"""Programs of kernels/ from their command lines: checks, tunings, times and refusals, alone and on
+gloo ranks that interpret.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def run(cwd: Path, program: str, *options: str, n_ranks: int = 0) -> Done:
 def test_a_check_has_a_line_for_each_result(
     tmp_path: Path, program: str, n_ranks: int, options: str, n_results: int
 ):
-    """On any number of ranks; with each config or way, and tuned; into memory full of NaN, experts without rows, a rank that is late."""
+    """On any number of ranks; with each config or way, and tuned; into memory full of NaN, experts
+    without rows, a rank that is late.
+    """
     done = run(tmp_path, program, "--case", "check", *options.split(), n_ranks=n_ranks)
     assert done.returncode == 0, done.stdout + done.stderr
     verdicts = [line for line in done.stdout.splitlines() if line.startswith("check ")]
@@ -86,7 +90,9 @@ def test_a_check_has_a_line_for_each_result(
 def test_tuning_ends_with_one_winner_of_each_kernel(
     tmp_path: Path, program: str, options: str, winners: set[str]
 ):
-    """The same on both ranks, with a right result; sizes that stand as they are run scaled down on a CPU, which is said."""
+    """The same on both ranks, with a right result; sizes that stand as they are run scaled down on
+    a CPU, which is said.
+    """
     done = run(tmp_path, program, "--case", "tune", *options.split(), n_ranks=2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(re.findall(r"^winner of kernels\.([\w.]+): ", done.stdout, re.MULTILINE)) == winners
@@ -97,7 +103,9 @@ def test_tuning_ends_with_one_winner_of_each_kernel(
     ) == options.startswith("8192")
 
 
-@pytest.mark.slow  # the same programs run above, and launch.sh starts torchrun for a supervised job in tests/ranks/test_journals.py
+# The same programs run above, and launch.sh starts torchrun for a supervised job in
+# tests/ranks/test_journals.py
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "command",
@@ -124,7 +132,7 @@ def test_commands_of_the_documents_end_right_and_leave_a_log_for_each_rank(
     assert sorted(path.name for path in (tmp_path / ".autotune_logs").iterdir()) == logs
 
 
-# -- what cannot run ---------------------------------------------------------------------------------------------------
+# -- what cannot run -------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
@@ -226,7 +234,7 @@ def test_a_kernel_that_cannot_run_here_is_a_skip(
         assert capsys.readouterr().out == f"skipped: {reason}\n"
 
 
-# -- what is wrong -----------------------------------------------------------------------------------------------------
+# -- what is wrong ---------------------------------------------------------------------------------
 
 
 def twice_the_last(tensor: torch.Tensor) -> torch.Tensor:
@@ -258,7 +266,9 @@ FP8, SUM, SOFTMAX = (
     ],
 )
 def test_a_broken_kernel_fails_the_check(rank: int, case: tuple[str, Any, int]):
-    """One scale of 128 doubled, NaN, nothing written, one element wrong: exit code 1; as it is, 0."""
+    """One scale of 128 doubled, NaN, nothing written, one element wrong: exit code 1; as it is,
+    0.
+    """
     command, broken, code = case
     program, *options = command.split()
     module: Any = importlib.import_module(f"kernels.{program}")
@@ -286,7 +296,9 @@ sys.exit(code)
 
 @pytest.mark.processes
 def test_wrong_results_fail_the_check_on_all_ranks(tmp_path: Path):
-    """A gather that moves nothing is found; a function that is tuned meanwhile is not even left with a wrong config: none was right."""
+    """A gather that moves nothing is found; a function that is tuned meanwhile is not even left
+    with a wrong config: none was right.
+    """
     done = run_python("-c", SABOTAGED, cwd=tmp_path, env=of_checkout(tmp_path), n_ranks=2)
     assert done.returncode != 0
     counts = {
@@ -298,11 +310,13 @@ def test_wrong_results_fail_the_check_on_all_ranks(tmp_path: Path):
     assert {text: done.stdout.count(text) for text in counts} == counts, done.stdout
 
 
-# -- times -------------------------------------------------------------------------------------------------------------
+# -- times -----------------------------------------------------------------------------------------
 
 
 def test_times_are_a_table_with_each_contender():
-    """Microseconds, the ratio to the tuned one, and a rate; no number is cut off at the width of a log."""
+    """Microseconds, the ratio to the tuned one, and a rate; no number is cut off at the width of a
+    log.
+    """
     x, console = torch.zeros(300), harness.console_of()
     problem = harness.Problem(
         "x + x",
@@ -388,7 +402,9 @@ def test_torchs_sums_compete_where_torch_has_them(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_rank_sends_each_peer_what_it_sums():
-    """An all-reduce sends twice what a reduce-scatter sends; a gather each rank's rows to each peer."""
+    """An all-reduce sends twice what a reduce-scatter sends; a gather each rank's rows to each
+    peer.
+    """
     sums, all_sums, gather = (
         cases.STEPS[name].work for name in ("gemm_rs", "gemm_allreduce", "ag_gemm")
     )

@@ -1,6 +1,8 @@
-"""Results of kernels/ under the Triton interpreter: right at sizes that no block divides, and what is amiss is told from rounding.
+"""Results of kernels/ under the Triton interpreter: right at sizes that no block divides, and what
+is amiss is told from rounding.
 
-A row of a table is a kernel or step, a shape, a type, and which of its ways, all if none is named: those of `--case check`.
+A row of a table is a kernel or step, a shape, a type, and which of its ways, all if none is named:
+those of `--case check`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ alone = on_each_rank(1, is_dist=False)
         "matmul 33,17,70 fp16",
         "softmax 2,300 bf16",
         "persistent_gemm 33,17,70 bf16",
-        "gemm_a8w8_blockscale 33,130,144 bf16",  # of two blocks of K, and of w, the last ones are not whole
+        # Of two blocks of K, and of w, the last ones are not whole
+        "gemm_a8w8_blockscale 33,130,144 bf16",
         "gemm_a8w8_blockscale 1,5,7 fp16",  # more splits than blocks
         further("gemm_a8w8_blockscale 70,200,500 bf16"),
     ],
@@ -72,9 +75,11 @@ def way_of(rank: int, row: str) -> tuple[Any, list[tuple[str, int, Any]], Callab
 @on_each_rank(
     cases=[
         "ag_gemm 140,70,45 fp16 0,1",
-        # M / W is no multiple of the rows of a flag or a tile, N none of 8, and K / W none of a block; once with sums in float32.
+        # M / W is no multiple of the rows of a flag or a tile, N none of 8, and K / W none of a
+        # block; once with sums in float32.
         "gemm_rs 38,20,40 bf16 0,3,8",
-        "gemm_allreduce 11,12,24 bf16 0,5",  # M is no multiple of the ranks, so that their parts differ
+        # M is no multiple of the ranks, so that their parts differ
+        "gemm_allreduce 11,12,24 bf16 0,5",
         *map(
             further,
             (
@@ -92,7 +97,7 @@ def test_each_way_of_a_step_is_right_on_two_ranks(rank: int, row: str):
     assert {way: found for way, found in errors.items() if not found[0] <= found[1]} == {}
 
 
-# -- what is amiss -----------------------------------------------------------------------------------------------------
+# -- what is amiss ---------------------------------------------------------------------------------
 
 
 class LateGather:
@@ -130,7 +135,9 @@ def no_wait(flag, count):
 
 
 def taking_turns(run: Callable[..., Any]) -> Callable[..., Any]:
-    """One rank begins its step when the other has ended it: a step that waits for its peer would never end."""
+    """One rank begins its step when the other has ended it: a step that waits for its peer would
+    never end.
+    """
     calls = iter(range(100))
 
     def turn(*operands: Any, out: torch.Tensor) -> None:
@@ -211,7 +218,9 @@ AMISS: dict[Any, tuple[str, bool]] = {
 
 @on_each_rank(cases=[*AMISS])
 def test_what_is_amiss_is_told_from_rounding(rank: int, amiss: Any):
-    """Far above rounding on all ranks; where shards come while the product waits for them, nothing is amiss."""
+    """Far above rounding on all ranks; where shards come while the product waits for them, nothing
+    is amiss.
+    """
     row, is_right = AMISS[amiss]
     _, ((_, n_roundings, run),), error = way_of(rank, row)
     with pytest.MonkeyPatch.context() as patch:
@@ -225,7 +234,7 @@ def test_what_is_amiss_is_told_from_rounding(rank: int, amiss: Any):
     dist.barrier()
 
 
-# -- steps that follow others -----------------------------------------------------------------------------------------
+# -- steps that follow others ----------------------------------------------------------------------
 
 
 @on_each_rank(
@@ -237,7 +246,9 @@ def test_what_is_amiss_is_told_from_rounding(rank: int, amiss: Any):
     ]
 )
 def test_steps_are_right_where_flags_wrap_around(rank: int, n_before: int):
-    """Flags of 16 rows and of 3 rows pass 2^31 elements at different steps; a tile has rows of flags that count nothing."""
+    """Flags of 16 rows and of 3 rows pass 2^31 elements at different steps; a tile has rows of
+    flags that count nothing.
+    """
     from kernels.partials import Plan
     from kernels.symmetric import SymmetricMemory, as_int32, next_step
 
@@ -264,7 +275,9 @@ def test_steps_are_right_where_flags_wrap_around(rank: int, n_before: int):
 
 @on_each_rank()
 def test_a_step_without_a_tuner_is_refused_and_does_not_count(rank: int):
-    """`triton.autotune` alone would repeat the kernel; the rank that was refused is not a step behind or ahead of its peer afterwards."""
+    """`triton.autotune` alone would repeat the kernel; the rank that was refused is not a step
+    behind or ahead of its peer afterwards.
+    """
     from kernels import push_gemm
 
     step, _, error = way_of(rank, "gemm_rs 4,8,16 bf16")
@@ -284,7 +297,9 @@ def test_a_step_without_a_tuner_is_refused_and_does_not_count(rank: int):
 
 @on_each_rank()
 def test_a_sum_that_cannot_be_launched_counts_its_step(rank: int):
-    """What the peers wait for is queued by then: the next step is another one, or they would take old flags for its own."""
+    """What the peers wait for is queued by then: the next step is another one, or they would take
+    old flags for its own.
+    """
     step, ((_, n_roundings, run),), error = way_of(rank, DOWN)
     operands = step.operands((6, 12, 10, 3, 2), torch.float16, CPU, OPTIONS)
     out = torch.empty_like(step.expected(operands)).half()
@@ -301,7 +316,9 @@ def test_a_sum_that_cannot_be_launched_counts_its_step(rank: int):
 
 @on_each_rank(cases=["ag_gemm", *map(further, ("gemm_rs", "ag_moe", "moe_reduce_rs"))])
 def test_a_step_runs_with_the_product_that_was_tuned_alone(rank: int, name: str):
-    """Right, with all else as it was tuned in the step: nothing is tuned again, and the product's config is not its kernel's choice."""
+    """Right, with all else as it was tuned in the step: nothing is tuned again, and the product's
+    config is not its kernel's choice.
+    """
     from kernels import grouped_gemm, harness, push_gemm, shard_gemm
 
     step, _, _ = way_of(rank, f"{name} 4 fp16")
@@ -325,7 +342,7 @@ def test_a_step_runs_with_the_product_that_was_tuned_alone(rank: int, name: str)
     dist.barrier()
 
 
-# -- one GPU's operands ------------------------------------------------------------------------------------------------
+# -- one GPU's operands ----------------------------------------------------------------------------
 
 
 @alone
@@ -342,7 +359,9 @@ def test_softmax_of_rows_without_a_finite_element_is_that_of_torch(rank: int):
 
 @alone
 def test_shapes_of_a_bucket_share_a_result(rank: int):
-    """The second shape tunes nothing and is right; one beyond the bucket, and another dtype, are tuned."""
+    """The second shape tunes nothing and is right; one beyond the bucket, and another dtype, are
+    tuned.
+    """
     from kernels.persistent_gemm import persistent_gemm
 
     persistent_gemm.records.clear()
@@ -362,7 +381,9 @@ def test_shapes_of_a_bucket_share_a_result(rank: int):
 
 @alone
 def test_rows_and_scales_may_have_strides_and_an_empty_split_adds_zero(rank: int):
-    """FP8 operands and the result as parts of wider ones, scales column by column; 3 blocks of K in 5 splits, over memory full of NaN."""
+    """FP8 operands and the result as parts of wider ones, scales column by column; 3 blocks of K in
+    5 splits, over memory full of NaN.
+    """
     import kernels.gemm_a8w8_blockscale as gemm
     from kernels.harness import relative_error
 
@@ -388,7 +409,9 @@ def test_rows_and_scales_may_have_strides_and_an_empty_split_adds_zero(rank: int
 
 @alone
 def test_inputs_fill_their_blocks_and_the_reference_scales_block_by_block(rank: int):
-    """The largest number of every block is that of the dtype; dequantised by hand, the product is the reference's."""
+    """The largest number of every block is that of the dtype; dequantised by hand, the product is
+    the reference's.
+    """
     import kernels.gemm_a8w8_blockscale as gemm
 
     x, w, x_scale, w_scale = inputs = gemm.random_inputs(16, 256, 256, "cpu", seed=3)
@@ -423,7 +446,9 @@ def half(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
 
 @alone
 def test_what_cannot_be_computed_is_refused_with_its_reason(rank: int):
-    """A TypeError for FP8's dtypes; a ValueError for shapes, strides, devices and configs; both with what is needed and what was given."""
+    """A TypeError for FP8's dtypes; a ValueError for shapes, strides, devices and configs; both
+    with what is needed and what was given.
+    """
     import kernels.gemm_a8w8_blockscale as gemm
     from kernels.guides import matmul, softmax, vector_add
     from kernels.operands import check_operands, output_for

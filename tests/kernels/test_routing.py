@@ -1,4 +1,6 @@
-"""The routing of experts in kernels/: which are chosen, and how their rows are sorted into tiles."""
+"""The routing of experts in kernels/: which are chosen, and how their rows are sorted into
+tiles.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Parts = list[tuple[int, int]]
 def sorted_by_loop(
     experts: list[int], parts: Parts, n_experts: int, order: str
 ) -> tuple[list[int], list[list[list[int]]]]:
-    """Rows with their padding, and for each BLOCK_M the tiles as [expert, first place, first part, last part]."""
+    """Rows with their padding, and for each BLOCK_M the tiles as [expert, first place, first part,
+    last part].
+    """
     from kernels.routing import BLOCKS_M
 
     part_of = {row: part for part, (first, end) in enumerate(parts) for row in range(first, end)}
@@ -43,7 +47,9 @@ def sorted_by_loop(
 
 @st.composite
 def routings(draw: st.DrawFn) -> tuple[list[int], Parts, int]:
-    """Experts of rows, the parts of the rows in any order, some of them empty, and the number of experts."""
+    """Experts of rows, the parts of the rows in any order, some of them empty, and the number of
+    experts.
+    """
     n_experts = draw(st.integers(1, 5))
     used = draw(
         st.lists(st.integers(0, n_experts - 1), min_size=1, max_size=n_experts)
@@ -56,7 +62,9 @@ def routings(draw: st.DrawFn) -> tuple[list[int], Parts, int]:
 
 @on_each_rank(1, is_dist=False)
 def test_rows_are_sorted_and_padded_as_by_a_plain_loop_for_any_imbalance(rank: int):
-    """Random routings, experts without rows, all rows to one expert, empty parts, experts that do not exist; all orders of tiles."""
+    """Random routings, experts without rows, all rows to one expert, empty parts, experts that do
+    not exist; all orders of tiles.
+    """
     from kernels.routing import BLOCKS_M, RowSorter
 
     @settings(max_examples=8, deadline=None, derandomize=True, database=None)

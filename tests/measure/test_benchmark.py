@@ -50,7 +50,9 @@ def rounded(latency: Latency) -> Latency:
 
 
 def test_times_are_microseconds():
-    """A sleep of 2 ms takes 2000 us, and not ten times as long, by the best of ten: others may keep the machine busy."""
+    """A sleep of 2 ms takes 2000 us, and not ten times as long, by the best of ten: others may keep
+    the machine busy.
+    """
     latency = measure(lambda: time.sleep(0.002))
     assert 2000 <= latency.min_us < 20_000
     assert latency.min_us <= latency.median_us <= 2 * latency.mean_us
@@ -142,7 +144,9 @@ def test_an_error_of_the_run_is_passed_on(ground_truth: Any):
 
 
 def test_a_wrong_result_is_not_timed():
-    """An AssertionError, which says where and by how much, also where a run is right at first; no ground truth checks nothing."""
+    """An AssertionError, which says where and by how much, also where a run is right at first; no
+    ground truth checks nothing.
+    """
     n_runs, out = count(), torch.ones(4)
 
     def run() -> torch.Tensor:
@@ -165,7 +169,9 @@ def test_a_wrong_result_is_not_timed():
 def test_each_timed_run_is_checked_and_no_check_is_timed(
     turn: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ):
-    """A run in the middle that is wrong is found though later ones are right; the time of the checks is on no clock."""
+    """A run in the middle that is wrong is found though later ones are right; the time of the
+    checks is on no clock.
+    """
 
     def slow_difference(*args: Any) -> str:
         turn(1e6)

@@ -1,4 +1,5 @@
-"""Whether what a function returns is right: which kind of check it is, what it says, and that a check leaves no traces.
+"""Whether what a function returns is right: which kind of check it is, what it says, and that a
+check leaves no traces.
 
 What stands in memory before a run is test_poison.py's.
 """
@@ -92,7 +93,9 @@ def test_a_check_is_told_from_a_reference(check: Callable[..., Any]):
 
 
 def test_keywords_count_as_they_are_given():
-    """A call by keyword is bound by keyword; a reference without that keyword, and a check without it, are no callables for it."""
+    """A call by keyword is bound by keyword; a reference without that keyword, and a check without
+    it, are no callables for it.
+    """
     assert run(Checker(reference, product), product, A, b=B) == ""
     assert run(Checker(lambda result, a, *, b: close(result, a, b), product), product, A, b=B) == ""
     assert (
@@ -108,7 +111,10 @@ def test_keywords_count_as_they_are_given():
     assert run(Checker(product, product), product, A, B, scale=2.0) == ""
     with pytest.raises(
         TypeError,
-        match=r"close\(result.*can be called neither as a check.*2 positional arguments and \['scale'\]",
+        match=(
+            r"close\(result.*can be called neither as a check.*2 positional arguments and"
+            r" \['scale'\]"
+        ),
     ):
         Checker(close, product).begin((A, B), {"scale": 2.0}, is_repeated=False)
 
@@ -138,7 +144,9 @@ def test_the_first_parameter_decides_where_both_fit():
 
 @pytest.mark.parametrize("answer", [torch.zeros(3), 0.5, 1, "yes", A @ B])
 def test_an_answer_that_is_none_is_an_error(answer: Any):
-    """A check that returns a tensor is a reference whose parameters do not say so: the message says how to say it."""
+    """A check that returns a tensor is a reference whose parameters do not say so: the message says
+    how to say it.
+    """
     checker = Checker(lambda result, *args: answer, product)
     checker.begin((A, B), {}, is_repeated=False)
     with pytest.raises(
@@ -174,7 +182,9 @@ def test_other_errors_of_a_check_are_the_users():
 
 @pytest.mark.parametrize("out", [(), (torch.empty(8, 16),)], ids=["new", "out"])
 def test_random_numbers_and_gradients_are_left_alone(out: tuple[torch.Tensor, ...]):
-    """A reference with dropout draws what the function draws, which draws what it would have drawn without it."""
+    """A reference with dropout draws what the function draws, which draws what it would have drawn
+    without it.
+    """
     drawn: list[tuple[float, float, float]] = []
 
     def function(a: torch.Tensor, *out: torch.Tensor) -> torch.Tensor:
@@ -208,7 +218,10 @@ def test_random_numbers_and_gradients_are_left_alone(out: tuple[torch.Tensor, ..
 
 
 def test_a_reference_runs_once_for_one_call():
-    """Again for other arguments, and for the same ones where torch has written to them since. None of them is kept alive."""
+    """Again for other arguments, and for the same ones where torch has written to them since.
+
+    None of them is kept alive.
+    """
     asked: list[int] = []
 
     def counted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""Stopwatches without a GPU, the lead of the host, the garbage collector while kernels are timed, and statistics."""
+"""Stopwatches without a GPU, the lead of the host, the garbage collector while kernels are timed,
+and statistics.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from dist_tune.measure.clocks import (
 
 
 def test_one_hiccup_moves_neither_median_nor_spread():
-    """Of an even number the lower middle sample counts, because hiccups only ever add time; the spread has no such bias."""
+    """Of an even number the lower middle sample counts, because hiccups only ever add time; the
+    spread has no such bias.
+    """
     for samples, expected in (
         ([2.0, 1.0, 3.0, 2.0, 1000.0], (2.0, 1.0)),
         ([1.0, 2.0, 4.0, 100.0], (2.0, 1.5)),
@@ -39,14 +43,18 @@ def test_one_hiccup_moves_neither_median_nor_spread():
 
 
 def test_one_far_sample_of_five_is_left_out():
-    """Of four it may be as right as the others; and equal samples have no spread to be measured by."""
+    """Of four it may be as right as the others; and equal samples have no spread to be measured
+    by.
+    """
     assert without_outliers([1.0, 1.01, 0.99, 1.02, 9.0]) == [1.0, 1.01, 0.99, 1.02]
     assert without_outliers([1.0, 1.01, 0.99, 9.0]) == [1.0, 1.01, 0.99, 9.0]
     assert without_outliers([1.0] * 5 + [1.004, 1.006]) == [1.0] * 5 + [1.004]
 
 
 def test_more_outliers_than_a_limit_are_none():
-    """A tenth of the samples may be accidents; a run that is slow every fourth time is so, and all its samples stay."""
+    """A tenth of the samples may be accidents; a run that is slow every fourth time is so, and all
+    its samples stay.
+    """
     hiccups = [1.0] * 36 + [1.002, 9.0, 9.0, 9.0]
     assert without_outliers(hiccups, max_share=0.1) == hiccups[:37]
     for samples in ([*hiccups, 9.0, 9.0], [1.0, 1.0, 1.0, 5.0] * 10, [1.0] * 8 + [9.0]):
@@ -55,7 +63,9 @@ def test_more_outliers_than_a_limit_are_none():
 
 @given(st.lists(st.floats(0.001, 1e3), min_size=1, max_size=20))
 def test_half_of_the_samples_are_no_outliers(samples: list[float]):
-    """Those that stay are in their order, at least half of them, and any sample is one as far off as another that stays."""
+    """Those that stay are in their order, at least half of them, and any sample is one as far off
+    as another that stays.
+    """
     staying = without_outliers(samples)
     assert 2 * len(staying) >= len(samples)
     assert list(staying) == [each for each in samples if each in set(staying)]
@@ -67,7 +77,10 @@ def test_half_of_the_samples_are_no_outliers(samples: list[float]):
 
 
 def test_wall_spans_measure_the_host_in_ms():
-    """Each for itself: two that overlap, and one begun later. The host is the device, and is not kept busy before."""
+    """Each for itself: two that overlap, and one begun later.
+
+    The host is the device, and is not kept busy before.
+    """
     clock = Clock(is_cuda=False)
     outer, inner = clock.span(), clock.span()
     clock.prepare(lead_ms=10_000.0)
@@ -92,7 +105,9 @@ def test_without_a_gpu_the_clock_is_the_wall_and_nothing_captures():
 
 
 def after(host_ms: float, n_replays: int, *, waits: bool = False) -> tuple[Lead, list[bool]]:
-    """The lead after some replays of a step, and which of them the host had queued before the device began."""
+    """The lead after some replays of a step, and which of them the host had queued before the
+    device began.
+    """
     lead, ahead = Lead(), []
     for _ in range(n_replays):
         lead_ms = lead.ms()
@@ -115,13 +130,23 @@ def test_the_host_is_ahead_from_the_first_replays_on(host_ms: float, n_missed: i
     ("host_ms", "shortest_ms", "n_queued", "lead_ms"),
     [
         # half as long again as the host needs, but for long hosts
-        (0.3, 0.0, 0, 0.45), (4.3, 0.0, 0, 6.45), (25.0, 0.0, 0, 28.0), (60.0, 0.0, 0, 63.0),
+        (0.3, 0.0, 0, 0.45),
+        (4.3, 0.0, 0, 6.45),
+        (25.0, 0.0, 0, 28.0),
+        (60.0, 0.0, 0, 63.0),
         # what is queued keeps the device busy as well
-        (4.0, 1.0, 2, 4.0), (4.0, 1.0, 3, 3.0), (4.0, 1.0, 50, 1.0),
-        # the device works half of the time at most: at its power limit a candidate would pay for those before it
-        (0.3, 0.3, 0, 0.45), (0.3, 0.3, 1, 0.3), (0.3, 2.5, 100, 2.5), (0.3, 80.0, 0, MAX_LEAD_MS), (0.3, 80.0, 100, MAX_LEAD_MS),
+        (4.0, 1.0, 2, 4.0),
+        (4.0, 1.0, 3, 3.0),
+        (4.0, 1.0, 50, 1.0),
+        # the device works half of the time at most: at its power limit a candidate would pay for
+        # those before it
+        (0.3, 0.3, 0, 0.45),
+        (0.3, 0.3, 1, 0.3),
+        (0.3, 2.5, 100, 2.5),
+        (0.3, 80.0, 0, MAX_LEAD_MS),
+        (0.3, 80.0, 100, MAX_LEAD_MS),
     ],
-)  # fmt: skip
+)
 def test_a_lead_is_as_long_as_the_host_needs_and_the_device_rests(
     host_ms: float, shortest_ms: float, n_queued: int, lead_ms: float
 ):
@@ -181,7 +206,9 @@ def test_after_some_slow_replays_a_long_lead_is_tried_again():
 
 @contextmanager
 def _full_collections() -> Iterator[list[int]]:
-    """Numbers of objects that the collector leaves alone, at each collection of the oldest generation meanwhile."""
+    """Numbers of objects that the collector leaves alone, at each collection of the oldest
+    generation meanwhile.
+    """
     found: list[int] = []
 
     def note(phase: str, info: dict[str, int]) -> None:
@@ -196,7 +223,9 @@ def _full_collections() -> Iterator[list[int]]:
 
 
 def test_the_oldest_objects_are_left_alone_and_none_is_collected_twice_for_it_afterwards():
-    """As many new objects as make Python collect all: within, none does; afterwards once, as without a tuning."""
+    """As many new objects as make Python collect all: within, none does; afterwards once, as
+    without a tuning.
+    """
     gc.collect()
     n, before = len(gc.get_objects()), gc.get_threshold()
     with _full_collections() as found:
@@ -210,7 +239,9 @@ def test_the_oldest_objects_are_left_alone_and_none_is_collected_twice_for_it_af
 
 
 def test_thresholds_that_the_program_sets_meanwhile_stay():
-    """They are the program's; where it sets the youngest alone, the others are as they were before the tuning."""
+    """They are the program's; where it sets the youngest alone, the others are as they were before
+    the tuning.
+    """
     before = gc.get_threshold()
     try:
         for own in ((1000, 5, 5), (1000,)):
@@ -222,11 +253,13 @@ def test_thresholds_that_the_program_sets_meanwhile_stay():
         gc.set_threshold(*before)
 
 
-# -- launches on a device that waits for its host ----------------------------------------------------------------------
+# -- launches on a device that waits for its host --------------------------------------------------
 
 
 class Gpu:
-    """A device with a queue: how long its work takes is set, and the host's clock moves as it is told."""
+    """A device with a queue: how long its work takes is set, and the host's clock moves as it is
+    told.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.host_s, self.free_s = 1.0, 0.0
@@ -309,7 +342,9 @@ def test_one_spin_covers_launches_that_follow_at_once(gpu: Gpu):
 
 
 def test_the_spin_grows_where_the_host_is_slower(gpu: Gpu):
-    """A host that takes 0.3 ms for a launch: after two that have a gap there is none, and no spin is longer than it may be."""
+    """A host that takes 0.3 ms for a launch: after two that have a gap there is none, and no spin
+    is longer than it may be.
+    """
     clock = Clock(is_cuda=True)
     found = []
     for _ in range(4):

@@ -46,7 +46,9 @@ def gaussian(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_rounding_is_right_and_nothing_is_wrong(dtype: torch.dtype):
-    """A result rounded the other way passes; zeros, and one element that is off by twice the root mean square, do not."""
+    """A result rounded the other way passes; zeros, and one element that is off by twice the root
+    mean square, do not.
+    """
     exact = gaussian(64, 64).double()
     expected = exact.to(dtype)
     before = expected.clone()
@@ -80,7 +82,9 @@ def test_integers_and_bools_must_be_equal(dtype: torch.dtype):
 
 
 def test_other_formats_are_compared_by_their_parts():
-    """Both parts of a complex number; packed formats and scales to the bit: the next power of two is wrong by a factor of two."""
+    """Both parts of a complex number; packed formats and scales to the bit: the next power of two
+    is wrong by a factor of two.
+    """
     expected = torch.complex(gaussian(4, 5), gaussian(4, 5).flip(0))
     assert difference(expected.conj().resolve_conj(), expected.conj()) == ""
     got = expected.clone()
@@ -137,7 +141,9 @@ def test_large_numbers_do_not_make_everything_right(dtype: torch.dtype, value: f
 
 
 def test_tolerances_can_be_given():
-    """``atol`` alone leaves the relative one as it is; ``rtol`` alone counts for the root mean square, too; zeros ask for equality."""
+    """``atol`` alone leaves the relative one as it is; ``rtol`` alone counts for the root mean
+    square, too; zeros ask for equality.
+    """
     expected = torch.tensor([1.0, 100.0])
     assert difference(expected + 0.01, expected).startswith("wrong by 0.01 at [")
     assert difference(expected + 0.01, expected, atol=0.02) == ""

@@ -1,4 +1,6 @@
-"""Captures that fail, with torch's part played by a stand-in: what is put right, and what is told of waits."""
+"""Captures that fail, with torch's part played by a stand-in: what is put right, and what is told
+of waits.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from dist_tune.measure import captured, graphs, obstacle_in
 
 
 class FakeGraph:
-    """Torch's graph; where CUDA has broken a capture off, its end raises and leaves allocator and generators as if it went on."""
+    """Torch's graph; where CUDA has broken a capture off, its end raises and leaves allocator and
+    generators as if it went on.
+    """
 
     calls: ClassVar[list[str]] = []
     is_broken: ClassVar[bool] = False
@@ -49,8 +53,11 @@ class FakeGraph:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(FakeGraph, "calls", [])
     for name, value in {
-        "CUDAGraph": FakeGraph, "Stream": lambda: None, "stream": lambda stream: contextlib.nullcontext(), "current_device": lambda: 0,
-    }.items():  # fmt: skip
+        "CUDAGraph": FakeGraph,
+        "Stream": lambda: None,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "current_device": lambda: 0,
+    }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     ones = torch.ones
     monkeypatch.setattr(torch, "ones", lambda *shape, device: ones(*shape))
@@ -66,7 +73,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_capture_that_cuda_breaks_off_leaves_nothing_behind(calls: list[str]):
-    """The error of the step is raised; the pool is given back, and one more capture takes generators out of theirs."""
+    """The error of the step is raised; the pool is given back, and one more capture takes
+    generators out of theirs.
+    """
 
     def wait() -> None:
         FakeGraph.is_broken = True

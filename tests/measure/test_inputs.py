@@ -1,4 +1,6 @@
-"""What a call is given is as it was: a reference leaves no traces in arguments, and generators draw again what they drew."""
+"""What a call is given is as it was: a reference leaves no traces in arguments, and generators draw
+again what they drew.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Both:
 
 
 def test_what_torch_has_written_is_undone():
-    """Whole or in part, through views, in lists, by keyword, after an error; what is returned is what it was, in memory of its own."""
+    """Whole or in part, through views, in lists, by keyword, after an error; what is returned is
+    what it was, in memory of its own.
+    """
     a, b, c = torch.ones(4), torch.ones(2, 2), torch.ones(3, dtype=torch.complex64)
 
     def reference(a: torch.Tensor, others: list[torch.Tensor], *, c: torch.Tensor) -> Any:
@@ -46,7 +50,9 @@ def test_what_torch_has_written_is_undone():
 
 
 def test_inference_tensors_are_put_back():
-    """Torch does not count what is written to them, so their bits are compared; NaN is equal to itself."""
+    """Torch does not count what is written to them, so their bits are compared; NaN is equal to
+    itself.
+    """
     with torch.inference_mode():
         a = torch.tensor([1.0, float("nan")])
 
@@ -60,7 +66,10 @@ def test_inference_tensors_are_put_back():
 
 
 def test_a_copy_that_does_not_fit_is_not_made():
-    """Then the argument is what the reference has made of it. Others own no memory: sparse, empty, expanded, conjugate."""
+    """Then the argument is what the reference has made of it.
+
+    Others own no memory: sparse, empty, expanded, conjugate.
+    """
     a = torch.ones(4)
     with mock.patch.object(torch.Tensor, "clone", side_effect=torch.OutOfMemoryError):
         assert ask(lambda a: float(a.mul_(3).sum()), (a,), {}) == 12.0
@@ -85,7 +94,9 @@ def draw() -> tuple[float, ...]:
 
 
 def test_generators_draw_again_what_they_drew():
-    """Python's, numpy's and torch's, as often as asked; of a pair of Gaussian numbers the one in waiting, too."""
+    """Python's, numpy's and torch's, as often as asked; of a pair of Gaussian numbers the one in
+    waiting, too.
+    """
     draw()
     early = RngState()
     first = draw()

@@ -19,7 +19,9 @@ class Node:
 
 
 def test_a_container_is_searched_once():
-    """A list in itself, a tree whose nodes know their parent, and twenty pairs in one another, which have a million ends."""
+    """A list in itself, a tree whose nodes know their parent, and twenty pairs in one another,
+    which have a million ends.
+    """
     value = torch.ones(1)
     itself: list[Any] = [value]
     itself.append(itself)
@@ -63,7 +65,9 @@ def test_a_region_keeps_nothing_alive():
 
 
 def test_contents_are_compared_by_bits():
-    """NaN is NaN, zeros of two signs differ, and strides do not matter, also of a single element that is expanded."""
+    """NaN is NaN, zeros of two signs differ, and strides do not matter, also of a single element
+    that is expanded.
+    """
     nan, one = torch.full((3,), torch.nan), torch.ones(())
     assert has_same_bits(nan, nan.clone())
     assert not has_same_bits(torch.zeros(2), -torch.zeros(2))

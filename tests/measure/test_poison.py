@@ -1,4 +1,6 @@
-"""A candidate that leaves out a write is found, although its memory holds the last right answer; memory that is read is put back."""
+"""A candidate that leaves out a write is found, although its memory holds the last right answer;
+memory that is read is put back.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,13 @@ def rights(checker: Checker, candidates: Iterable[Function], *args: Any) -> list
     return [judge(checker, each, *args) == "" for each in candidates]
 
 
-# -- writes that are left out ------------------------------------------------------------------------------------------
+# -- writes that are left out ----------------------------------------------------------------------
 
 
 def pool(n_buffers: int) -> Function:
-    """What makes a function of a write: its result lies in one of the buffers that it has captured, in turn, as an allocator gives them."""
+    """What makes a function of a write: its result lies in one of the buffers that it has captured,
+    in turn, as an allocator gives them.
+    """
     buffers, turns = [torch.zeros(8, 4) for _ in range(n_buffers)], count()
     return lambda write: lambda a, b: write(a, b, buffers[next(turns) % n_buffers])
 
@@ -46,7 +50,9 @@ def pool(n_buffers: int) -> Function:
 @pytest.mark.parametrize("check", [multiply, is_right])
 @pytest.mark.parametrize("n_buffers", [1, 3])
 def test_a_missing_write_to_memory_that_is_given_again_is_found(n_buffers: int, check: Function):
-    """Whether one buffer is given each time, or a few in turn; also of a first candidate that finds the answer there."""
+    """Whether one buffer is given each time, or a few in turn; also of a first candidate that finds
+    the answer there.
+    """
     right, missing, half = map(pool(n_buffers), (out_function, out_nothing, out_half))
     runs = [*[right] * 2 * n_buffers, *[missing, right] * 2 * n_buffers, half]
     assert rights(Checker(check, right), runs, A, B) == [each is right for each in runs]
@@ -70,7 +76,9 @@ def out_view(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 )
 @pytest.mark.parametrize("right", [out_function, out_view])
 def test_a_missing_write_to_an_argument_is_found(check: Function, right: Function):
-    """Also where the reference has written the right answer there, which is undone; nothing beyond its end is written."""
+    """Also where the reference has written the right answer there, which is undone; nothing beyond
+    its end is written.
+    """
     memory = torch.zeros(40)
     out, checker = memory[:32].view(8, 4), Checker(check, right)
     assert judge(checker, out_nothing, A, B, out).startswith("wrong by")
@@ -121,7 +129,9 @@ def out_five(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 def test_only_a_candidate_that_writes_its_output_is_right(
     check: Function, before: Tensor, candidates: list[Function], given: str
 ):
-    """After any candidates, over any values in that memory; also where each run is given memory of its own, or zeros."""
+    """After any candidates, over any values in that memory; also where each run is given memory of
+    its own, or zeros.
+    """
     out, checker = before.clone(), Checker(check, out_function)
     gives = {"one": lambda: out, "new": before.clone, "zeroed": out.zero_}[given]
     for each in candidates:
@@ -130,7 +140,9 @@ def test_only_a_candidate_that_writes_its_output_is_right(
 
 
 def test_a_wrong_candidate_is_not_excused():
-    """By what a wrong one before it did, by another output that is read, or by what it did not read itself."""
+    """By what a wrong one before it did, by another output that is read, or by what it did not read
+    itself.
+    """
     out, n_runs, total = torch.zeros(8, 4), count(), torch.zeros(3)
     checker = Checker(multiply, out_function)
     assert judge(
@@ -164,7 +176,9 @@ def test_a_wrong_candidate_is_not_excused():
 
 
 def test_what_is_known_holds_for_calls_that_do_the_same():
-    """Layers of a step have tensors of their own; a call with another flag may read what that one does not."""
+    """Layers of a step have tensors of their own; a call with another flag may read what that one
+    does not.
+    """
 
     def function(a: Tensor, b: Tensor, out: Tensor, does_add: bool = False) -> Tensor:
         return out.addmm_(a, b) if does_add else torch.mm(a, b, out=out)
@@ -196,7 +210,9 @@ def test_inference_tensors_and_leaves_can_be_outputs():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int32, torch.complex64], ids=str)
 def test_memory_that_nobody_holds_is_poisoned(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
-    """What is allocated like the last result, before a run, is filled: first like what is expected, for what is left of the reference."""
+    """What is allocated like the last result, before a run, is filled: first like what is expected,
+    for what is left of the reference.
+    """
     given, own = list[Tensor](), torch.empty
 
     def empty(*args: Any, **kwargs: Any) -> Tensor:
@@ -213,7 +229,7 @@ def test_memory_that_nobody_holds_is_poisoned(dtype: torch.dtype, monkeypatch: p
     assert (values < 0 if dtype == torch.int32 else values.isnan()).all()
 
 
-# -- memory that is read, or that others hold --------------------------------------------------------------------------
+# -- memory that is read, or that others hold ------------------------------------------------------
 
 
 def picky(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
@@ -237,9 +253,11 @@ def is_whole(result: Tensor, *args: Any) -> bool:
     ],
 )
 def test_an_argument_that_is_read_keeps_its_value(check: Function):
-    """Accumulation: what is expected depends on what is there, so that is left alone, also by a reference, which may not take NaN.
+    """Accumulation: what is expected depends on what is there, so that is left alone, also by a
+    reference, which may not take NaN.
 
-    With a check the run that was given NaN is no verdict, and its value is put back; later ones are left alone.
+    With a check the run that was given NaN is no verdict, and its value is put back; later ones are
+    left alone.
     """
     out = torch.zeros(8, 4)
     checker = Checker(check, accumulate)
@@ -260,7 +278,9 @@ def test_an_argument_that_a_reference_alone_reads_is_not_judged_by_it():
 
 
 def test_an_output_that_is_zeroed_before_each_run_is_put_back():
-    """Split products add up into zeros that ``reset`` has put there; the reference does not read them."""
+    """Split products add up into zeros that ``reset`` has put there; the reference does not read
+    them.
+    """
     out = torch.zeros(8, 4)
     checker = Checker(multiply, accumulate)
     for _ in range(2):
@@ -288,7 +308,9 @@ def put(key: Tensor, cache: Tensor) -> Tensor:
     ],
 )
 def test_a_cache_that_is_written_in_part_keeps_the_rest(check: Function, is_captured: bool):
-    """Keys of one position are written, those of the others are results as well; the cache is passed, or in a closure."""
+    """Keys of one position are written, those of the others are results as well; the cache is
+    passed, or in a closure.
+    """
     cache = CACHE.clone()
     args = (KEY,) if is_captured else (KEY, cache)
     function: Function = (lambda key: put(key, cache)) if is_captured else put
@@ -311,7 +333,9 @@ class Slotted:
 )
 @pytest.mark.parametrize("how", ["argument", "closure", "method"])
 def test_what_only_a_context_holds_is_left_alone(wrap: Function, how: str):
-    """Peers write to symmetric memory at any time, so between two runs nobody fills it, at whatever depth it is held."""
+    """Peers write to symmetric memory at any time, so between two runs nobody fills it, at whatever
+    depth it is held.
+    """
     memory = torch.zeros(8, 4)
     context, hidden, seen = wrap(memory), SimpleNamespace(memory=memory), list[Tensor]()
 
@@ -340,7 +364,9 @@ def test_what_only_a_context_holds_is_left_alone(wrap: Function, how: str):
 
 
 def test_results_of_other_calls_are_not_poisoned():
-    """Layers of one step: what one has returned is the next one's input, and kept for the backward pass."""
+    """Layers of one step: what one has returned is the next one's input, and kept for the backward
+    pass.
+    """
     weights = [torch.randn(4, 4) for _ in range(3)]
 
     def layer(x: Tensor, w: Tensor) -> Tensor:
@@ -358,7 +384,9 @@ def test_results_of_other_calls_are_not_poisoned():
 
 
 def test_a_run_without_a_verdict_leaves_things_as_they_were():
-    """It raised, or its check did: what was poisoned for it is put back, at the latest before the next run."""
+    """It raised, or its check did: what was poisoned for it is put back, at the latest before the
+    next run.
+    """
     x, calls = torch.ones(4), []
 
     def check(result: Tensor, x: Tensor) -> bool:

@@ -1,4 +1,6 @@
-"""A run is right if it returns what it should and writes all of it, whatever its memory held before."""
+"""A run is right if it returns what it should and writes all of it, whatever its memory held
+before.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +15,18 @@ from dist_tune.measure.poison import NANS
 from tests.checked_runs import judge
 
 DTYPES = [
-    *NANS, torch.float4_e2m1fn_x2, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.bool,
+    *NANS,
+    torch.float4_e2m1fn_x2,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.bool,
     torch.complex64,
-]  # fmt: skip
+]
 
 
 def right(dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -27,7 +38,9 @@ def right(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def check(run: Callable[[], Any], ground_truth: Any) -> str:
-    """What is said of a run that no peer takes part in, as by ``benchmark_config`` and by tuning scripts on one GPU."""
+    """What is said of a run that no peer takes part in, as by ``benchmark_config`` and by tuning
+    scripts on one GPU.
+    """
     return judge(
         Checker(matches(lambda: ground_truth, rtol=1e-2, atol=1e-2), run, is_alone=True), run
     )
@@ -35,7 +48,10 @@ def check(run: Callable[[], Any], ground_truth: Any) -> str:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_is_not_written_is_found(dtype: torch.dtype):
-    """Although the right answer is there, in every format; the reason says how much is left out. A result written in full is right."""
+    """Although the right answer is there, in every format; the reason says how much is left out.
+
+    A result written in full is right.
+    """
     for n_left in (0, 1, 16, 32):
         out, n_parts = right(dtype), 1 + dtype.is_complex
 
@@ -55,7 +71,9 @@ def test_what_is_not_written_is_found(dtype: torch.dtype):
 
 
 def test_a_run_that_is_right_once_is_wrong():
-    """It adds to its result, or returns something else when it is repeated: with what it found put back it is not right again."""
+    """It adds to its result, or returns something else when it is repeated: with what it found put
+    back it is not right again.
+    """
     total, answers = (
         torch.zeros(4),
         iter([right(), *(torch.full((4, 8), float(i)) for i in range(100, 110))]),
@@ -78,7 +96,9 @@ def test_a_run_in_place_is_right_and_its_tensor_is_left_so():
 
 
 def test_results_of_any_layout_are_right():
-    """An expanded one, a part of one, of inference mode, a leaf; missing writes to them are found."""
+    """An expanded one, a part of one, of inference mode, a leaf; missing writes to them are
+    found.
+    """
     scale, whole, weights = torch.ones(4, 1), torch.zeros(8, 8), torch.nn.Parameter(right())
     with torch.inference_mode():
         made = right()

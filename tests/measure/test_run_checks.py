@@ -1,4 +1,6 @@
-"""Runs of a tuning script are checked alike where one process makes them and where ranks make them together."""
+"""Runs of a tuning script are checked alike where one process makes them and where ranks make them
+together.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ OPTIONS = SearchOptions(atol=0.1, rtol=0.1)
 
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_runs_are_checked_twice(is_alone: bool):
-    """Each has its own ground truth, and is made by the script; one that writes nothing leaves the right answer of its first run."""
+    """Each has its own ground truth, and is made by the script; one that writes nothing leaves the
+    right answer of its first run.
+    """
 
     def make(config: dict[str, Any]) -> tuple[Callable[[], torch.Tensor], torch.Tensor | None]:
         out, right = torch.full((4,), float(config["n"])), torch.full((4,), float(config["n"]))

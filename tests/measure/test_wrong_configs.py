@@ -1,4 +1,6 @@
-"""A config that returns something wrong, or does not write all of it, is found by each way to tune: one check serves them all."""
+"""A config that returns something wrong, or does not write all of it, is found by each way to tune:
+one check serves them all.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ CASES = [
 
 
 class Kernel:
-    """Writes to memory that holds the right answer already, the same in each call, as an allocator gives it."""
+    """Writes to memory that holds the right answer already, the same in each call, as an allocator
+    gives it.
+    """
 
     def __init__(self, wrong: str, form: str) -> None:
         self.right, self.memory = A @ B, A @ B
@@ -104,7 +108,9 @@ def test_a_script_s_configs_are_checked(wrong: str, form: str):
 
 @pytest.mark.parametrize("is_checked", [False, True])
 def test_a_generator_that_a_function_is_given_ends_as_after_one_call(is_checked: bool):
-    """The value is drawn from the same numbers as without a tuning, and no config is dropped because its reference has drawn, too."""
+    """The value is drawn from the same numbers as without a tuning, and no config is dropped
+    because its reference has drawn, too.
+    """
 
     def drawn(a: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return a * torch.rand(a.shape, generator=generator)

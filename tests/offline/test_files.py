@@ -1,4 +1,6 @@
-"""Files of tuned configs: what is written stays whole, which config is loaded for a size, and which one a class of sizes gets."""
+"""Files of tuned configs: what is written stays whole, which config is loaded for a size, and which
+one a class of sizes gets.
+"""
 
 import json
 import os
@@ -56,7 +58,9 @@ def there(folder: Path) -> Any:
 
 
 def test_classes_that_are_not_written_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A class takes the place of its namesake; the folder is made, and no other file is in it, also when a disk is full."""
+    """A class takes the place of its namesake; the folder is made, and no other file is in it, also
+    when a disk is full.
+    """
     folder = tmp_path / "new" / "folder"
     save_configs_to_json(NAME, folder, {"small": {"BM": 16}, "any": {"BM": 32}})
     save_configs_to_json(NAME, str(folder), {"small": {"BM": 64}, "large": {"BM": 128}})
@@ -120,12 +124,16 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str):
 def test_the_first_class_that_fits_is_loaded(
     tmp_path: Path, size: int, names: list[str], name: str
 ):
-    """LEQ, GEQ, the named class, any, the next larger named class, the next smaller one, the largest LEQ."""
+    """LEQ, GEQ, the named class, any, the next larger named class, the next smaller one, the
+    largest LEQ.
+    """
     assert chosen(tmp_path, size, *names) == name
 
 
 def test_sizes_have_the_classes_that_are_loaded(tmp_path: Path):
-    """Limits must be positive and ascend; a file without a class that fits is an error, which says which ones there are."""
+    """Limits must be positive and ascend; a file without a class that fits is an error, which says
+    which ones there are.
+    """
     assert [m_leq(64, 1024)(size) for size in (1, 64, 65, 1024, 1025)] == [
         "M_LEQ_64",
         "M_LEQ_64",
@@ -157,7 +165,9 @@ def test_options_of_amd_are_loaded_on_amd_alone(
 
 
 def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A new file of the same length is read anew; what the caller changes in a config, nobody else finds. Without a file, an error."""
+    """A new file of the same length is read anew; what the caller changes in a config, nobody else
+    finds. Without a file, an error.
+    """
     with pytest.raises(FileNotFoundError):
         load_config(tmp_path / NAME, 1)
     save_configs_to_json(NAME, tmp_path, {"any": {"BM": 16}})
@@ -170,16 +180,29 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytes
 
 
 CONTENTS: list[bytes | str] = [
-    b"{", b"", b"[1]", b"\xff", b"\xef\xbb\xbf{}", b"[" * 3000, b'"\\ud800"', b'{"any": {"BM": NaN}}',
-    b'{"any": {"i": ' + b"9" * 5000 + b"}}", "fifo", "device", "huge",
-]  # fmt: skip
+    b"{",
+    b"",
+    b"[1]",
+    b"\xff",
+    b"\xef\xbb\xbf{}",
+    b"[" * 3000,
+    b'"\\ud800"',
+    b'{"any": {"BM": NaN}}',
+    b'{"any": {"i": ' + b"9" * 5000 + b"}}",
+    "fifo",
+    "device",
+    "huge",
+]
 
 
 @pytest.mark.parametrize("content", CONTENTS, ids=lambda content: repr(content)[:20])
 def test_a_file_that_is_none_is_an_error_to_read_and_is_kept_beside_the_new_one(
     tmp_path: Path, content: bytes | str
 ):
-    """A warning at the caller's line names the copy. A FIFO would wait for a writer, a device never ends."""
+    """A warning at the caller's line names the copy.
+
+    A FIFO would wait for a writer, a device never ends.
+    """
     path = tmp_path / NAME
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -216,12 +239,20 @@ def test_a_file_that_is_none_is_an_error_to_read_and_is_kept_beside_the_new_one(
 
 
 FIELDS: dict[str, Any] = {
-    "triton_version": "3.6.0", "large": {"B": 7}, "metadata": {"by": ["a", None]}, "large_M": 3, "any": {"B": 9}, "notes": ["é", 0.5],
-}  # fmt: skip
+    "triton_version": "3.6.0",
+    "large": {"B": 7},
+    "metadata": {"by": ["a", None]},
+    "large_M": 3,
+    "any": {"B": 9},
+    "notes": ["é", 0.5],
+}
 
 
 def test_what_is_no_config_stays_in_its_place(tmp_path: Path):
-    """Fields of any kind, in their order, through several saves; no size gets one. A config that is written over one costs a copy."""
+    """Fields of any kind, in their order, through several saves; no size gets one.
+
+    A config that is written over one costs a copy.
+    """
     (tmp_path / NAME).write_text(json.dumps(FIELDS))
     for config in ({"B": 1}, {"B": 2}):
         save_configs_to_json(NAME, tmp_path, {"small": config, "any": {"B": 8}})
@@ -250,12 +281,14 @@ def test_a_folder_in_its_place_is_an_error(tmp_path: Path):
     assert (tmp_path / NAME / "inner").exists()
 
 
-# -- one config for the sizes of a class -------------------------------------------------------------------------------
+# -- one config for the sizes of a class -----------------------------------------------------------
 
 BMS = [{"BM": 16 << i} for i in range(4)]
 AMD = [{"BM": bm, "BN": 8, "waves_per_eu": waves} for bm, waves in ((16, 1), (16, 2), (32, 1))]
 LOST = {16: [3.0, 2.0, 1.1, 1.0], 64: [100.0, 100.5, 110.0, 150.0]}
-"""Config 0 is the best at the last size, 1 has the least sum, 2 is worst by the sum and loses least: 1.1 at both."""
+"""Config 0 is the best at the last size, 1 has the least sum, 2 is worst by the sum and loses
+least: 1.1 at both.
+"""
 MEANS = {16: [1.0, 2.1, 9.0, 9.0], 64: [3.9, 2.1, 1.0, 9.0]}
 """By an arithmetic mean of slowdowns config 1 would be the best."""
 
@@ -266,7 +299,8 @@ MEANS = {16: [1.0, 2.1, 9.0, 9.0], 64: [3.9, 2.1, 1.0, 9.0]}
         (BMS, LOST, None, None, {"BM": 64}, 0.1, None, True),
         (BMS, MEANS, None, None, {"BM": 16}, 3.9**0.5 - 1, None, True),
         (BMS, {16: [3.0, 4.0, 2.0, 5.0]}, None, None, {"BM": 64}, 0.0, None, True),
-        # An old config that is none of the space runs beside the new one: 2.5 % are not worth it, 3.5 % are.
+        # An old config that is none of the space runs beside the new one: 2.5 % are not worth it,
+        # 3.5 % are.
         (BMS[:2], {16: [100.0, 200.0, 102.5]}, {"BM": 999}, 0.03, {"BM": 16}, 0.0, 0.025, False),
         (BMS[:2], {16: [100.0, 200.0, 103.5]}, {"BM": 999}, 0.03, {"BM": 16}, 0.0, 0.035, True),
         (BMS[:2], {16: [100.0, 200.0, 90.0]}, {"BM": 999}, -0.5, {"BM": 999}, 0.0, 0.0, False),
@@ -280,7 +314,8 @@ MEANS = {16: [1.0, 2.1, 9.0, 9.0], 64: [3.9, 2.1, 1.0, 9.0]}
             None,
             True,
         ),  # it does not run now
-        # A config of the space equals no other, with AMD's keys or without, in any order of its keys.
+        # A config of the space equals no other, with AMD's keys or without, in any order of its
+        # keys.
         (AMD, {16: [2.0, 1.0]}, {"BN": 8, "BM": 32}, 0.0, AMD[2], 0.0, 0.0, False),
         (
             AMD,
@@ -295,11 +330,20 @@ MEANS = {16: [1.0, 2.1, 9.0, 9.0], 64: [3.9, 2.1, 1.0, 9.0]}
     ],
 )
 def test_a_class_gets_the_config_that_loses_least_and_a_file_what_is_worth_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    space: list[Config], ms: dict[int, list[float]], old: Config | None, min_gain: float | None,
-    config: Config, regret: float, gain: float | None, is_saved: bool,
-):  # fmt: skip
-    """By the geometric mean of slowdowns; with ``min_gain`` what the file has is measured in the same runs. What is not tuned stays."""
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    space: list[Config],
+    ms: dict[int, list[float]],
+    old: Config | None,
+    min_gain: float | None,
+    config: Config,
+    regret: float,
+    gain: float | None,
+    is_saved: bool,
+):
+    """By the geometric mean of slowdowns; with ``min_gain`` what the file has is measured in the
+    same runs. What is not tuned stays.
+    """
     monkeypatch.setattr(torch.version, "hip", None)
     order = [*dict.fromkeys(each["BM"] for each in space), 999]
 
@@ -332,7 +376,9 @@ def test_a_class_gets_the_config_that_loses_least_and_a_file_what_is_worth_it(
 
 
 def test_the_best_of_each_size_and_over_all_are_measured_once_more():
-    """Of twelve the best eight over both sizes, and the winner of one; none that is wrong at some size, and no class of what failed."""
+    """Of twelve the best eight over both sizes, and the winner of one; none that is wrong at some
+    size, and no class of what failed.
+    """
     space, first = [{"BM": i} for i in range(12)], {i: 1.0 + i for i in range(11)}
     us = {16: {**first, 11: 1e6}, 64: {**first, 11: 0.5}}
     file = ConfigFile(

@@ -1,4 +1,6 @@
-"""Tuning scripts that are killed, stopped or started again: what was measured counts, and what ended a process does not run again."""
+"""Tuning scripts that are killed, stopped or started again: what was measured counts, and what
+ended a process does not run again.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def program(folder: str, dies_at: int, from_run: int, n_deaths: int, how: int) -> None:
-    """Tune twelve configs, the eighth is fastest; so many times a run of one, from its ``from_run``-th on, gets the signal ``how``."""
+    """Tune twelve configs, the eighth is fastest; so many times a run of one, from its
+    ``from_run``-th on, gets the signal ``how``.
+    """
     ExactTime.keep()
 
     def noted(what: str) -> int:
@@ -106,7 +110,9 @@ def test_a_killed_tuning_goes_on_where_it_was(
 def test_a_finished_tuning_begins_anew_though_the_factory_keeps_what_it_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its record is found under the name it had at the beginning, and deleted; that of a single problem as well."""
+    """Its record is found under the name it had at the beginning, and deleted; that of a single
+    problem as well.
+    """
     monkeypatch.setenv(
         "DIST_TUNE_CACHE_PATH", os.pathsep.join(str(tmp_path / each) for each in ("cache", "team"))
     )
@@ -124,7 +130,9 @@ def test_a_finished_tuning_begins_anew_though_the_factory_keeps_what_it_made(
 
 
 def test_a_problem_that_was_done_is_not_tuned_again(tmp_path: Path):
-    """The job was interrupted in its second problem; other code or values that the factory sees, as a size, make it another problem."""
+    """The job was interrupted in its second problem; other code or values that the factory sees, as
+    a size, make it another problem.
+    """
     args, made = SimpleNamespace(size=1), list[int]()
 
     def make(config: Config) -> Any:
@@ -148,7 +156,9 @@ def test_a_problem_that_was_done_is_not_tuned_again(tmp_path: Path):
 
 
 def tune_k(n_runs: int) -> None:
-    """A tuning of one name with a tensor of its own, no plain value; ends after so many runs, or by itself if that is negative."""
+    """A tuning of one name with a tensor of its own, no plain value; ends after so many runs, or by
+    itself if that is negative.
+    """
     ExactTime.keep()
     left = torch.tensor(n_runs)
 
@@ -165,7 +175,9 @@ def tune_k(n_runs: int) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("n_before", [0, 1])
 def test_a_tuning_takes_no_times_of_another_one_of_its_name(tmp_path: Path, n_before: int):
-    """Of two sizes by one factory the second was cut off: in the next process the first is not that one; the second goes on."""
+    """Of two sizes by one factory the second was cut off: in the next process the first is not that
+    one; the second goes on.
+    """
     for n_runs in ([-1, 40], [-1] * (n_before + 1)):
         program = f"from {__name__} import tune_k\nfor n in {n_runs}: tune_k(n)"
         done = run_python("-c", program, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -199,7 +211,9 @@ def test_a_config_that_is_right_at_first_and_wrong_later_does_not_win(
 
 @pytest.mark.parametrize("limit", [0, 20, 300])
 def test_a_full_disk_costs_the_file_alone(tmp_path: Path, limit: int):
-    """Wherever in a line of the log, the journal or the file it comes: the error has the configs, and a tuning without files its result."""
+    """Wherever in a line of the log, the journal or the file it comes: the error has the configs,
+    and a tuning without files its result.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:

@@ -1,4 +1,7 @@
-"""Tuning scripts: one kernel, several sizes. Runs tell an exact clock their time, so that it is known which config is fastest."""
+"""Tuning scripts: one kernel, several sizes.
+
+Runs tell an exact clock their time, so that it is known which config is fastest.
+"""
 
 from __future__ import annotations
 
@@ -77,11 +80,13 @@ def sleeping(
     return make
 
 
-# -- spaces ------------------------------------------------------------------------------------------------------------
+# -- spaces ----------------------------------------------------------------------------------------
 
 
 def test_nvidia_runs_one_config_of_those_that_only_amd_tells_apart(monkeypatch: pytest.MonkeyPatch):
-    """4,500 of 22,500, without AMD's keys; each stands for the first of the space, of which the others differ in these keys alone."""
+    """4,500 of 22,500, without AMD's keys; each stands for the first of the space, of which the
+    others differ in these keys alone.
+    """
     space = get_search_space()
     assert len({tuple(config.items()) for config in space}) == len(space) == 22_500
     assert (len(get_search_space(small=True)), all(list(config) == FIELDS for config in space)) == (
@@ -100,7 +105,9 @@ def test_nvidia_runs_one_config_of_those_that_only_amd_tells_apart(monkeypatch: 
 
 
 def test_repeats_are_left_out_in_order():
-    """Values of different types are different, and objects without a text of their own; the space is left as it is."""
+    """Values of different types are different, and objects without a text of their own; the space
+    is left as it is.
+    """
     one, other = object(), object()
     space: list[Config] = [
         {"A": 2, "kpack": 2},
@@ -123,10 +130,11 @@ def test_repeats_are_left_out_in_order():
 def test_racing_tries_all_and_other_searches_a_share_of_a_large_space(
     search: Any, n_configs: int, n_tried: int
 ):
-    """A twentieth, rounded up, but not fewer than 48, nor more than there are; or as many as the script says.
+    """A twentieth, rounded up, but not fewer than 48, nor more than there are; or as many as the
+    script says.
 
-    Racing comes to those that share Triton's front end one after the other, in random order of what is left, so that a search that ends
-    early has seen all of the space.
+    Racing comes to those that share Triton's front end one after the other, in random order of what
+    is left, so that a search that ends early has seen all of the space.
     """
     space = launchable(get_search_space())[0][:n_configs]
     options = SearchOptions(search=search)
@@ -151,11 +159,13 @@ def test_racing_tries_all_and_other_searches_a_share_of_a_large_space(
         assert len({config["BLOCK_SIZE_M"] for config in groups[: 15 * 20]}) > 2
 
 
-# -- one problem -------------------------------------------------------------------------------------------------------
+# -- one problem -----------------------------------------------------------------------------------
 
 
 def test_each_config_is_made_once_and_amd_keys_do_not_multiply_the_search():
-    """The callback changes a copy of each, which runs and is returned, with AMD's keys; the space stays as it is."""
+    """The callback changes a copy of each, which runs and is returned, with AMD's keys; the space
+    stays as it is.
+    """
     made: Counter[str] = Counter()
     space = get_search_space(small=True) * 2 + [
         {**get_search_space(small=True)[0], "waves_per_eu": 8}
@@ -200,7 +210,9 @@ WRONG = {
 
 
 def test_every_dropped_config_has_its_reason(tmp_path: Path):
-    """Refused with None, made wrongly, raised, NaN, wrong, not written: none of them ends the tuning or wins. In the log, and the error."""
+    """Refused with None, made wrongly, raised, NaN, wrong, not written: none of them ends the
+    tuning or wins. In the log, and the error.
+    """
     makes: list[Any] = [
         *WRONG.values(),
         lambda config: (lambda: ExactTime.pass_ms(1) or torch.ones(4), torch.ones(4)),
@@ -227,7 +239,9 @@ def test_every_dropped_config_has_its_reason(tmp_path: Path):
 def test_what_is_right_at_first_does_not_win(
     tmp_path: Path, n_right: int, num_iters: int, n_turning: int
 ):
-    """The fastest are wrong from their eighth run on, or a later one of the 5 + num_iters of benchmark_config. Alone there is none."""
+    """The fastest are wrong from their eighth run on, or a later one of the 5 + num_iters of
+    benchmark_config. Alone there is none.
+    """
 
     def make(config: Config) -> Any:
         runs = count(1)
@@ -255,7 +269,9 @@ def test_a_result_is_right_within_the_tolerance(atol: float, is_right: bool):
 
 
 def test_a_device_that_is_lost_in_a_check_ends_the_tuning(tmp_path: Path):
-    """It is no verdict on the config at hand, nor on those after it, which would all fail; what was under way stays suspected."""
+    """It is no verdict on the config at hand, nor on those after it, which would all fail; what was
+    under way stays suspected.
+    """
     n_runs = 0
 
     def lose(config: Config) -> torch.Tensor:
@@ -322,7 +338,9 @@ PAIR = r"must return \(run, ground_truth\).* got "
 def test_mistakes_of_the_caller_are_told(
     tmp_path: Path, given: Any, error: type[Exception], words: str
 ):
-    """Also the factory's answer, which is known with its first config; those of a file before anything is tuned."""
+    """Also the factory's answer, which is known with its first config; those of a file before
+    anything is tuned.
+    """
     own: Any = {"make_run_and_gt_fn": sleeping(lambda config: 0)}
     if "sizes" in given:
         own = {
@@ -340,7 +358,9 @@ def test_mistakes_of_the_caller_are_told(
 def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Two inputs fit at a time: those that are held are let go before another one is made, and each config is tried."""
+    """Two inputs fit at a time: those that are held are let go before another one is made, and each
+    config is tried.
+    """
     alive: WeakSet[torch.Tensor] = WeakSet()
     half_full = {"is_available": lambda: True, "memory_allocated": lambda: len(alive)}
     device = SimpleNamespace(
@@ -360,16 +380,16 @@ def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config(
     assert (outcome.failures, outcome.winner) == ({}, 0)
 
 
-# -- several problems, and files ---------------------------------------------------------------------------------------
+# -- several problems, and files -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("search", ["racing", "exhaustive", "random", "guided"])
 def test_problems_come_back_in_order_with_what_was_measured(search: Any):
     """Each strategy finds the best of a small space."""
     problems = [
-        Problem(f"p{n}", SPACE, sleeping(lambda config, n=n: 1 + 8 * abs(config["i"] - n)))
+        Problem(f"p{n}", SPACE, sleeping(lambda config, n=n: 1 + 8 * abs(config["i"] - n)))  # type: ignore[misc]
         for n in (4, 1)
-    ]  # type: ignore[misc]
+    ]
     first, second = tune_problems(problems, num_iters=5, search=search)
     assert isinstance(first, Outcome)
     assert isinstance(second, Outcome)
@@ -379,7 +399,9 @@ def test_problems_come_back_in_order_with_what_was_measured(search: Any):
 
 
 def test_lists_of_a_script_may_be_gone_through_once(tmp_path: Path):
-    """Problems, spaces and sizes as generators are tuned as lists are, and not in part, or as if there were none."""
+    """Problems, spaces and sizes as generators are tuned as lists are, and not in part, or as if
+    there were none.
+    """
     make = sleeping(lambda config: 6.0 - config["i"])
     once: Any = iter
     problems = once([Problem(name, once(SPACE), make) for name in ("a", "b")])
@@ -394,7 +416,10 @@ def test_lists_of_a_script_may_be_gone_through_once(tmp_path: Path):
 
 
 def test_sizes_of_one_class_get_the_config_that_loses_least_over_them(tmp_path: Path):
-    """Best at each size is another one; the third is second at both. Classes that are there stay. Inputs of one size live at a time."""
+    """Best at each size is another one; the third is second at both.
+
+    Classes that are there stay. Inputs of one size live at a time.
+    """
     ms = {64: [6, 36, 9], 128: [36, 6, 9], 512: [30, 30, 6], 4096: [1, 21, 21]}
     alive: WeakSet[torch.Tensor] = WeakSet()
 
@@ -418,7 +443,9 @@ def test_sizes_of_one_class_get_the_config_that_loses_least_over_them(tmp_path: 
 
 
 def test_the_config_of_a_class_is_right_again_and_again_at_all_its_sizes(tmp_path: Path):
-    """The one that loses least is the best at no size; it is wrong from its eighth run on at the last, and out."""
+    """The one that loses least is the best at no size; it is wrong from its eighth run on at the
+    last, and out.
+    """
     ms = {64: [6, 36, 9], 128: [36, 7, 9]}
 
     def make_for_size(size: int) -> Any:
@@ -436,7 +463,9 @@ def test_the_config_of_a_class_is_right_again_and_again_at_all_its_sizes(tmp_pat
 
 
 def test_what_cannot_be_tuned_does_not_lose_the_rest(tmp_path: Path):
-    """A size at which nothing runs, and a class that no config serves: the rest is in the file, and the error names them."""
+    """A size at which nothing runs, and a class that no config serves: the rest is in the file, and
+    the error names them.
+    """
 
     def make_for_size(size: int) -> Any:
         right_ones = {32: [0], 64: [1], 512: [0, 1], 4096: []}[size]
@@ -446,7 +475,10 @@ def test_what_cannot_be_tuned_does_not_lose_the_rest(tmp_path: Path):
 
     with pytest.raises(
         RuntimeError,
-        match=r"(?s)M=4096.*NoValidConfigError.*k\.json small: no config runs at all of the sizes \[32, 64\]",
+        match=(
+            r"(?s)M=4096.*NoValidConfigError.*k\.json small: no config runs at all of the sizes"
+            r" \[32, 64\]"
+        ),
     ):
         tune_and_save_configs(
             [32, 64, 512, 4096], make_for_size, SPACE[:2], "k.json", tmp_path, num_iters=1
@@ -454,7 +486,7 @@ def test_what_cannot_be_tuned_does_not_lose_the_rest(tmp_path: Path):
     assert list(json.loads((tmp_path / "k.json").read_text())) == ["medium"]
 
 
-# -- compiled ahead, by the launches of the first run ------------------------------------------------------------------
+# -- compiled ahead, by the launches of the first run ----------------------------------------------
 
 
 @triton.jit
@@ -499,7 +531,9 @@ def _compiled_ahead(rank: int) -> Any:
 
 
 def test_kernels_are_compiled_before_they_are_launched_and_what_does_not_fit_never_is():
-    """Real sm_90 code: a config too large for shared memory and one that does not compile are dropped, with the reason."""
+    """Real sm_90 code: a config too large for shared memory and one that does not compile are
+    dropped, with the reason.
+    """
     ((block, *has_reasons),) = values(on_ranks(1, _compiled_ahead, mode="fake", is_dist=False))
     assert (block in (64, 128, 256), has_reasons) == (True, [True, True])
 
@@ -513,7 +547,9 @@ def store_kernel(x, IS_DESCRIPTOR: tl.constexpr, TILE: tl.constexpr):
 
 
 def _waited(rank: int) -> int:
-    """Compilations that a launch waited for, where a flag of the config chooses the kind of an argument."""
+    """Compilations that a launch waited for, where a flag of the config chooses the kind of an
+    argument.
+    """
     waited: list[str] = []
     triton.knobs.runtime.jit_cache_hook = lambda **facts: (
         None if facts["is_manual_warmup"] else waited.append(facts["repr"])

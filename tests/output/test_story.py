@@ -1,4 +1,6 @@
-"""The one writer of a tuning: its log, its events, its lines on the terminal; for their owner alone, and none is worth a tuning."""
+"""The one writer of a tuning: its log, its events, its lines on the terminal; for their owner
+alone, and none is worth a tuning.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from tests.steps import BLOCKS, QUICK, quiet
 
 CLOSURE, LABEL, KEY = "m.tune.<locals>.step", "m.k[64,torch.float32]", "[64,torch.float32]"
 ODD = "f\n12:00:00.000 INFO    winner=7\x1b[2J\r\x07\u202e\u2028\x00\udcff"
-"""A name with what reads as a second line, with escape sequences and with what UTF-8 cannot hold."""
+"""A name with what reads as a second line, with escape sequences and with what UTF-8 cannot hold.
+"""
 ESCAPED = r"f\n12:00:00.000 INFO    winner=7\x1b[2J\r\x07\u202e\u2028\x00\udcff"
 
 
@@ -63,11 +66,14 @@ def written(folder: Path, text: str = "text") -> list[str]:
 KINDS = ["run", "tuning", "phase", "message", "done"]
 """Of the events of a tuning that has said one thing."""
 
-# -- lines -----------------------------------------------------------------------------------------------------------
+# -- lines -----------------------------------------------------------------------------------------
 
 
 def test_a_log_is_added_to(tmp_path: Path):
-    """The folder is made; a line is time, level and what is said, taken as it is. A call with nothing to tune leaves no events."""
+    """The folder is made; a line is time, level and what is said, taken as it is.
+
+    A call with nothing to tune leaves no events.
+    """
     folder, odd = tmp_path / "a" / "logs", 'config="{BLOCK} <red>" {} %s'
     for text in ("first", odd):
         with story_in(folder, log_level="DEBUG") as story:
@@ -82,7 +88,9 @@ def test_a_log_is_added_to(tmp_path: Path):
 def test_the_programs_logging_hears_what_it_asks_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """Nothing, whatever the level of its root; once the logger "dist_tune" has one, lines from that on. Our file has all in any case."""
+    """Nothing, whatever the level of its root; once the logger "dist_tune" has one, lines from that
+    on. Our file has all in any case.
+    """
     caplog.set_level(0)
     with story_in(tmp_path) as story:
         story.error("unasked")
@@ -130,7 +138,10 @@ def test_the_first_rank_shows_lines(
 def test_sites_have_names_in_the_log_and_on_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Also where one label begins with another; events keep labels. The step is named without its module on the terminal."""
+    """Also where one label begins with another; events keep labels.
+
+    The step is named without its module on the terminal.
+    """
     other = f"{LABEL}#2"
     with story_in(tmp_path, is_first=True, log_level="DEBUG") as story:
         story.site(LABEL, ("m.k", KEY), ["B=1"], n_pruned=2)
@@ -176,11 +187,13 @@ def test_lines_of_several_threads_are_whole(tmp_path: Path):
     assert lines_of(tmp_path) == [f"INFO    {'x' * 40}"] * 200
 
 
-# -- events ----------------------------------------------------------------------------------------------------------
+# -- events ----------------------------------------------------------------------------------------
 
 
 def test_the_header_is_there_once_a_process(tmp_path: Path):
-    """Two tunings of one process: one header in each file, with process, command and versions, then what they tell in order."""
+    """Two tunings of one process: one header in each file, with process, command and versions, then
+    what they tell in order.
+    """
     for text in ("one", "two"):
         assert written(tmp_path, text) == []
     run, *others = events_of(tmp_path)
@@ -196,7 +209,8 @@ def test_the_header_is_there_once_a_process(tmp_path: Path):
     first, versions, command = (tmp_path / "rank-0.log").read_text().splitlines()[:3]
     assert (
         first[13:]
-        == f"INFO    dist_tune {run.versions['dist_tune']}: rank 0 of 2 on {run.host}, pid {run.pid}, {run.device}"
+        == f"INFO    dist_tune {run.versions['dist_tune']}: rank 0 of 2 on {run.host}, pid"
+        f" {run.pid}, {run.device}"
     )
     assert f"  {run.date}, python " in versions
     assert f", torch {torch.__version__}, " in versions
@@ -214,7 +228,9 @@ def test_a_line_that_was_cut_off_ends_before_the_next(tmp_path: Path):
 
 
 def test_an_event_that_cannot_be_is_left_out(tmp_path: Path):
-    """A time that is no number: the other events are written, also with such words or a lone surrogate in a text, and odd values."""
+    """A time that is no number: the other events are written, also with such words or a lone
+    surrogate in a text, and odd values.
+    """
     with story_in(tmp_path) as story:
         for topic, seconds in (
             ("report", float("nan")),
@@ -233,12 +249,14 @@ def test_an_event_that_cannot_be_is_left_out(tmp_path: Path):
     ]
 
 
-# -- files -----------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o377])
 def test_files_are_their_owners_alone(tmp_path: Path, mask: int):
-    """Whatever the umask: files have mode 0600, their folder and those above it that were made 0700."""
+    """Whatever the umask: files have mode 0600, their folder and those above it that were made
+    0700.
+    """
     before = os.umask(mask)
     try:
         assert written(tmp_path / "a" / "logs") == []
@@ -264,7 +282,10 @@ ODD_FILES: dict[str, tuple[Any, str]] = {
 def test_what_cannot_be_written_costs_one_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
 ):
-    """With file, reason and variable; a link is not followed, a fifo not waited for. Later tunings say nothing; progress is shown."""
+    """With file, reason and variable; a link is not followed, a fifo not waited for.
+
+    Later tunings say nothing; progress is shown.
+    """
     victim, folder = tmp_path / "victim", tmp_path / what
     victim.write_text("mine")
     make, reason = ODD_FILES.get(what, (None, ""))
@@ -302,7 +323,9 @@ def test_a_size_limit_costs_one_warning_and_no_tuning(
 
 @pytest.mark.processes
 def test_a_process_without_stderr(tmp_path: Path):
-    """Its descriptor is closed and it has no log folder: the warning goes nowhere, the call returns."""
+    """Its descriptor is closed and it has no log folder: the warning goes nowhere, the call
+    returns.
+    """
     (tmp_path / "file").touch()
     program = """
 import os, sys
@@ -310,7 +333,7 @@ os.close(2)
 from dist_tune import autotune
 f = autotune([{"block": 1}, {"block": 2}], None, n_warmup=0, n_repeat=1, cache=False)(lambda x, block: x)
 print(f(3), len(f.records))
-"""
+"""  # noqa: E501
     done = run_python(
         "-c",
         program,

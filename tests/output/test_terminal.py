@@ -67,7 +67,9 @@ class _Screen(io.TextIOWrapper):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Seconds that pass when the test says so; the terminal understands escapes and has 100 columns."""
+    """Seconds that pass when the test says so; the terminal understands escapes and has 100
+    columns.
+    """
     made = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(time, "monotonic", lambda: made.now)
     monkeypatch.setenv("TERM", "xterm")
@@ -103,7 +105,10 @@ def test_the_live_line_says_phase_number_best_and_time_left(
 
 
 def test_what_the_program_prints_stands_alone(clock: Any, monkeypatch: pytest.MonkeyPatch):
-    """From Python, C or another rank: the live line is in the row below. A line of ours begins a row, also behind the program's bar."""
+    """From Python, C or another rank: the live line is in the row below.
+
+    A line of ours begins a row, also behind the program's bar.
+    """
     screen, progress = shown_on(_Screen(), monkeypatch)
 
     def above() -> list[str]:
@@ -146,7 +151,10 @@ class _Own(io.StringIO):
 def test_without_a_terminal_there_is_a_plain_line_every_five_seconds(
     clock: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
-    """No escapes, and none in a shorter tuning. So in a stream as rich's Live puts in place, also while the tuning runs: it keeps rows."""
+    """No escapes, and none in a shorter tuning.
+
+    So in a stream as rich's Live puts in place, also while the tuning runs: it keeps rows.
+    """
     if kind == "dumb":
         monkeypatch.setenv("TERM", "dumb")
     screen, progress = shown_on(
@@ -168,7 +176,9 @@ def test_without_a_terminal_there_is_a_plain_line_every_five_seconds(
 def test_a_terminal_without_a_size_shows_all_lines(
     clock: Any, monkeypatch: pytest.MonkeyPatch, columns: str
 ):
-    """Of 0 columns, as a bare pty or one under ``script``: plain lines, and a live one where COLUMNS says a width."""
+    """Of 0 columns, as a bare pty or one under ``script``: plain lines, and a live one where
+    COLUMNS says a width.
+    """
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((0, 0)))
     monkeypatch.setattr(_Screen, "fileno", lambda self: 2)
@@ -195,9 +205,11 @@ def test_a_late_rank_is_the_live_line(clock: Any, monkeypatch: pytest.MonkeyPatc
 def test_a_late_rank_is_a_plain_line_every_ten_seconds(
     clock: Any, monkeypatch: pytest.MonkeyPatch, is_shown: bool
 ):
-    """At once, then every ten seconds, and at once again for another time: where no line can be erased, and on a rank without progress.
+    """At once, then every ten seconds, and at once again for another time: where no line can be
+    erased, and on a rank without progress.
 
-    The wait is not told as work: a phase that begins after it has no line of its own until it has taken five seconds.
+    The wait is not told as work: a phase that begins after it has no line of its own until it has
+    taken five seconds.
     """
     screen, progress = shown_on(_Screen(is_terminal=not is_shown), monkeypatch, is_shown=is_shown)
     for seconds in range(1, 26):

@@ -17,7 +17,10 @@ from dist_tune.output.words import (
     table,
 )
 
-PUSH = "[666,1003,1008,2,True,0,triton.language.bfloat16,torch.bfloat16,torch.int64,torch.int64,torch.int32]"
+PUSH = (
+    "[666,1003,1008,2,True,0,triton.language.bfloat16,"
+    "torch.bfloat16,torch.int64,torch.int64,torch.int32]"
+)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,9 @@ def test_a_closure_is_named_without_its_module(name: str, short: str):
     ],
 )
 def test_a_site_is_named_by_what_the_user_has_named(key: str, brief: str):
-    """Kernel and values of ``key=`` with short dtypes; the dtypes of all arguments that Triton appends are in the log."""
+    """Kernel and values of ``key=`` with short dtypes; the dtypes of all arguments that Triton
+    appends are in the log.
+    """
     assert site_name("m.f", key) == f"f {brief}".rstrip()
 
 
@@ -61,7 +66,9 @@ def test_a_key_has_a_bound_width():
 
 
 def test_sites_that_look_alike_have_longer_names():
-    """Of another dtype or module, or with other strides; of one kernel and key those that the caller gives."""
+    """Of another dtype or module, or with other strides; of one kernel and key those that the
+    caller gives.
+    """
     strided = [("m.f", f"[((8,8),({stride},1),torch.float32)]") for stride in (8, 16)]
     sites = [
         ("m.h", "[32]"),
@@ -97,7 +104,9 @@ def test_milliseconds_have_three_digits(ms: float, text: str):
 
 
 def test_a_table_shows_what_there_is():
-    """Numbers to the right, no column without a text, one line for each row; any text is one printable line of limited length."""
+    """Numbers to the right, no column without a text, one line for each row; any text is one
+    printable line of limited length.
+    """
     rows = [
         {"id": "0123 x", "ms": 0.1391, "regs": None, "why": "because"},
         {"id": "a", "ms": 12.0, "regs": None, "why": ["b", 1]},

@@ -1,4 +1,6 @@
-"""A tuning of kernels or a function on two ranks in which a config ends its process; attempts count their launches in a folder."""
+"""A tuning of kernels or a function on two ranks in which a config ends its process; attempts count
+their launches in a folder.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ from tests.steps import add_kernel, autotuned, best, launch
 
 BLOCKS = (8, 16, 32, 64, 128, 256)
 Ends = tuple[int, int, int, str]
-"""Where a process ends: block, or 0 for all; rank; launches before, or -1 once ranks have agreed on times; and the way.
+"""Where a process ends: block, or 0 for all; rank; launches before, or -1 once ranks have agreed on
+times; and the way.
 
-The ways: "exit", each time; "once", "term" and "int", in one attempt, with SIGKILL and other signals; and "turns", where another rank exits
-in each attempt, from rank 0 on.
+The ways: "exit", each time; "once", "term" and "int", in one attempt, with SIGKILL and other
+signals; and "turns", where another rank exits in each attempt, from rank 0 on.
 """
 
 
@@ -93,9 +96,12 @@ def tune(
     device: str = "cpu",
     **options: Any,
 ) -> dict[str, Any]:
-    """Tune, each config timed once, and tell what came of that. ``fails``: (run, rank, error) that the step raises.
+    """Tune, each config timed once, and tell what came of that.
 
-    ``form``: a step of ``n_kernels`` "kernels"; a "function"; or "nested", a kernel in a function, which ends its process, in a step.
+    ``fails``: (run, rank, error) that the step raises.
+
+    ``form``: a step of ``n_kernels`` "kernels"; a "function"; or "nested", a kernel in a function,
+    which ends its process, in a step.
     """
     folder.mkdir(parents=True, exist_ok=True)
     options = {"search": "exhaustive", "n_repeat": 1, "n_warmup": 0, **options}

@@ -1,4 +1,6 @@
-"""Ranks that make the same calls: what they tune in how many runs, that they agree on it, and that events, log and records say the same."""
+"""Ranks that make the same calls: what they tune in how many runs, that they agree on it, and that
+events, log and records say the same.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ from tests.worlds import gathered, log, on_each_rank
 
 @on_each_rank()
 def test_several_kernels_in_one_closure(rank: int) -> Any:
-    """Both are tuned in the same replays, and ``reset`` is called before each of them. The value is that of one clean run."""
+    """Both are tuned in the same replays, and ``reset`` is called before each of them.
+
+    The value is that of one clean run.
+    """
     first, second, total, runs, resets = (
         autotuned(),
         autotuned(blocks=(32, 64)),
@@ -85,7 +90,9 @@ def test_several_kernels_in_one_closure(rank: int) -> Any:
 
 @on_each_rank()
 def test_one_kernel_at_two_keys_with_fresh_tensors_in_every_replay(rank: int) -> Any:
-    """Each key is a site of its own, and every replay launches with its own arguments: every output is written."""
+    """Each key is a site of its own, and every replay launches with its own arguments: every output
+    is written.
+    """
     kernel, outputs = autotuned(blocks=(16, 32)), list[list[torch.Tensor]]()
 
     def closure() -> list[torch.Tensor]:
@@ -138,14 +145,16 @@ def test_a_closure_without_autotuned_kernels_runs_once_and_says_so(rank: int):
     assert "DEBUG" in line
 
 
-# -- which config ------------------------------------------------------------------------------------------------
+# -- which config ----------------------------------------------------------------------------------
 
 
 @on_each_rank(cases=[{}, {"objective": "kernel"}, {"n_repeat": 1, "n_warmup": 0}])
 def test_the_closure_decides_unless_the_kernel_is_asked_for(
     rank: int, options: dict[str, Any]
 ) -> Any:
-    """The kernel with the largest block is fastest by far, and its config's hook, which takes the host 30 ms, makes the step slowest."""
+    """The kernel with the largest block is fastest by far, and its config's hook, which takes the
+    host 30 ms, makes the step slowest.
+    """
     kernel = autotuned(
         configs=[*configs(64, pre_hook=lambda nargs: ExactTime.pass_ms(30.0)), *configs(8, 16, 4)]
     )
@@ -177,7 +186,9 @@ def test_a_rank_that_stops_meeting_a_site_leaves_it_its_times(rank: int) -> Any:
 
 @on_each_rank()
 def test_the_time_of_a_replay_with_a_stand_in_is_of_no_candidate(rank: int):
-    """A config fails on one rank after a while; what another kernel's candidates took beside it is measured again."""
+    """A config fails on one rank after a while; what another kernel's candidates took beside it is
+    measured again.
+    """
 
     def failing(nargs: Any) -> None:
         if rank == 1:
@@ -197,7 +208,9 @@ def test_the_time_of_a_replay_with_a_stand_in_is_of_no_candidate(rank: int):
 
 
 def timed(face: Face, seconds: Sequence[float], **options: Any) -> SimpleNamespace:
-    """Configs that take so long: runs of each, the seconds of their tuning, the winner, and why the others are not it. Nothing waits."""
+    """Configs that take so long: runs of each, the seconds of their tuning, the winner, and why the
+    others are not it. Nothing waits.
+    """
     blocks, began, monotonic = (
         [16 << i for i in range(len(seconds))],
         ExactTime.seconds,
@@ -227,7 +240,8 @@ SLOW: list[tuple[Face, list[float], list[int]]] = [
 
 @on_each_rank(cases=SLOW)
 def test_a_slow_config_runs_twice_at_most(rank: int, case: Any) -> Any:
-    """Once untimed, because its first run may compile, and once timed: 500 times slower than the best, it has had its chance.
+    """Once untimed, because its first run may compile, and once timed: 500 times slower than the
+    best, it has had its chance.
 
     The config of the first run and of the probe runs twice more, and not in between.
     """
@@ -240,7 +254,9 @@ def test_a_slow_config_runs_twice_at_most(rank: int, case: Any) -> Any:
 
 @on_each_rank()
 def test_long_configs_are_tuned_in_a_small_multiple_of_one_run_of_each(rank: int):
-    """Of four alike none runs more than seven times, nor does one that is slow on one rank alone."""
+    """Of four alike none runs more than seven times, nor does one that is slow on one rank
+    alone.
+    """
     got = timed("function", [0.6, 0.62, 0.64, 0.9])
     assert (max(got.ran) <= 7, got.ran[3], got.winner) == (True, 2, 0)
     assert got.seconds < 5 * (0.6 + 0.62 + 0.64 + 0.9)
@@ -250,7 +266,9 @@ def test_long_configs_are_tuned_in_a_small_multiple_of_one_run_of_each(rank: int
 
 @on_each_rank(cases=FACES)
 def test_a_budget_ends_the_search_on_all_ranks(rank: int, face: Face) -> Any:
-    """Twelve configs of 0.4 s in 1.5 s: a few have run, the best of these wins, and the record names the rest."""
+    """Twelve configs of 0.4 s in 1.5 s: a few have run, the best of these wins, and the record
+    names the rest.
+    """
     got = timed(face, [0.4, 0.38, *[0.41] * 10], budget_s=1.5)
     assert got.seconds < 1.5 + 5 * 0.42  # the first run and the last, the batch under way
     assert {why for n, why in zip(got.ran, got.whys, strict=True) if n == 0} == {
@@ -265,7 +283,7 @@ def test_a_budget_ends_the_search_on_all_ranks(rank: int, face: Face) -> Any:
     return got.ran, got.winner, got.whys
 
 
-# -- guided search -----------------------------------------------------------------------------------------------
+# -- guided search ---------------------------------------------------------------------------------
 
 SPACE = [
     triton.Config({"BLOCK": block, "PAD": pad, "FLAT": flat}, num_warps=warps)
@@ -285,7 +303,9 @@ def padded_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, PAD: tl.constexpr, FLAT:
 
 
 def launch_ms(src: Any, metadata: Any) -> float:
-    """Milliseconds of a launch on the fake device: 4 for the best config, 0.8 more for each step away from it; 1 of other kernels."""
+    """Milliseconds of a launch on the fake device: 4 for the best config, 0.8 more for each step
+    away from it; 1 of other kernels.
+    """
     constants = {src.fn.arg_names[place]: value for (place,), value in src.constants.items()}
     if "PAD" not in constants:
         return 1.0
@@ -298,7 +318,10 @@ def launch_ms(src: Any, metadata: Any) -> float:
 
 @on_each_rank(modes=("fake",))
 def test_ranks_try_the_same_part_of_a_large_space_and_find_the_best(rank: int) -> Any:
-    """At most 16 and three eighths are compiled, once on both ranks together; the rest has no time. A small site beside it races whole."""
+    """At most 16 and three eighths are compiled, once on both ranks together; the rest has no time.
+
+    A small site beside it races whole.
+    """
     compiled: list[Any] = []
     triton.knobs.compilation.listener = lambda *, cache_hit, **facts: compiled.extend(
         [facts] * (not cache_hit)
@@ -338,7 +361,9 @@ TEXTS = [f"depth={each['depth']} width={each['width']}" for each in WIDE]
 
 
 def searched(search: Any, running: Sequence[int]) -> tuple[str, int, int]:
-    """A function of 80 configs, of which these run: the best, how many have run, how many were not tried."""
+    """A function of 80 configs, of which these run: the best, how many have run, how many were not
+    tried.
+    """
     ran: set[int] = set()
 
     @autotune(WIDE, None, n_warmup=1, n_repeat=2, search=search, cache=False)
@@ -356,7 +381,10 @@ def searched(search: Any, running: Sequence[int]) -> tuple[str, int, int]:
 
 @on_each_rank()
 def test_a_function_runs_a_part_of_its_configs(rank: int):
-    """Of 80, and each with search="racing"; more where the one that runs is tried late. With none, the error says so."""
+    """Of 80, and each with search="racing"; more where the one that runs is tried late.
+
+    With none, the error says so.
+    """
     winner, n_ran, n_untried = searched(None, range(80))
     assert (winner, n_ran + n_untried, n_ran <= 46) == ("depth=6 width=5", 80, True)
     assert searched("racing", range(80)) == ("depth=6 width=5", 80, 0)
@@ -367,14 +395,17 @@ def test_a_function_runs_a_part_of_its_configs(rank: int):
         searched("guided", [])
 
 
-# -- a list of calls ---------------------------------------------------------------------------------------------
+# -- a list of calls -------------------------------------------------------------------------------
 
 SIZES = (64, 128, 256)
 
 
 @on_each_rank(cases=FACES)
 def test_each_call_of_a_list_is_tuned_and_the_slowest_rank_decides(rank: int, face: Face):
-    """Ranks are fast with other blocks and take the one in the middle for all sizes. A second list, or a later job, replays nothing."""
+    """Ranks are fast with other blocks and take the one in the middle for all sizes.
+
+    A second list, or a later job, replays nothing.
+    """
     ms = {16: (1.0, 90.0)[rank], 32: 40.0, 64: (90.0, 1.0)[rank]}
     step = Step(face, ms)
     found = tune_all(step.call, [(torch.zeros(n),) for n in SIZES])
@@ -461,7 +492,9 @@ def test_a_list_of_calls_that_may_not_be_replayed(rank: int):
 
 @on_each_rank(1, is_dist=False)
 def test_progress_of_a_list_of_calls_and_mistakes(rank: int):
-    """The first and the last call of many that tune nothing have a line; what is no step or no list is told in one."""
+    """The first and the last call of many that tune nothing have a line; what is no step or no list
+    is told in one.
+    """
     step = Step("contextual").call
     tune_all(step, [torch.zeros(64)])
     tune_all(step, [torch.zeros(64)] * 50)
@@ -477,12 +510,14 @@ def test_progress_of_a_list_of_calls_and_mistakes(rank: int):
             tune_all(wrong, calls)
 
 
-# -- what is told ------------------------------------------------------------------------------------------------
+# -- what is told ----------------------------------------------------------------------------------
 
 
 @on_each_rank()
 def test_events_log_and_terminal_agree_with_the_records(rank: int):
-    """Two sites, of which one candidate each cannot run: sites, candidates, drops, winners and seconds are those of the records."""
+    """Two sites, of which one candidate each cannot run: sites, candidates, drops, winners and
+    seconds are those of the records.
+    """
     os.environ["DIST_TUNE_VERBOSITY"] = "normal"
     kernel = autotuned(blocks=(16, 32, 64, 2**21))  # Triton refuses the last one
     step = tuned(None, lambda x: [launch(kernel, x[:n]) for n in (64, 128)], n_warmup=1, n_repeat=2)
@@ -526,7 +561,8 @@ def test_events_log_and_terminal_agree_with_the_records(rank: int):
         record.n_replays,
         ["discover", "settle"],
     )
-    # The first rank's terminal has a line for each tuning and site, and one to read on; the other's none.
+    # The first rank's terminal has a line for each tuning and site, and one to read on; the other's
+    # none.
     shown = [
         len(re.findall(rf"^{each}", terminal.getvalue(), re.MULTILINE))
         for each in ("dist_tune: tuning ", r"  add_kernel \[", "  why: ")

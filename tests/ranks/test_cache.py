@@ -1,4 +1,6 @@
-"""Records: what later jobs take from the cache, on all ranks or on none; jobs at the same time, folders of other machines, misses."""
+"""Records: what later jobs take from the cache, on all ranks or on none; jobs at the same time,
+folders of other machines, misses.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,14 @@ from tests.worlds import folder, log, on_each_rank, on_ranks, shown
 
 ONES = torch.ones(64)
 
-# -- one folder for all ranks ------------------------------------------------------------------------------------------
+# -- one folder for all ranks ----------------------------------------------------------------------
 
 
 @on_each_rank(cases=FACES)
 def test_a_later_job_hits_on_all_ranks_without_a_replay(rank: int, face: Face):
-    """One run, and no tuning in the log, also for a new key in the midst of an ordinary call; later calls find the winner."""
+    """One run, and no tuning in the log, also for a new key in the midst of an ordinary call; later
+    calls find the winner.
+    """
     for n in (64, 128):
         assert Job(face, n=n).how == "tuned 64"
     edited(rank, winner=32)
@@ -95,7 +99,10 @@ def test_where_one_kernel_hits_the_others_are_tuned(rank: int):
 
 @on_each_rank()
 def test_a_kernel_made_anew_in_every_call_hits_in_every_call(rank: int):
-    """Its record is listed once, however many calls there are. From the third on no rank asks another."""
+    """Its record is listed once, however many calls there are.
+
+    From the third on no rank asks another.
+    """
     tuned(autotuned())(ONES)
     edited(rank, winner=64)
     made: list[Any] = []
@@ -138,7 +145,9 @@ def test_random_state_after_a_hit_is_as_without_a_tuner(rank: int, face: Face):
 
 @on_each_rank(cases=[("restore_value", 7.0), ("reset_to_zero", 2.0)])
 def test_a_hit_neither_restores_nor_zeroes(rank: int, case: tuple[str, float]):
-    """``restore_value`` and ``reset_to_zero`` are for trials; a hit has none, and a kernel that is launched twice adds up."""
+    """``restore_value`` and ``reset_to_zero`` are for trials; a hit has none, and a kernel that is
+    launched twice adds up.
+    """
     name, value = case
     for is_recalled in (False, True):
         options: dict[str, Any] = {name: ["y_ptr"]}
@@ -184,7 +193,8 @@ def test_nothing_is_kept_of_a_tuning_without_a_result(rank: int):
 def test_a_space_that_has_changed_is_tuned_as_far_as_it_is_new(rank: int, face: Face):
     """A slow new config changes nothing and a fast one wins; those that had lost are not run again.
 
-    In another order, or smaller, the winner stands without a race while it is a candidate; without it the others are measured.
+    In another order, or smaller, the winner stands without a race while it is a candidate; without
+    it the others are measured.
     """
     for blocks, winner, ran in (
         ((8, 32, 16), 32, {8, 16, 32}),
@@ -203,7 +213,7 @@ def test_a_space_that_has_changed_is_tuned_as_far_as_it_is_new(rank: int, face: 
         )
 
 
-# -- on all ranks or on none -------------------------------------------------------------------------------------------
+# -- on all ranks or on none -----------------------------------------------------------------------
 
 
 def _barred(path: Path) -> None:
@@ -228,7 +238,9 @@ FOLDERS: dict[str, tuple[int, Callable[[Path], object], str]] = {
 
 @on_each_rank(cases=[*product(FACES, FOLDERS)])
 def test_one_config_for_all_ranks_where_folders_differ(rank: int, case: tuple[Face, str]):
-    """The first record counts, without a replay, and all keep it; a rank that cannot, or whose own is damaged, says so."""
+    """The first record counts, without a replay, and all keep it; a rank that cannot, or whose own
+    is damaged, says so.
+    """
     face, (who, change, warning) = case[0], FOLDERS[case[1]]
     path = own_records(face, rank)
     if rank == who:
@@ -243,7 +255,10 @@ def test_one_config_for_all_ranks_where_folders_differ(rank: int, case: tuple[Fa
 
 @on_each_rank()
 def test_ranks_with_other_code_hit_if_each_has_a_record_of_the_same_winner(rank: int):
-    """An integer that the function captures is another one on each rank. Two winners, or one record that is gone: all tune, then hit."""
+    """An integer that the function captures is another one on each rank.
+
+    Two winners, or one record that is gone: all tune, then hit.
+    """
 
     def is_hit() -> bool:
         dist.barrier()
@@ -280,7 +295,9 @@ def test_ranks_with_other_code_hit_if_each_has_a_record_of_the_same_winner(rank:
 
 @on_each_rank()
 def test_a_record_counts_more_than_what_one_rank_had_tuned_alone(rank: int):
-    """Triton has a config for the kernel on one rank, and both have a record of another: a second run, of which the effect stays."""
+    """Triton has a config for the kernel on one rank, and both have a record of another: a second
+    run, of which the effect stays.
+    """
     for k, kernel in enumerate(
         autotuned(accumulate_kernel, restore_value=["y_ptr"]) for _ in range(2)
     ):
@@ -295,7 +312,10 @@ def test_a_record_counts_more_than_what_one_rank_had_tuned_alone(rank: int):
 
 @on_each_rank()
 def test_a_site_met_late_hits_on_all_ranks_or_on_none(rank: int):
-    """It comes up in the middle of a race; where one rank shall always tune, both do. Where there is no race it does not come up."""
+    """It comes up in the middle of a race; where one rank shall always tune, both do.
+
+    Where there is no race it does not come up.
+    """
     for always, hits in (("0", [False, False]), (str(rank), [False, False]), ("0", [True])):
         first, late, runs = (
             autotuned(blocks=(16, 32, 64, 128)),
@@ -345,12 +365,14 @@ def test_a_site_of_one_rank_is_recorded_on_all(rank: int) -> Any:
     return chosen
 
 
-# -- settings ----------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
 @on_each_rank(cases=FACES)
 def test_always_tune(rank: int, face: Face):
-    """On all ranks or on one: all tune, the new record takes the old one's place, and the next job hits."""
+    """On all ranks or on one: all tune, the new record takes the old one's place, and the next job
+    hits.
+    """
     path = own_records(face, rank)
     (before,) = records(path)
     for always in ("1", str(rank)):
@@ -362,7 +384,9 @@ def test_always_tune(rank: int, face: Face):
 
 @on_each_rank(cases=FACES)
 def test_a_cache_that_is_switched_off(rank: int, face: Face):
-    """On all ranks nothing is read or written; on one rank all tune, and the others keep what came of it."""
+    """On all ranks nothing is read or written; on one rank all tune, and the others keep what came
+    of it.
+    """
     path = own_records(face, rank)
     before = records(path)
     for is_used in (False, rank != 1):
@@ -381,7 +405,9 @@ DIFFERING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @on_each_rank(cases=FACES)
 def test_a_miss_where_a_record_is_required_names_the_field(rank: int, face: Face) -> Any:
-    """On all ranks the same error, also where one rank requires it; one record is enough for all."""
+    """On all ranks the same error, also where one rank requires it; one record is enough for
+    all.
+    """
     path, must, errors = folder() / str(rank), {"MODE": "require"}, dict[str, Any]()
     job = partial(Job, face, path=path, settings=must)
     for words, (changes, options) in DIFFERING.items():
@@ -410,14 +436,16 @@ def test_a_miss_where_a_record_is_required_names_the_field(rank: int, face: Face
 
 @on_each_rank()
 def test_a_miss_names_its_nearest_reason(rank: int):
-    """Not of the first tuning of all, which has nothing to be near to, and not of a new shape, which is as it should be."""
+    """Not of the first tuning of all, which has nothing to be near to, and not of a new shape,
+    which is as it should be.
+    """
     jobs = (((16, 32), 64), ((16, 64), 64), ((16, 64), 64), ((16, 64), 48))
     (line,) = shown(lambda: [tuned(autotuned(blocks=blocks))(torch.zeros(n)) for blocks, n in jobs])
     assert "is tuned: The nearest record of tests.steps.add_kernel" in line
     assert "candidates: the list of configs" in line
 
 
-# -- other jobs --------------------------------------------------------------------------------------------------------
+# -- other jobs ------------------------------------------------------------------------------------
 
 
 WAITS = "is tuning the same; this one waits for its records"
@@ -431,7 +459,9 @@ def _awaited(is_so: Callable[[], bool]) -> None:
 
 
 def _tunes_first(rank: int, root: Path, face: Face, n_waits: int, is_killed: bool) -> str:
-    """A job that stops in the midst of its tuning until the other one has waited so often, and goes on or is killed."""
+    """A job that stops in the midst of its tuning until the other one has waited so often, and goes
+    on or is killed.
+    """
 
     def act(block: int) -> None:
         if rank == 0 and len(step.ran) == 4:
@@ -455,7 +485,9 @@ def _beside(
     n_waits: int,
     is_killed: bool = False,
 ) -> Any:
-    """Outcomes of two jobs of ``n`` ranks that share a folder; the second one begins while the first tunes."""
+    """Outcomes of two jobs of ``n`` ranks that share a folder; the second one begins while the
+    first tunes.
+    """
     env = {"DIST_TUNE_CACHE_DIR": str(root / "cache"), "DIST_TUNE_DEADLINE_S": "60"}
     with ThreadPoolExecutor(1) as pool:
         options: dict[str, Any] = {
@@ -471,7 +503,9 @@ def _beside(
 
 
 def _come_second(rank: int, face: Face) -> list[tuple[bool, int, int]]:
-    """Three jobs, of which none finds a record that one of the others has left: found one, has waited, warned of its lack of a journal."""
+    """Three jobs, of which none finds a record that one of the others has left: found one, has
+    waited, warned of its lack of a journal.
+    """
     found = []
     for always, max_wait in (("1", 10), ("0", 0), ("0", 10)):
         os.environ["DIST_TUNE_ALWAYS_TUNE"], discover.MAX_WAIT = always, max_wait
@@ -490,7 +524,9 @@ def _come_second(rank: int, face: Face) -> list[tuple[bool, int, int]]:
 
 
 def test_a_second_job_waits_and_hits(tmp_path: Path):
-    """Not with DIST_TUNE_ALWAYS_TUNE=1, and not for ever; then it warns of its lack of a journal."""
+    """Not with DIST_TUNE_ALWAYS_TUNE=1, and not for ever; then it warns of its lack of a
+    journal.
+    """
     second, first = _beside(tmp_path, 2, "function", _come_second, n_waits=2)
     assert values(first) == ["tuned 64"] * 2
     assert values(second) == [[(False, 0, 1), (False, 1, 1), (True, 2, 1)]] * 2
@@ -517,12 +553,15 @@ def test_a_second_job_tunes_if_the_first_one_is_killed(tmp_path: Path):
     assert "is tuned: There is no record of" in text
 
 
-# -- folders of all machines -------------------------------------------------------------------------------------------
+# -- folders of all machines -----------------------------------------------------------------------
 
 
 @on_each_rank(cases=FACES)
 def test_a_url_is_a_folder_for_all_machines(rank: int, face: Face):
-    """One file for a record, which other machines hit and copy. One that is broken costs a warning, and is tuned and written anew."""
+    """One file for a record, which other machines hit and copy.
+
+    One that is broken costs a warning, and is tuned and written anew.
+    """
     team = folder() / "team"
 
     def of(machine: str) -> Job:
@@ -544,7 +583,9 @@ def test_a_url_is_a_folder_for_all_machines(rank: int, face: Face):
 
 @on_each_rank(cases=FACES)
 def test_a_url_that_is_lost_costs_a_warning(rank: int, face: Face):
-    """Between two jobs of a process: they tune, the first rank says so once, and the second job asks no more."""
+    """Between two jobs of a process: they tune, the first rank says so once, and the second job
+    asks no more.
+    """
     from fsspec.implementations.local import LocalFileSystem
 
     asked, url = list[str](), f"file://{folder()}/team"
@@ -568,7 +609,9 @@ def test_a_url_that_is_lost_costs_a_warning(rank: int, face: Face):
 
 
 def test_records_lie_in_a_bucket_of_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What another machine has written since is found, though s3fs remembers listings; refused credentials cost a warning that says so."""
+    """What another machine has written since is found, though s3fs remembers listings; refused
+    credentials cost a warning that says so.
+    """
     from moto.server import ThreadedMotoServer
     from s3fs import S3FileSystem
 

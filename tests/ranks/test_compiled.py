@@ -1,4 +1,6 @@
-"""Compilation by ranks: who compiles what, what is dropped, equal kernels, what stays loaded, other devices. Real code, mostly of sm_90."""
+"""Compilation by ranks: who compiles what, what is dropped, equal kernels, what stays loaded, other
+devices. Real code, mostly of sm_90.
+"""
 
 from __future__ import annotations
 
@@ -75,13 +77,16 @@ def compiled() -> list[int]:
     return blocks
 
 
-# -- who compiles what ---------------------------------------------------------------------------------------------------
+# -- who compiles what -----------------------------------------------------------------------------
 
 
 @once
 @on_each_rank(modes=["fake"], cases=["one folder", "a folder each", "a kernel each"])
 def test_each_distinct_kernel_is_compiled_once_for_a_cache_folder(rank: int, case: str):
-    """The ranks share the work out, for two keys as for one, and each loads all. An integer that is 1 on one rank is part of the kernel."""
+    """The ranks share the work out, for two keys as for one, and each loads all.
+
+    An integer that is 1 on one rank is part of the kernel.
+    """
     os.environ["TRITON_CACHE_DIR"] += f"/{rank}" * (case == "a folder each")
     blocks, kernel, x = compiled(), fresh(shift_kernel, 16, 32, 64, 128), torch.zeros(64)
     shift = 1 if case == "a kernel each" and rank else 3 + 2 * rank
@@ -131,7 +136,9 @@ def test_threads_compile_beside_the_first_run(rank: int):
 @once
 @on_each_rank(modes=["fake"])
 def test_a_hit_compiles_its_config_alone(rank: int):
-    """With nothing on disk but the record: one kernel on each rank; resource facts of all candidates are in the record."""
+    """With nothing on disk but the record: one kernel on each rank; resource facts of all
+    candidates are in the record.
+    """
     add_kernel.device_caches.clear()
     Job("contextual")
     edited(rank, winner=64)
@@ -146,13 +153,15 @@ def test_a_hit_compiles_its_config_alone(rank: int):
     assert [each.n_regs for each in again.record.candidates] == [64] * 3
 
 
-# -- what is dropped -----------------------------------------------------------------------------------------------------
+# -- what is dropped -------------------------------------------------------------------------------
 
 
 @once
 @on_each_rank(modes=["fake"], cases=[further([0, 1]), [1]])
 def test_what_does_not_fit_is_dropped_before_any_launch(rank: int, who: list[int]) -> Any:
-    """On one rank or all: on all ranks, with the reason and the need in record and log; where no rank has room it is not assembled."""
+    """On one rank or all: on all ranks, with the reason and the need in record and log; where no
+    rank has room it is not assembled.
+    """
     launched, x = set[int](), torch.zeros(64, dtype=torch.float16)
     max_shared_mem.cache_clear()
     FakeH200.launch_ms = staticmethod(lambda source, metadata: launched.add(metadata.shared) or 0.0)  # type: ignore[func-returns-value]
@@ -165,8 +174,8 @@ def test_what_does_not_fit_is_dropped_before_any_launch(rank: int, who: list[int
             step()
             large, small = failures(step)
             assert (
-                "OutOfResources: out of resource: shared memory, Required: 32768, Hardware limit: 32767"
-                in str(large)
+                "OutOfResources: out of resource: shared memory, Required: 32768, Hardware limit:"
+                " 32767" in str(large)
             )
             assert small is None
             facts = [(each.shared_bytes, each.n_regs) for each in step.records[0].candidates]
@@ -180,7 +189,9 @@ def test_what_does_not_fit_is_dropped_before_any_launch(rank: int, who: list[int
 @once
 @on_each_rank(modes=["fake"], cases=[16, 32])
 def test_a_compilation_that_never_ends_is_dropped_on_all_ranks(rank: int, block: int):
-    """The first launch waits for it on one rank, or no launch does; after the deadline it has failed for a reason."""
+    """The first launch waits for it on one rank, or no launch does; after the deadline it has
+    failed for a reason.
+    """
     tuned(fresh())(torch.zeros(64))  # the others are on disk, and take no time that counts
     os.environ["DIST_TUNE_DEADLINE_S"] = "3"
     make_ptx, kernel = CUDABackend.make_ptx, fresh()
@@ -202,7 +213,7 @@ def test_a_compilation_that_never_ends_is_dropped_on_all_ranks(rank: int, block:
     ) == (True, None, {"CompiledKernel"})
 
 
-# -- what is left behind -------------------------------------------------------------------------------------------------
+# -- what is left behind ---------------------------------------------------------------------------
 
 
 def state() -> Any:
@@ -220,7 +231,9 @@ def state() -> Any:
 @once
 @on_each_rank(**on_one, is_dist=False, cases=["nothing", "KeyError", "KeyboardInterrupt"])
 def test_triton_and_the_terminal_are_left_as_found(rank: int, what: str):
-    """After a tuning; after an error of the first run while threads compile; after Ctrl-C while a launch waits for its kernel."""
+    """After a tuning; after an error of the first run while threads compile; after Ctrl-C while a
+    launch waits for its kernel.
+    """
     before, kernel, goes_on = state(), fresh(), threading.Event()
 
     def closure(x: torch.Tensor) -> None:
@@ -290,7 +303,9 @@ class Modules:
 
 @on_each_rank(**on_one)
 def test_no_kernel_is_unloaded_while_its_function_lives(rank: int):
-    """As a CUDA graph needs it: one that lost, and one that the step launches by itself, at two keys and under capture."""
+    """As a CUDA graph needs it: one that lost, and one that the step launches by itself, at two
+    keys and under capture.
+    """
     kernel, own = fresh(), list[Any]()
 
     @contextual_autotune(is_dist=True)
@@ -311,7 +326,7 @@ def test_no_kernel_is_unloaded_while_its_function_lives(rank: int):
         assert (modules.n_loaded >= 3, modules.unloaded, len({*own})) == (True, [], 3)
 
 
-# -- candidates that come to the same kernel -----------------------------------------------------------------------------
+# -- candidates that come to the same kernel -------------------------------------------------------
 
 STAGES = (1, 2, 3, 4)
 EQUAL = [None, 0, 0, 0, None, 4, 4, 4]
@@ -353,7 +368,9 @@ def looping(
 
 
 def launched(ms: Callable[[int], float] = lambda block: 50.0 if block == 16 else 1.0) -> set[int]:
-    """From here on, the stages of kernels that are launched; a launch takes the time of its block."""
+    """From here on, the stages of kernels that are launched; a launch takes the time of its
+    block.
+    """
     stages: set[int] = set()
 
     def launch_ms(source: Any, metadata: Any) -> float:
@@ -387,7 +404,9 @@ def fates() -> dict[str, int]:
 
 @on_each_rank(**on_one, cases=["racing", "exhaustive"])
 def test_stages_without_effect_are_one_candidate(rank: int, search: Any):
-    """Eight configs, two kernels: each goes through LLVM and ptxas once; the lowest index races, and its times are all four's."""
+    """Eight configs, two kernels: each goes through LLVM and ptxas once; the lowest index races,
+    and its times are all four's.
+    """
     stages, kernel = launched(), fresh(configs=staged(16, 32))
     record = raced(kernel, search=search, n_repeat=2)
     assert fates() == {"compiled": 2, "equal": 6, "on_disk": 0, "failed": 0}
@@ -402,7 +421,9 @@ def test_stages_without_effect_are_one_candidate(rank: int, search: Any):
 
 @on_each_rank(**on_one, cases=["in processes", "in threads"], is_alone=True)
 def test_what_is_compiled_is_what_triton_alone_makes(rank: int, where: str):
-    """To the byte, under the same keys, on disk and where Triton makes it anew: pipelined loops, and kernels that are equal to another."""
+    """To the byte, under the same keys, on disk and where Triton makes it anew: pipelined loops,
+    and kernels that are equal to another.
+    """
     x = torch.zeros(64, 64, dtype=torch.bfloat16)
     products = [
         triton.Config({"BM": 16, "BN": n}, num_stages=stages) for n in (16, 32) for stages in (1, 2)
@@ -446,7 +467,9 @@ def test_what_is_compiled_is_what_triton_alone_makes(rank: int, where: str):
 @once
 @on_each_rank(modes=["fake"], cases=[[1, 4], further([1, 1])])
 def test_candidates_are_equal_if_they_are_on_all_ranks(rank: int, case: list[int]):
-    """One step on rank 0 makes one kernel of the four stages; on rank 1 they differ, so all race on both. One on both: nothing to race."""
+    """One step on rank 0 makes one kernel of the four stages; on rank 1 they differ, so all race on
+    both. One on both: nothing to race.
+    """
     step, _ = looping(case[rank])
     record, is_equal = raced(None, step), case == [1, 1]
     assert equal_to(record) == ([None, 0, 0, 0] if is_equal else [None] * 4)
@@ -465,7 +488,9 @@ def test_candidates_are_equal_if_they_are_in_each_launch(rank: int, lengths: lis
 @once
 @on_each_rank(modes=["fake"])
 def test_a_rank_that_comes_late_runs_what_races_for_others(rank: int):
-    """Rank 1 meets the kernel after the first run, and finds one kernel where rank 0 has four: it launches what rank 0 is timed with."""
+    """Rank 1 meets the kernel after the first run, and finds one kernel where rank 0 has four: it
+    launches what rank 0 is timed with.
+    """
     (step, stages), n_runs = looping(1 if rank else 4), 0
 
     def closure() -> None:
@@ -480,7 +505,9 @@ def test_a_rank_that_comes_late_runs_what_races_for_others(rank: int):
 @once
 @on_each_rank(modes=["fake"])
 def test_two_ranks_assemble_few_of_equal_kernels(rank: int):
-    """The four stages of a block stay together, so that one rank makes them all, but for those that the other one takes at the end."""
+    """The four stages of a block stay together, so that one rank makes them all, but for those that
+    the other one takes at the end.
+    """
     launched()
     record = raced(fresh(configs=staged(16, 32)))
     n_made = torch.tensor(fates()["compiled"])
@@ -512,20 +539,27 @@ def test_where_the_first_fails_its_equals_fail_alike(rank: int):
 @once
 @on_each_rank(**on_one)
 def test_records_of_other_candidate_lists_are_used(rank: int):
-    """Reversed, the winner of before is equal to one in front of it; more candidates; and the first list again, from the cache."""
+    """Reversed, the winner of before is equal to one in front of it; more candidates; and the first
+    list again, from the cache.
+    """
     launched()
     lists = (staged(16, 32), staged(16, 32)[::-1], staged(16, 32, 64), staged(16, 32))
     found = [raced(autotuned(configs=each)) for each in lists]
     assert [(each.is_recalled, each.best.equal_to, len(each.candidates)) for each in found] == [
-        (False, None, 8), (False, None, 8), (False, None, 12), (True, None, 8),
-    ]  # fmt: skip
+        (False, None, 8),
+        (False, None, 8),
+        (False, None, 12),
+        (True, None, 8),
+    ]
     assert [found[i].best.fields["BLOCK"] for i in (0, 1, 3)] == [32] * 3
 
 
 @once
 @on_each_rank(**on_one)
 def test_what_a_search_did_not_try_is_equal_to_nothing(rank: int):
-    """All kernels are in memory from another key, also those that a guided search does not come to."""
+    """All kernels are in memory from another key, also those that a guided search does not come
+    to.
+    """
     options = [
         {"num_warps": n, "num_stages": stages, "maxnreg": regs}
         for stages in STAGES
@@ -547,7 +581,9 @@ def test_what_a_search_did_not_try_is_equal_to_nothing(rank: int):
 @once
 @on_each_rank(**on_one)
 def test_configs_of_a_function_stay_apart(rank: int):
-    """The kernel is compiled once for three of them; but a function may do anything with its config: all are run."""
+    """The kernel is compiled once for three of them; but a function may do anything with its
+    config: all are run.
+    """
     kernel, seen = triton.jit(add_kernel.fn), set[int]()
 
     def add(x: torch.Tensor, num_stages: int) -> torch.Tensor:
@@ -565,7 +601,9 @@ def test_configs_of_a_function_stay_apart(rank: int):
 
 @once
 def test_same_kernel_and_config_but_for_stages():
-    """Another constant, number of warps or hook makes another launch of the same code; unknown kernels are equal to none."""
+    """Another constant, number of warps or hook makes another launch of the same code; unknown
+    kernels are equal to none.
+    """
     alike = [config for stages in (1, 2, 3) for config in configs(16, num_stages=stages)]
     assert [
         same_kernels(alike, each) for each in (["k", "k", "k"], ["k", "l", "k"], ["", "", ""])
@@ -602,7 +640,7 @@ def test_equal_on_all_ranks_are_those_that_each_has_found_equal(classes: list[li
     assert reduce_reports(dict(enumerate([*reports, Report(equal={"s": {}})]))).equal["s"] == {}
 
 
-# -- other devices -------------------------------------------------------------------------------------------------------
+# -- other devices ---------------------------------------------------------------------------------
 
 
 class FakeMI300(FakeH200):
@@ -615,7 +653,9 @@ class FakeMI300(FakeH200):
 @once
 @on_each_rank(modes=["fake"], is_alone=True)
 def test_a_step_is_tuned_for_an_amd_gpu(rank: int):
-    """Compiled in the ranks' own processes, without a launcher or tool of NVIDIA's; found again by a key with HIP's version."""
+    """Compiled in the ranks' own processes, without a launcher or tool of NVIDIA's; found again by
+    a key with HIP's version.
+    """
     started: list[Any] = []
     sys.addaudithook(
         lambda event, args: started.append(args) if event == "subprocess.Popen" else None

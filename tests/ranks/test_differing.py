@@ -1,4 +1,6 @@
-"""Ranks whose calls, sites or candidates differ: what is tuned then, and that no rank waits for one that will not come."""
+"""Ranks whose calls, sites or candidates differ: what is tuned then, and that no rank waits for one
+that will not come.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ LONG_S = "300"
 """A deadline: the ranks of a world are given up before."""
 
 
-# -- calls -------------------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------
 
 
 def drawn(seed: str, sign: int = 1) -> list[int]:
@@ -57,7 +59,9 @@ CALLS: dict[str, tuple[list[int], list[int], int]] = {
     "no collectives, new on rank 1": ([-64, -64], [-64, -128], 1),
     "no collectives, more calls on rank 1": ([-64, -64], [-64, -65, -66, -67], 1),
 }
-"""The lengths of the calls of each rank, and how many tunings come of them; 0: it depends on who is first."""
+"""The lengths of the calls of each rank, and how many tunings come of them; 0: it depends on who is
+first.
+"""
 
 
 @on_each_rank(
@@ -67,7 +71,11 @@ CALLS: dict[str, tuple[list[int], list[int], int]] = {
     ]
 )
 def test_ranks_may_make_other_calls(rank: int, case: tuple[Face, str]):
-    """Each step's sum is its own. What is new on one rank runs with a known config and is tuned when all have it; no rank waits in vain."""
+    """Each step's sum is its own.
+
+    What is new on one rank runs with a known config and is tuned when all have it; no rank waits in
+    vain.
+    """
     os.environ["DIST_TUNE_DEADLINE_S"] = LONG_S
     *of_each, n_tuned = CALLS.get(case[1]) or (drawn("0", -1), drawn("1", -1), 0)
     together, is_shared = [[n for n in each if n > 0] for each in of_each], [True]
@@ -82,7 +90,8 @@ def test_ranks_may_make_other_calls(rank: int, case: tuple[Face, str]):
     for n in of_each[rank]:
         is_shared[0] = n > 0
         assert step(torch.zeros(abs(n))) == (next(sums) if n > 0 else -n)
-    # A function meets before its first run has issued a collective: ranks that count otherwise are in other calls there.
+    # A function meets before its first run has issued a collective: ranks that count otherwise are
+    # in other calls there.
     assert (
         len(step.records) == n_tuned
         or not n_tuned
@@ -92,7 +101,9 @@ def test_ranks_may_make_other_calls(rank: int, case: tuple[Face, str]):
 
 @on_each_rank()
 def test_new_shapes_without_a_miss_cost_a_rank_no_wait(rank: int):
-    """Also where the other rank calls less often; what misses on both is tuned, though one rank has heard that call from its beginning."""
+    """Also where the other rank calls less often; what misses on both is tuned, though one rank has
+    heard that call from its beginning.
+    """
     os.environ["DIST_TUNE_DEADLINE_S"] = LONG_S
     kernel, n = autotuned(blocks=(16, 32)), [64]
 
@@ -129,7 +140,9 @@ def test_a_call_that_one_rank_makes_of_a_list_is_not_tuned(rank: int):
 
 @on_each_rank(3)
 def test_a_pipeline_over_gloo_strands_no_rank(rank: int):
-    """Gloo counts what two ranks send each other, too: after their first call ranks count differently, and go on alone."""
+    """Gloo counts what two ranks send each other, too: after their first call ranks count
+    differently, and go on alone.
+    """
     os.environ["DIST_TUNE_DEADLINE_S"] = LONG_S
     kernel = autotuned(blocks=(16, 32))
 
@@ -158,7 +171,7 @@ def test_a_process_that_ends_before_the_first_meeting_leaves_the_call_untuned():
     assert "its process has ended" in first.log
 
 
-# -- sites -------------------------------------------------------------------------------------------------------
+# -- sites -----------------------------------------------------------------------------------------
 
 MET: dict[str, Callable[[int, int], bool]] = {
     "in every other replay": lambda rank, run: run % 2 == 1,
@@ -173,7 +186,9 @@ MET: dict[str, Callable[[int, int], bool]] = {
 
 @on_each_rank(cases=[*MET])
 def test_a_site_met_in_a_part_of_the_runs_gets_one_winner(rank: int, case: str) -> Any:
-    """A rank that does not meet it takes part in all replays; what was measured decides, and the first that ran if nothing was."""
+    """A rank that does not meet it takes part in all replays; what was measured decides, and the
+    first that ran if nothing was.
+    """
     always, some, runs = (
         autotuned(blocks=(16, 32)),
         autotuned(accumulate_kernel, blocks=(16, 32, 64)),
@@ -212,7 +227,9 @@ def alike() -> Any:
 
 @on_each_rank(cases=[[None, 0], [0, 1]])
 def test_a_config_known_to_one_rank_only_decides_nothing(rank: int, known: list[int | None]) -> Any:
-    """The site is tuned on both ranks, also where configs that ranks know read alike; so all end with one."""
+    """The site is tuned on both ranks, also where configs that ranks know read alike; so all end
+    with one.
+    """
     kernel, mine = alike(), known[rank]
     if mine is not None:
         kernel.cache[64, "torch.float32", "torch.float32"] = kernel.configs[mine]
@@ -221,12 +238,15 @@ def test_a_config_known_to_one_rank_only_decides_nothing(rank: int, known: list[
     return [kernel.configs.index(config) for config in kernel.cache.values()]
 
 
-# -- candidates --------------------------------------------------------------------------------------------------
+# -- candidates ------------------------------------------------------------------------------------
 
 
 @on_each_rank(modes=("interpret", "fake"))
 def test_of_candidate_lists_that_differ_the_common_part_is_tuned(rank: int):
-    """In the first rank's order. The second call hits; later processes find the record, also those that require one."""
+    """In the first rank's order.
+
+    The second call hits; later processes find the record, also those that require one.
+    """
     for mode, is_recalled in (("tune", False), ("tune", True), ("require", True)):
         os.environ["DIST_TUNE_MODE"] = mode
         step = Step("contextual", [(16, 32, 64), (128, 64, 32)][rank])
@@ -237,7 +257,8 @@ def test_of_candidate_lists_that_differ_the_common_part_is_tuned(rank: int):
         assert (record.is_recalled, step.ran[-1]) == (is_recalled, step.best[0])
     assert (
         log().count(
-            "its configs after pruning differ between ranks, and what all ranks have is tuned: 2 configs"
+            "its configs after pruning differ between ranks, and what all ranks have is tuned: 2"
+            " configs"
         )
         == 1
     )
@@ -247,7 +268,10 @@ def test_of_candidate_lists_that_differ_the_common_part_is_tuned(rank: int):
 def test_a_rank_that_comes_to_a_kernel_later_counts_its_candidates_as_the_others_do(
     rank: int, case: str
 ):
-    """In the midst of a race: what it lacks fails there, and what it has besides does not race. With nothing in common it tunes alone."""
+    """In the midst of a race: what it lacks fails there, and what it has besides does not race.
+
+    With nothing in common it tunes alone.
+    """
     first = (16, 32, 64)
     kernel = autotuned(
         configs=configs(
@@ -281,12 +305,13 @@ def test_without_a_common_candidate_the_call_is_not_tuned(rank: int, case: tuple
     assert [float(step(torch.zeros(64))[0]) for _ in range(3)] == [1.0] * 3
     assert (len(step.records), step.ran) == (0, [step.ran[0]] * 3)
     assert re.search(
-        r"no config of it is on all ranks \(2, the first .*16.* on rank 0, .*64.* on rank 1\): not tuned",
+        r"no config of it is on all ranks \(2, the first .*16.* on rank 0, .*64.* on rank 1\): not"
+        r" tuned",
         log(),
     )
 
 
-# -- kernels of one name and key ---------------------------------------------------------------------------------
+# -- kernels of one name and key -------------------------------------------------------------------
 
 
 def runs_only(block: int, turn: int = 0) -> Any:
@@ -327,7 +352,9 @@ def stepped(kernels: Callable[[], Iterable[Any]], runs: list[int], **options: An
 
 @on_each_rank(modes=["fake"])
 def test_factory_kernels_have_their_own_winners(rank: int):
-    """Sites go by the order of launches, also where records are taken over and where the step makes the kernels anew in each replay."""
+    """Sites go by the order of launches, also where records are taken over and where the step makes
+    the kernels anew in each replay.
+    """
     for is_recalled in (False, True):
         found = [
             (record.best.fields["BLOCK"], record.is_recalled)
@@ -353,7 +380,9 @@ OTHERS: dict[str, Callable[[int], list[Any]]] = {
 
 @on_each_rank(modes=["fake"], cases=[*OTHERS])
 def test_kernels_that_are_others_on_other_ranks_are_not_mixed(rank: int, case: str):
-    """All ranks run the first config that loads on all, and one line tells why; configs that are known stay as they are."""
+    """All ranks run the first config that loads on all, and one line tells why; configs that are
+    known stay as they are.
+    """
     kernels, runs = OTHERS[case](rank), list[int]()
     assert len(stepped(lambda: kernels, [])) == 0
     assert (case in log() or rank, "not tuned" in log()) == (True, True)
@@ -370,7 +399,9 @@ def fill_kernel(x_ptr, n, BLOCK: tl.constexpr):
 
 @on_each_rank()
 def test_a_kernel_with_a_prune_rule_never_runs_what_the_rule_leaves_out(rank: int):
-    """Also where another kernel of its name and key has none: the one whose rule keeps the block that fills all has it for the result."""
+    """Also where another kernel of its name and key has none: the one whose rule keeps the block
+    that fills all has it for the result.
+    """
     rule = {
         "early_config_prune": lambda configs, named, **kwargs: [
             each for each in configs if each.kwargs["BLOCK"] >= named["n"]
@@ -415,7 +446,9 @@ def test_functions_of_one_factory_are_sites_of_their_own(rank: int):
 
 @on_each_rank()
 def test_a_winner_among_configs_that_read_alike_is_that_config(rank: int):
-    """In the record, in ``kernel.cache`` and on all ranks; a file has texts alone, of which equal ones are numbered."""
+    """In the record, in ``kernel.cache`` and on all ranks; a file has texts alone, of which equal
+    ones are numbered.
+    """
     for is_recalled in (False, True):
         kernel = alike()
         step = tuned(kernel, n_repeat=3)

@@ -1,4 +1,6 @@
-"""Configs, calls, machines and processes that fail on some rank: all hear of it or go on together, and later calls are tuned as always."""
+"""Configs, calls, machines and processes that fail on some rank: all hear of it or go on together,
+and later calls are tuned as always.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ BLOCKS = (16, 32, 64, 128)
 On = dict[int, list[int]]
 """Rank -> configs that fail there."""
 
-# -- configs -----------------------------------------------------------------------------------------------------------
+# -- configs ---------------------------------------------------------------------------------------
 
 
 def failing(
@@ -77,7 +79,9 @@ def failing(
     cases=[({1: [0]}, 0), ({1: [2]}, 0, "function"), ({0: [0], 1: [1]}, 0), ({1: [3]}, 2)]
 )
 def test_a_launch_that_fails_on_one_rank_drops_the_config_on_all(rank: int, case: Any):
-    """Another config stands in, the step's collective stays matched, and nobody ends with the failed config."""
+    """Another config stands in, the step's collective stays matched, and nobody ends with the
+    failed config.
+    """
     step, on = failing(rank, *case, rest=all_reduced), case[0]
     assert step(X)[0].item() == 2.0
     out = {
@@ -115,7 +119,9 @@ def _rank_kernel(x_ptr, y_ptr, n, RANK: tl.constexpr, BLOCK: tl.constexpr):
 
 @on_each_rank(modes=("fake",))
 def test_a_config_that_does_not_compile_on_one_rank_is_never_launched(rank: int):
-    """The fastest config does not compile on rank 1: it is dropped on both before the first measured replay."""
+    """The fastest config does not compile on rank 1: it is dropped on both before the first
+    measured replay.
+    """
     FakeH200.launch_ms = staticmethod(
         lambda src, metadata: 1.0 if src.constants[(4,)] == 32 else 2.0
     )
@@ -131,7 +137,9 @@ def test_a_config_that_does_not_compile_on_one_rank_is_never_launched(rank: int)
 
 @on_each_rank(modes=("fake",), is_alone=True)
 def test_out_of_resources_on_one_rank_is_found_by_loading(rank: int):
-    """Rank 1 has less shared memory: what does not fit there is dropped on both, with Triton's own reason."""
+    """Rank 1 has less shared memory: what does not fit there is dropped on both, with Triton's own
+    reason.
+    """
     FakeH200.launch_ms = staticmethod(lambda src, metadata: 1e5 / max(metadata.shared, 1))
     kernel = autotuned(
         product_kernel, configs=[triton.Config({"BLOCK": 64}, num_stages=n) for n in (2, 3, 4, 8)]
@@ -146,14 +154,16 @@ def test_out_of_resources_on_one_rank_is_found_by_loading(rank: int):
     assert step.records[0].winner == max({0, 1, 2, 3} - {*out})
 
 
-# -- an error in a tuning ----------------------------------------------------------------------------------------------
+# -- an error in a tuning --------------------------------------------------------------------------
 
 
 @on_each_rank(
     cases=["block size must be a multiple of the NCCL channel count", "no collective", "interrupt"]
 )
 def test_an_error_in_a_tuning_is_the_rank_s_own_and_names_it_on_the_others(rank: int, how: str):
-    """Also one with the words of a broken collective, and Ctrl-C in an exchange; without a collective, others hear within the batch."""
+    """Also one with the words of a broken collective, and Ctrl-C in an exchange; without a
+    collective, others hear within the batch.
+    """
     group, is_interrupt = dist.new_group([0, 1]), how == "interrupt"
 
     def rest(y: torch.Tensor) -> None:
@@ -213,7 +223,7 @@ def test_a_slow_store_costs_no_meeting_for_every_replay():
         assert outcome.log.count("meeting='report'") < n_replays / 2, outcome.log
 
 
-# -- ranks that end or are late in a collective ------------------------------------------------------------------------
+# -- ranks that end or are late in a collective ----------------------------------------------------
 
 
 def _leaves(rank: int, face: Face, where: str) -> None:
@@ -235,16 +245,22 @@ def _leaves(rank: int, face: Face, where: str) -> None:
 @pytest.mark.parametrize(
     ("face", "where"),
     [
-        ("contextual", "before the collective"), ("function", "after it"), ("contextual", "before the call"),
-        further("contextual", "after it"), further("function", "before the collective"),
+        ("contextual", "before the collective"),
+        ("function", "after it"),
+        ("contextual", "before the call"),
+        further("contextual", "after it"),
+        further("function", "before the collective"),
     ],
-)  # fmt: skip
+)
 def test_a_rank_whose_process_ends_in_its_first_call_is_told_at_once(face: Face, where: str):
-    """Long before the deadline, as ours: gloo's error is the cause of that, and no part of its text."""
+    """Long before the deadline, as ours: gloo's error is the cause of that, and no part of its
+    text.
+    """
     first, second = on_ranks(2, _leaves, face, where, env={"DIST_TUNE_DEADLINE_S": "40"})
     left_with(second, 3)
     assert first.error == "AbsentRanksError", f"{first.error}: {first.message}\n{first.notes}"
-    # Its latest answer to rank 0, which may ask before, in and after the meeting that comes before the first run of a function.
+    # Its latest answer to rank 0, which may ask before, in and after the meeting that comes before
+    # the first run of a function.
     doing = (
         "its first run"
         if face == "contextual"
@@ -272,7 +288,9 @@ def test_a_rank_whose_process_ends_in_its_first_call_is_told_at_once(face: Face,
 def test_a_config_that_comes_too_late_for_a_collective_is_named_with_its_rank(
     rank: int, case: tuple[Face, int, str]
 ):
-    """On both ranks, with what to do and without gloo's text; also in a function's first run, and in the second one of a step."""
+    """On both ranks, with what to do and without gloo's text; also in a function's first run, and
+    in the second one of a step.
+    """
     (face, slow, run), group = case, dist.new_group([0, 1])
     failed = Path(os.environ["DIST_TUNE_LOG_DIR"], "failed")
 
@@ -296,12 +314,14 @@ def test_a_config_that_comes_too_late_for_a_collective_is_named_with_its_rank(
     assert "gloo" not in error.message
 
 
-# -- calls made again --------------------------------------------------------------------------------------------------
+# -- calls made again ------------------------------------------------------------------------------
 
 
 @on_each_rank()
 def test_a_call_made_again_frees_the_rank_that_waits_in_its_collective(rank: int):
-    """That call is not tuned, nor the next one, which has no collective; later calls are, where collectives show the call."""
+    """That call is not tuned, nor the next one, which has no collective; later calls are, where
+    collectives show the call.
+    """
     talks = True
 
     def rest(y: torch.Tensor) -> torch.Tensor:
@@ -323,7 +343,9 @@ def test_a_call_made_again_frees_the_rank_that_waits_in_its_collective(rank: int
 
 @on_each_rank()
 def test_a_rank_that_is_slow_after_a_collective_of_a_recalled_function_is_waited_for(rank: int):
-    """It has not gone on: it has issued what the others have, and kernels inside the function are tuned."""
+    """It has not gone on: it has issued what the others have, and kernels inside the function are
+    tuned.
+    """
     kernel = autotuned()
 
     def function(x: torch.Tensor, n: int) -> torch.Tensor:
@@ -351,7 +373,8 @@ def test_a_rank_that_is_slow_after_a_collective_of_a_recalled_function_is_waited
     + [further(("thrice", face)) for face in FACES]
 )
 def test_a_call_that_raised_on_one_rank_ends_in_no_error(rank: int, case: tuple[str, Face]):
-    """Without collectives nothing says which calls belong together: ranks go on alone, each with a config that it has.
+    """Without collectives nothing says which calls belong together: ranks go on alone, each with a
+    config that it has.
 
     Where a collective follows, what the ranks call after it is one call, and tuned.
     """
@@ -388,7 +411,9 @@ def test_a_call_that_raised_on_one_rank_ends_in_no_error(rank: int, case: tuple[
 
 @on_each_rank(cases=[((1,), 2), ((0, 1), 0)])
 def test_a_fallback_of_the_step_is_its_own_affair(rank: int, case: tuple[tuple[int, ...], int]):
-    """Rank 1 falls back in every run and call, and rank 0 tunes the kernel for itself; where no config runs anywhere, nothing is tuned."""
+    """Rank 1 falls back in every run and call, and rank 0 tunes the kernel for itself; where no
+    config runs anywhere, nothing is tuned.
+    """
     where, n_records = case
 
     def hook(args: Any) -> None:
@@ -415,7 +440,7 @@ def test_a_fallback_of_the_step_is_its_own_affair(rank: int, case: tuple[tuple[i
     return len(call.records) == n_records
 
 
-# -- what the machine failed in ----------------------------------------------------------------------------------------
+# -- what the machine failed in --------------------------------------------------------------------
 
 FULL, NO_FILES = (
     OSError(errno.ENOSPC, "No space left on device"),
@@ -434,7 +459,10 @@ FULL, NO_FILES = (
     ]
 )
 def test_one_failure_of_the_machine_drops_no_config(rank: int, case: tuple[Exception | float, int]):
-    """The best config runs once more, wins, and is kept; also where a clock is set by an hour. After two it is out for this process."""
+    """The best config runs once more, wins, and is kept; also where a clock is set by an hour.
+
+    After two it is out for this process.
+    """
     error, n_times = case
     is_out, met = isinstance(error, Exception) and n_times == 2, list[int]()
 
@@ -455,13 +483,19 @@ def test_one_failure_of_the_machine_drops_no_config(rank: int, case: tuple[Excep
         [1] * is_out,
     )
     assert bool(list(Path(os.environ["DIST_TUNE_CACHE_DIR"]).rglob("*.json"))) is not is_out
-    told = "is not kept: candidates were dropped for what was no doing of theirs: candidate 1: rank 1: MemoryError"
+    told = (
+        "is not kept: candidates were dropped for what was no doing of theirs: candidate 1: rank 1:"
+        " MemoryError"
+    )
     assert (told in log_of(0)) is is_out
     return step.best
 
 
 def _step(*blocks: int) -> tuple[Any, Any]:
-    """Bodies take other blocks each: what a process has compiled it keeps. The first one is the fastest."""
+    """Bodies take other blocks each: what a process has compiled it keeps.
+
+    The first one is the fastest.
+    """
     FakeH200.launch_ms = staticmethod(
         lambda src, metadata: 1.0 if src.constants[(3,)] == blocks[0] else 20.0
     )
@@ -484,7 +518,8 @@ def test_a_full_triton_cache_costs_a_warning(rank: int):
         patch.setattr(os, "posix_fallocate", _raise(FULL))
         step(X)
     assert re.search(
-        r"WARNING dist_tune: Triton's cache folder .* cannot be written \(No space left on device\)",
+        r"WARNING dist_tune: Triton's cache folder .* cannot be written \(No space left on"
+        r" device\)",
         log(),
     )
     assert (best(kernel), [each.failure for each in step.records[0].candidates]) == (
@@ -546,7 +581,9 @@ def _hangs_without_descriptors(rank: int) -> None:
 
 
 def test_a_config_that_hangs_where_no_descriptor_is_left_is_named():
-    """The end is told over the connection that is there: a new one would not come about before the rank has left."""
+    """The end is told over the connection that is there: a new one would not come about before the
+    rank has left.
+    """
     first, second = on_ranks(2, _hangs_without_descriptors)
     left_with(second, 86)
     assert first.error == "StuckConfigError", f"{first.error}: {first.message}"
@@ -569,7 +606,9 @@ def _no_second_connection(rank: int) -> Any:
 
 
 def test_a_rank_that_gets_no_second_connection_to_the_store_goes_on_alone():
-    """It goes on with a config that it has, which is no error; the same call is tuned once there are descriptors again."""
+    """It goes on with a config that it has, which is no error; the same call is tuned once there
+    are descriptors again.
+    """
     assert values(on_ranks(2, _no_second_connection)) == [1, 1]
 
 
@@ -596,7 +635,9 @@ def _no_temporary_folder(rank: int, n_compiled: int) -> Any:
 
 @pytest.mark.parametrize("n_compiled", [further(0), 1])
 def test_a_rank_without_a_temporary_folder_ends_the_tuning_with_its_name(n_compiled: int):
-    """On all ranks, with what to do; no config is blamed, none wins as the only one that runs, and no record is written."""
+    """On all ranks, with what to do; no config is blamed, none wins as the only one that runs, and
+    no record is written.
+    """
     for told, kept in values(on_ranks(2, _no_temporary_folder, n_compiled, mode="fake")):
         assert "rank 1: OSError: [Errno 27] File too large" in told
         assert "disk space" in told

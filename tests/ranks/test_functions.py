@@ -1,4 +1,6 @@
-"""An autotuned function on several ranks: what it takes and promises, its checks and references, and what is told of a good call."""
+"""An autotuned function on several ranks: what it takes and promises, its checks and references,
+and what is told of a good call.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +61,15 @@ from tests.worlds import folder, log, on_each_rank, shown
 
 X = torch.ones(4)
 
-# -- who decides -------------------------------------------------------------------------------------------------------
+# -- who decides -----------------------------------------------------------------------------------
 
 
 @on_each_rank(cases=FACES)
 def test_the_slowest_rank_decides_and_a_steady_call_is_an_ordinary_one(rank: int, face: Face):
-    """Block 16 is fastest on rank 0 and slowest on rank 1: both take 32. Later calls run once, need no other rank and log nothing."""
+    """Block 16 is fastest on rank 0 and slowest on rank 1: both take 32.
+
+    Later calls run once, need no other rank and log nothing.
+    """
     step = Step(
         face, [{16: 1, 32: 15, 64: 40}, {16: 60, 32: 15, 64: 40}][rank], name=f"steady {face}"
     )  # ranks tell calls apart by names
@@ -79,7 +84,9 @@ def test_the_slowest_rank_decides_and_a_steady_call_is_an_ordinary_one(rank: int
 
 @on_each_rank()
 def test_a_group_decides_for_itself(rank: int):
-    """Each has its own winner for one key, and the slower one rules the world; strangers are refused."""
+    """Each has its own winner for one key, and the slower one rules the world; strangers are
+    refused.
+    """
     groups = [dist.new_group([each]) for each in (0, 1)]
 
     @autotune(BLOCKS, shape_of, n_warmup=0, n_repeat=2)
@@ -100,7 +107,9 @@ def test_a_group_decides_for_itself(rank: int):
 
 @on_each_rank()
 def test_a_function_inside_another_or_inside_a_closure_is_one_of_its_sites(rank: int):
-    """The outer one tunes all of them at once, kernels of triton.autotune too; with ranks that it does not ask it says so."""
+    """The outer one tunes all of them at once, kernels of triton.autotune too; with ranks that it
+    does not ask it says so.
+    """
     ran, kernel, alone = list[str](), autotuned(blocks=(16, 32)), dist.new_group([0])
 
     @autotune(BLOCKS, shape_of, **QUICK)
@@ -135,7 +144,9 @@ _kernels: list[Any] = []
 
 @on_each_rank()
 def test_a_cached_function_still_tunes_the_kernels_inside(rank: int):
-    """The function's config comes from the cache, so it runs with that alone; its kernels are sites of that run. cache=False tunes anew."""
+    """The function's config comes from the cache, so it runs with that alone; its kernels are sites
+    of that run. cache=False tunes anew.
+    """
 
     def step(x: torch.Tensor, block: int) -> torch.Tensor:
         runs_of_this_process.append(block)
@@ -157,12 +168,14 @@ def test_a_cached_function_still_tunes_the_kernels_inside(rank: int):
         ]
 
 
-# -- what it takes -----------------------------------------------------------------------------------------------------
+# -- what it takes ---------------------------------------------------------------------------------
 
 
 @on_each_rank()
 def test_the_seeds_example_runs_as_written(rank: int):
-    """Configs in a mapping, both ways to index them in prune_fn, to_hashable, the call-time keywords; verbose is rank 0's alone."""
+    """Configs in a mapping, both ways to index them in prune_fn, to_hashable, the call-time
+    keywords; verbose is rank 0's alone.
+    """
     space = [
         {"gemm_config": triton.Config({"BLOCK": b}, num_warps=w)}
         for b in (16, 32, 64)
@@ -228,11 +241,24 @@ def _slow(ms: float = 20.0) -> float:
 
 @on_each_rank()
 def test_config_values_are_of_any_kind(rank: int):
-    """Enums, functions, dtypes, tuples, tensors, objects; two that read alike are two, and the right one of them wins."""
+    """Enums, functions, dtypes, tuples, tensors, objects; two that read alike are two, and the
+    right one of them wins.
+    """
     modes = [
-        _Mode.SLOW, _slow, lambda: 20.0, lambda: 20.0, torch.float32, (1, "a"), _Policy(20.0), _Policy(1.0), None, _Mode.SLOW, 20.0, "20.0",
+        _Mode.SLOW,
+        _slow,
+        lambda: 20.0,
+        lambda: 20.0,
+        torch.float32,
+        (1, "a"),
+        _Policy(20.0),
+        _Policy(1.0),
+        None,
+        _Mode.SLOW,
+        20.0,
+        "20.0",
         torch.arange(2),
-    ]  # fmt: skip
+    ]
 
     @autotune([{"mode": mode} for mode in modes], None, n_warmup=1, n_repeat=3)
     def step(mode: Any) -> Any:
@@ -268,7 +294,7 @@ def test_a_distributed_tensor_is_changed_once(rank: int):
     assert (step(x).to_local().tolist(), step.records) == ([2.0] * 4, [])
 
 
-# -- keys --------------------------------------------------------------------------------------------------------------
+# -- keys ------------------------------------------------------------------------------------------
 
 
 numbers, layers = itertools.count(100), [SimpleNamespace(number=k) for k in range(8)]
@@ -289,7 +315,10 @@ KEYS: dict[str, tuple[Any, Any, int]] = {
 
 @on_each_rank(cases=[*KEYS])
 def test_a_key_that_never_repeats_is_told_of(rank: int, case: str):
-    """Of arguments that are alike three are tuned, and one line on the first rank says why. A loop over shapes tunes them all."""
+    """Of arguments that are alike three are tuned, and one line on the first rank says why.
+
+    A loop over shapes tunes them all.
+    """
     key_fn, arguments, n_tunings = KEYS[case]
     function: Any = autotune(BLOCKS[:2], key_fn, **QUICK)(lambda *args, block=0: len(args))
     lines = shown(lambda: [function(*arguments(k)) for k in range(8)])
@@ -300,7 +329,10 @@ def test_a_key_that_never_repeats_is_told_of(rank: int, case: str):
 
 @on_each_rank()
 def test_ranks_with_different_keys_and_different_arguments(rank: int):
-    """Different keys at once are two sites of one tuning. A key that is new on one rank alone runs a known config there."""
+    """Different keys at once are two sites of one tuning.
+
+    A key that is new on one rank alone runs a known config there.
+    """
     by_shape = autotune(BLOCKS, shape_of, **QUICK)(named("by shape", lambda x, block: x))
     by_value = autotune(BLOCKS, shape_of, **QUICK)(named("by value", lambda x, block: x.sum()))
     assert by_shape(torch.zeros(2 + rank)).numel() == 2 + rank
@@ -310,12 +342,15 @@ def test_ranks_with_different_keys_and_different_arguments(rank: int):
     assert len(by_shape.records) == 2
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- what goes wrong -------------------------------------------------------------------------------
 
 
 DROPPED: list[tuple[dict[int, list[int]], str]] = [
-    ({1: [16]}, "before"), ({1: [16]}, "after"), ({0: [32], 1: [16]}, "after"), ({0: [16, 32], 1: [64]}, "before"),
-]  # fmt: skip
+    ({1: [16]}, "before"),
+    ({1: [16]}, "after"),
+    ({0: [32], 1: [16]}, "after"),
+    ({0: [16, 32], 1: [64]}, "before"),
+]
 """Rank -> blocks that raise there; before or after the collectives."""
 
 
@@ -323,7 +358,10 @@ DROPPED: list[tuple[dict[int, list[int]], str]] = [
 def test_a_config_that_fails_on_one_rank_is_dropped_on_all(
     rank: int, case: tuple[dict[int, list[int]], str]
 ):
-    """Before its collectives another config stands in; behind them nothing is run. Where none is left, one error says so, at once."""
+    """Before its collectives another config stands in; behind them nothing is run.
+
+    Where none is left, one error says so, at once.
+    """
     on, where = case
 
     def stop(here: str) -> None:
@@ -374,7 +412,9 @@ def test_a_rule_that_keeps_nothing_is_an_error_on_all_ranks(rank: int, rule: Any
 
 @on_each_rank(cases=["prune_fn", "check", "reset", "key_fn", "call"])
 def test_what_the_user_gave_raises_on_one_rank(rank: int, who: str):
-    """That rank raises it, and the others hear of it at once, with its name; before a tuning they learn that it has passed, and go on."""
+    """That rank raises it, and the others hear of it at once, with its name; before a tuning they
+    learn that it has passed, and go on.
+    """
     os.environ["DIST_TUNE_DEADLINE_S"] = "60"
 
     def may_raise(name: str) -> bool:
@@ -406,7 +446,9 @@ def test_what_the_user_gave_raises_on_one_rank(rank: int, who: str):
 
 @on_each_rank()
 def test_attempts_to_tune_within_a_tuning_do_not_hang(rank: int):
-    """In prune_fn and in check a tuned function may be called, on all ranks alike; from reset it is refused."""
+    """In prune_fn and in check a tuned function may be called, on all ranks alike; from reset it is
+    refused.
+    """
     refused: set[str] = set()
     function: Any = None
 
@@ -430,7 +472,9 @@ def test_attempts_to_tune_within_a_tuning_do_not_hang(rank: int):
 
 @on_each_rank()
 def test_a_captured_graph_uses_what_is_known(rank: int):
-    """A new key is an error with what to do, on each rank for itself; a known one and autotune=False are ordinary calls."""
+    """A new key is an error with what to do, on each rank for itself; a known one and
+    autotune=False are ordinary calls.
+    """
     function: Any = autotune(BLOCKS, lambda x: x, **QUICK)(lambda x, block: x)
     function(1)
     with pytest.MonkeyPatch.context() as patch:
@@ -441,7 +485,7 @@ def test_a_captured_graph_uses_what_is_known(rank: int):
     assert "before the capture" in message
 
 
-# -- checks ------------------------------------------------------------------------------------------------------------
+# -- checks ----------------------------------------------------------------------------------------
 
 
 def _is_right(result: torch.Tensor, x: torch.Tensor) -> bool:
@@ -467,7 +511,9 @@ def _asserts(result: torch.Tensor, x: torch.Tensor) -> None:
 def test_what_is_wrong_on_one_rank_is_dropped_on_all_before_it_is_timed(
     rank: int, case: tuple[Any, str]
 ) -> Any:
-    """With each kind of check; the first rank's terminal shows the error with its size, whichever rank found it."""
+    """With each kind of check; the first rank's terminal shows the error with its size, whichever
+    rank found it.
+    """
     check, words = case
     step = autotune(BLOCKS, None, check=check, **QUICK)(
         lambda x, block: x + 1 + 30 * (block == 1 and rank == 1)
@@ -489,7 +535,9 @@ def test_what_is_wrong_on_one_rank_is_dropped_on_all_before_it_is_timed(
 
 @on_each_rank()
 def test_all_wrong_is_one_clear_error(rank: int):
-    """On all ranks, also where one rank alone finds them wrong, and at once: what is wrong still talks to the other ranks."""
+    """On all ranks, also where one rank alone finds them wrong, and at once: what is wrong still
+    talks to the other ranks.
+    """
     os.environ["DIST_TUNE_DEADLINE_S"] = "60"
 
     @autotune(BLOCKS, None, check=lambda x: x + rank, **QUICK)
@@ -560,7 +608,9 @@ def _adds(x: torch.Tensor, c: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def _checked(wrong: int | None = None, *, is_inside: bool = False) -> tuple[Any, bool, float]:
-    """A job of a function with a reference, or of a closure around it: winner, whether a record had it, value of the call."""
+    """A job of a function with a reference, or of a closure around it: winner, whether a record had
+    it, value of the call.
+    """
     state.update(wrong=wrong, n_asked=0, ran=[])
     function: Any = autotune(BLOCKS, None, check=_sum, n_warmup=0, n_repeat=1)(_adds)
     step = contextual_autotune(is_dist=True, n_warmup=0, n_repeat=1)(
@@ -577,7 +627,9 @@ def _checked(wrong: int | None = None, *, is_inside: bool = False) -> tuple[Any,
 
 @on_each_rank(cases=["one folder", "a folder each", "a record of one rank", "inside a closure"])
 def test_a_record_that_is_wrong_on_some_rank_is_tuned_anew_on_all(rank: int, case: str):
-    """A hit costs one question to the reference and no run; the terminal says which rank was wrong, and the new record replaces the old."""
+    """A hit costs one question to the reference and no run; the terminal says which rank was wrong,
+    and the new record replaces the old.
+    """
     is_inside = case == "inside a closure"
     if case.startswith("a "):
         os.environ["DIST_TUNE_CACHE_DIR"] += f"/{rank}"
@@ -615,12 +667,14 @@ def test_alone_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert (again != winner, others) == (True, [False, 2.0])
 
 
-# -- what is told ------------------------------------------------------------------------------------------------------
+# -- what is told ----------------------------------------------------------------------------------
 
 
 @on_each_rank()
 def test_prune_rules_say_how_many_they_removed(rank: int):
-    """By the first rank, once for each site, by a name for people; repeated configs are not counted."""
+    """By the first rank, once for each site, by a name for people; repeated configs are not
+    counted.
+    """
     kept = {
         "early_config_prune": lambda configs, named, **kw: [
             config for config in configs if config.kwargs["BLOCK"] > 16
@@ -638,7 +692,9 @@ def test_prune_rules_say_how_many_they_removed(rank: int):
 
 @on_each_rank()
 def test_prune_fn_must_return_a_bool(rank: int):
-    """A list, as Triton's early_config_prune returns it, was True; an error on all ranks that names it. Other kinds of bool are bools."""
+    """A list, as Triton's early_config_prune returns it, was True; an error on all ranks that names
+    it. Other kinds of bool are bools.
+    """
 
     def call(verdict: Any) -> Any:
         function: Any = autotune(BLOCKS, lambda x: x, lambda config, x: verdict, **QUICK)(
@@ -668,8 +724,8 @@ def test_ranks_that_choose_alone_beside_others_say_so(rank: int):
     steps = [tuned(autotuned(), is_dist=is_dist, cache=False) for is_dist in (False, True)]
     (line,) = shown(lambda: [step(torch.zeros(n)) for step in steps for n in (64, 32)])
     assert (
-        "each rank chooses alone; ranks may disagree: a process group of 2 ranks is initialised and is_dist was not given"
-        in line
+        "each rank chooses alone; ranks may disagree: a process group of 2 ranks is initialised and"
+        " is_dist was not given" in line
     )
 
 
@@ -680,7 +736,9 @@ def test_one_rank_of_a_group_is_not_told_that_it_chooses_alone(rank: int):
 
 @on_each_rank()
 def test_a_value_that_has_not_run_is_told(rank: int):
-    """A generator, a coroutine or a context manager of a function that looks ordinary; once for each closure."""
+    """A generator, a coroutine or a context manager of a function that looks ordinary; once for
+    each closure.
+    """
 
     def numbers(x: torch.Tensor) -> Any:
         yield x

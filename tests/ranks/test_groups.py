@@ -69,7 +69,9 @@ def grouped(face: Face, group: Any, **options: Any) -> tuple[Step, Any]:
 
 @on_each_rank(cases=FACES)
 def test_a_destroyed_group_is_told_and_strands_no_peer(rank: int, face: Face):
-    """On one rank alone: what has its config runs; a new key is an error there, and the other rank goes on without it."""
+    """On one rank alone: what has its config runs; a new key is an error there, and the other rank
+    goes on without it.
+    """
     group = dist.new_group([0, 1])
     step, call = grouped(face, group, name=f"destroyed {face}")
     call(torch.ones(64))
@@ -102,7 +104,9 @@ def called(
     name: str = "",
     n_more: int = 0,
 ) -> tuple[str, str]:
-    """The error, and its message, of a call with these groups, in which all ranks sum if it ``is_shared``; rank 2 calls more often."""
+    """The error, and its message, of a call with these groups, in which all ranks sum if it
+    ``is_shared``; rank 2 calls more often.
+    """
     os.environ["DIST_TUNE_DEADLINE_S"] = str(DEADLINE_S)
     timeout = timedelta(seconds=(3 if is_shared else 1.3) * DEADLINE_S)
     made = {
@@ -137,7 +141,9 @@ WRONG: list[Any] = [
 def test_a_group_that_is_another_one_on_another_rank_is_told_on_all(
     rank: int, case: tuple[Face, Groups]
 ):
-    """With its ranks, also on a rank that waits for that one, and on one whose collective finds no peers; not in gloo's words."""
+    """With its ranks, also on a rank that waits for that one, and on one whose collective finds no
+    peers; not in gloo's words.
+    """
     error, message = called(rank, *case)
     assert error == "RankMismatchError", f"{error}: {message}"
     of_each = [str([*(members or ALL)]) for members in case[1]]
@@ -149,7 +155,9 @@ def test_a_group_that_is_another_one_on_another_rank_is_told_on_all(
 
 @on_each_rank(3)
 def test_a_wrong_group_is_told_where_the_call_is_made_again(rank: int):
-    """At once after each error, as a retry would: the rank that found it says so until it comes with another group."""
+    """At once after each error, as a retry would: the rank that found it says so until it comes
+    with another group.
+    """
     error, message = called(rank, "contextual", (ALL, ALL, (2,)), name="again", n_more=4)
     assert rank == 2 or error == "RankMismatchError", f"{error}: {message}"
 
@@ -164,12 +172,19 @@ def test_a_group_without_the_calling_rank_is_told_on_all(rank: int, face: Face):
 
 @on_each_rank(3)
 def test_a_rank_that_waits_for_one_with_another_group_says_so(rank: int):
-    """Where no collective holds them together: rank 2 tunes alone, and the others wait for it, or see it in that call."""
+    """Where no collective holds them together: rank 2 tunes alone, and the others wait for it, or
+    see it in that call.
+    """
     error, message = called(rank, "contextual", (ALL, ALL, (2,)), is_shared=False)
     words = {
         "": "",
-        "AbsentRanksError": "rank 2 last seen at: a call with a group of ranks [2]. So ranks [2] did not come ",
-        "RankMismatchError": "is called on rank 0 with a group of ranks [0, 1, 2] and on rank 2 with a group of ranks [2]",
+        "AbsentRanksError": (
+            "rank 2 last seen at: a call with a group of ranks [2]. So ranks [2] did not come "
+        ),
+        "RankMismatchError": (
+            "is called on rank 0 with a group of ranks [0, 1, 2] and on rank 2 with a group of"
+            " ranks [2]"
+        ),
     }
     assert (rank == 2) == (error == "")
     assert words[error] in message
@@ -177,7 +192,9 @@ def test_a_rank_that_waits_for_one_with_another_group_says_so(rank: int):
 
 @on_each_rank(3)
 def test_a_rank_may_use_two_groups_in_turn(rank: int):
-    """It is waited for while it tunes with the other one, and what was shown of that wait is taken back; its errors are its own."""
+    """It is waited for while it tunes with the other one, and what was shown of that wait is taken
+    back; its errors are its own.
+    """
     every, again = dist.new_group(), dist.new_group()
     own = [dist.new_group([each]) for each in range(3)][rank]
 

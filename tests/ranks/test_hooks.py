@@ -1,4 +1,6 @@
-"""Kernels as libraries decorate and launch them: hooks, heuristics, restored tensors, what a launch and a tuning leave on them."""
+"""Kernels as libraries decorate and launch them: hooks, heuristics, restored tensors, what a launch
+and a tuning leave on them.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def grid(meta: dict[str, Any]) -> tuple[int]:
     return (triton.cdiv(N, meta["BLOCK"]),)
 
 
-# -- what is launched --------------------------------------------------------------------------------------------------
+# -- what is launched ------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -197,7 +199,9 @@ def test_what_libraries_pass_and_how_they_launch(rank: int, make: Callable[[int]
 
 @on_each_rank(modes=("interpret", "fake"))
 def test_heuristics_above_the_tuner(rank: int):
-    """One site with and without the constant that they give; the log tells of the variant that is compiled without it."""
+    """One site with and without the constant that they give; the log tells of the variant that is
+    compiled without it.
+    """
     kernel = autotuned(even_kernel, blocks=(16, 32))
     above = triton.heuristics({"EVEN": lambda args: args["n"] % 32 == 0})(kernel)
     step = tuned(kernel, lambda x: launch(kernel, launch(above, x)))
@@ -238,12 +242,14 @@ def test_hooks_that_set_the_block_shape_of_descriptors(rank: int):
     assert torch.equal(x, y) or not is_interpreted()
 
 
-# -- hooks, restored and zeroed tensors --------------------------------------------------------------------------------
+# -- hooks, restored and zeroed tensors ------------------------------------------------------------
 
 
 @on_each_rank()
 def test_hooks_run_as_in_vanilla_triton(rank: int):
-    """Pre- and post-hook around every launch of the tuning, the reset once before the final run, the config's hook always."""
+    """Pre- and post-hook around every launch of the tuning, the reset once before the final run,
+    the config's hook always.
+    """
     calls: list[str] = []
 
     def pre(full: dict[str, Any], reset_only: bool = False) -> None:
@@ -278,12 +284,16 @@ ADDED: dict[str, tuple[dict[str, Any], list[float]]] = {
         [1.0, 1.0, 1.0],
     ),
 }
-"""Options -> what an output of 5 that a kernel adds 1 to holds: in each run of the tuning, after it, and after a second call."""
+"""Options -> what an output of 5 that a kernel adds 1 to holds: in each run of the tuning, after
+it, and after a second call.
+"""
 
 
 @on_each_rank(cases=[*ADDED])
 def test_what_a_kernel_adds_is_of_one_launch(rank: int, case: str):
-    """Put back at the end of a replay, so that later kernels read what the launch wrote; or zeroed, also before the run that counts."""
+    """Put back at the end of a replay, so that later kernels read what the launch wrote; or zeroed,
+    also before the run that counts.
+    """
     options, expected = ADDED[case]
     kernel, follower = autotuned(accumulate_kernel, **options), autotuned(blocks=(32, 64))
     total, seen = torch.full((64,), 5.0), list[float]()
@@ -317,7 +327,9 @@ def locking_kernel(x_ptr, y_ptr, n, lock_ptr, BLOCK: tl.constexpr):
 
 @on_each_rank(1, is_dist=False)
 def test_what_a_failed_launch_leaves_is_told_on_the_terminal(rank: int):
-    """Once: the error, and the tensors that it may have written to and nothing restores; the next config may wait for a lock in them."""
+    """Once: the error, and the tensors that it may have written to and nothing restores; the next
+    config may wait for a lock in them.
+    """
     os.environ["DIST_TUNE_VERBOSITY"] = "normal"
     kernel, lock = (
         autotuned(locking_kernel, restore_value=["y_ptr"]),
@@ -338,7 +350,7 @@ def test_what_a_failed_launch_leaves_is_told_on_the_terminal(rank: int):
     )
 
 
-# -- best_config in a step ---------------------------------------------------------------------------------------------
+# -- best_config in a step -------------------------------------------------------------------------
 
 
 @triton.jit
@@ -349,7 +361,9 @@ def partial_kernel(x_ptr, partials_ptr, n, BLOCK: tl.constexpr):
 
 @on_each_rank()
 def test_best_config_is_what_was_just_launched(rank: int):
-    """In a grid, after a launch, in the hook of another kernel and after the call; also of a stand-in for what one rank cannot launch."""
+    """In a grid, after a launch, in the hook of another kernel and after the call; also of a
+    stand-in for what one rank cannot launch.
+    """
     first, launched, hooked = autotuned(partial_kernel, blocks=(64, 32, 16)), [0], list[bool]()
 
     def is_right() -> bool:
@@ -386,7 +400,7 @@ def test_best_config_is_what_was_just_launched(rank: int):
     assert (all(hooked), len(hooked) > 7, len(step.records) > 2) == (True, True, True)
 
 
-# -- what a tuning leaves ----------------------------------------------------------------------------------------------
+# -- what a tuning leaves --------------------------------------------------------------------------
 
 HAS_LISTENER = hasattr(knobs.autotuning, "listener")
 VANILLA: Any = {"do_bench": lambda call, quantiles: (call(), [1.0, 0.5, 2.0])[1]}
@@ -423,7 +437,9 @@ def left_on(kernel: Any) -> Any:
 
 @on_each_rank()
 def test_attributes_are_those_that_vanilla_leaves(rank: int):
-    """After a tuning in which a config failed, after a later call, and with a config from the cache."""
+    """After a tuning in which a config failed, after a later call, and with a config from the
+    cache.
+    """
 
     def failing(meta: dict[str, Any]) -> tuple[int]:
         if meta["BLOCK"] == 32:
@@ -450,7 +466,9 @@ def test_attributes_are_those_that_vanilla_leaves(rank: int):
 
 @on_each_rank()
 def test_the_line_of_print_autotuning_is_vanillas(rank: int):
-    """Once for each tuned key on each rank, in the words of the installed Triton; none without the variable, or from a record."""
+    """Once for each tuned key on each rank, in the words of the installed Triton; none without the
+    variable, or from a record.
+    """
 
     def printed(decorated: Callable[[Closure], Closure], value: str = "1") -> str:
         os.environ["TRITON_PRINT_AUTOTUNING"] = value
@@ -480,7 +498,9 @@ def test_the_line_of_print_autotuning_is_vanillas(rank: int):
 
 @on_each_rank(modes=["fake"])
 def test_the_listener_hears_what_vanilla_tells_it(rank: int):
-    """Once for each key with a choice that is tuned, with vanilla's arguments; not for one from a record."""
+    """Once for each key with a choice that is tuned, with vanilla's arguments; not for one from a
+    record.
+    """
     heard: list[dict[str, Any]] = []
     if HAS_LISTENER:
         knobs.autotuning.listener = lambda **told: heard.append(told)
@@ -507,7 +527,9 @@ def test_the_listener_hears_what_vanilla_tells_it(rank: int):
 
 @on_each_rank()
 def test_a_listener_that_raises_ends_the_call_and_leaves_the_winner(rank: int) -> Any:
-    """On its rank with its own error, as in vanilla; no rank waits, and the next call and the next tuning go on."""
+    """On its rank with its own error, as in vanilla; no rank waits, and the next call and the next
+    tuning go on.
+    """
     if not HAS_LISTENER:
         return None
 

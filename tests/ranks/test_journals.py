@@ -1,4 +1,6 @@
-"""Tunings that are cut off: what all ranks have measured counts, and what ended a process runs last and alone, or not at all."""
+"""Tunings that are cut off: what all ranks have measured counts, and what ended a process runs last
+and alone, or not at all.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def events(path: Path, kind: str) -> list[Any]:
     ]
 
 
-# -- killed ------------------------------------------------------------------------------------------------------------
+# -- killed ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rank", [further(0), 1])
@@ -96,9 +98,13 @@ def test_a_damaged_journal_costs_a_warning_at_most(tmp_path: Path):
                 path.write_bytes(os.urandom(5000))
             else:
                 path.unlink()
-                os.mkfifo(
-                    path
-                ) if damage == "fifo" else path.mkdir() if damage == "folder" else None
+                (
+                    os.mkfifo(path)
+                    if damage == "fifo"
+                    else path.mkdir()
+                    if damage == "folder"
+                    else None
+                )
     first, second = values(on_ranks(2, _go_on, tmp_path, damages))
     assert first == second
     assert [has_gone_on for _, has_gone_on in first] == [True, False, False, False, False]
@@ -106,7 +112,9 @@ def test_a_damaged_journal_costs_a_warning_at_most(tmp_path: Path):
 
 @pytest.mark.parametrize("how", ["term", further("int")])
 def test_a_signal_casts_no_suspicion_and_leaves_nothing_behind(tmp_path: Path, how: str):
-    """As a scheduler, torchrun or Ctrl-C ends a rank, twice with one config under way: it is neither a suspect nor in quarantine."""
+    """As a scheduler, torchrun or Ctrl-C ends a rank, twice with one config under way: it is
+    neither a suspect nor in quarantine.
+    """
     (tmp_path / "tmp").mkdir()
     options: Any = {"ends": (32, 1, 0, how), "tmp": str(tmp_path / "tmp")}
     for _ in range(2):
@@ -136,11 +144,13 @@ if __name__ == "__main__":
     got = tune(dist.get_rank(), Path(sys.argv[1]), ends=tuple(json.loads(sys.argv[2])), device=device)
     Path(sys.argv[1], f"got-{dist.get_rank()}").write_text(json.dumps([got, os.environ["TORCHELASTIC_RESTART_COUNT"]]))
     dist.destroy_process_group()
-"""
+"""  # noqa: E501
 
 
 def supervised(folder: Path, ends: Any, device: str = "cpu") -> list[Any]:
-    """Run the job on two ranks with ``launch/launch.sh --supervise``; what each rank ended with, and after how many restarts."""
+    """Run the job on two ranks with ``launch/launch.sh --supervise``; what each rank ended with,
+    and after how many restarts.
+    """
     (folder / "job.py").write_text(JOB)
     env = {
         **os.environ,
@@ -166,10 +176,14 @@ def supervised(folder: Path, ends: Any, device: str = "cpu") -> list[Any]:
     return [json.loads((folder / f"got-{rank}").read_text()) for rank in (0, 1)]
 
 
-@pytest.mark.slow  # what launch.sh starts again is in tests/test_launch.py, what a second attempt finds in this file
+# What launch.sh starts again is in tests/test_launch.py, what a second attempt finds in this file
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [(0, 0, 6, "once"), (0, 1, 6, "once"), (32, 1, 0, "exit")])
 def test_a_supervised_job_that_loses_a_rank_comes_back(tmp_path: Path, ends: Any):
-    """Killed before ranks have agreed on a time: the second attempt is as long as a first one. A deadly config is out after two."""
+    """Killed before ranks have agreed on a time: the second attempt is as long as a first one.
+
+    A deadly config is out after two.
+    """
     (first, n_restarts), (second, _) = supervised(tmp_path, ends)
     assert (first["best"], first["y"]) == (second["best"], 2.0)
     assert n_restarts == ("1" if ends[3] == "once" else "2")
@@ -183,7 +197,7 @@ def test_a_supervised_job_that_loses_a_rank_comes_back(tmp_path: Path, ends: Any
         assert "quarantined" in failures[BLOCKS.index(32)]
 
 
-# -- quarantine --------------------------------------------------------------------------------------------------------
+# -- quarantine ------------------------------------------------------------------------------------
 
 
 QUARANTINES = {
@@ -200,9 +214,11 @@ QUARANTINES = {
 @pytest.mark.parametrize(
     "case",
     [
-        name
-        if name in ("a kernel", "a function", "after a kernel in it", "a rank each")
-        else further(name)
+        (
+            name
+            if name in ("a kernel", "a function", "after a kernel in it", "a rank each")
+            else further(name)
+        )
         for name in QUARANTINES
     ],
 )
@@ -234,7 +250,8 @@ def test_a_config_that_ends_its_process_is_in_quarantine_after_two_deaths(
             counts[block, 1],
         ]
         assert case != "a kernel" or all(counts[each, 1] for each in BLOCKS)
-        # The other kernel's config that was under way with it at the first death is a suspect, too, and has its turn.
+        # The other kernel's config that was under way with it at the first death is a suspect, too,
+        # and has its turn.
         assert first["runs"] <= N + 3 + options.get("n_kernels", 1) - 1
         assert len(list((tmp_path / "cache" / "quarantine").glob("*.jsonl"))) == 1
     assert journals(tmp_path) == []
@@ -262,7 +279,7 @@ def test_a_kernel_whose_configs_are_all_in_quarantine_is_named_with_what_to_do(t
         assert words in only.message
 
 
-# -- what leaves no journal, and no suspicion --------------------------------------------------------------------------
+# -- what leaves no journal, and no suspicion ------------------------------------------------------
 
 
 @on_each_rank(cases=[ValueError, KeyboardInterrupt])
@@ -287,7 +304,9 @@ def test_an_exception_of_the_user_casts_no_suspicion(rank: int, error: Any):
 
 @on_each_rank()
 def test_an_exception_in_the_last_run_loses_no_finished_tuning(rank: int):
-    """The records are there before it: the next call, in this process or another, has the configs."""
+    """The records are there before it: the next call, in this process or another, has the
+    configs.
+    """
     counts = cache_folder().with_name("counts")
     assert (
         told(lambda: tune(rank, counts, fails=(N + 3, 1, ValueError)))[0]

@@ -1,4 +1,6 @@
-"""Ranks that are late, stopped, silent or gone, and configs that never return: who is waited for, who is named, whose process ends."""
+"""Ranks that are late, stopped, silent or gone, and configs that never return: who is waited for,
+who is named, whose process ends.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ from tests.worlds import (
 
 X = torch.zeros(64)
 
-# -- late --------------------------------------------------------------------------------------------------------------
+# -- late ------------------------------------------------------------------------------------------
 
 
 @on_each_rank(
@@ -69,7 +71,10 @@ X = torch.zeros(64)
 def test_a_late_rank_costs_waiting_and_is_told_on_one_terminal(
     rank: int, case: tuple[Face, int, str]
 ):
-    """Later than two deadlines, within the timeout of its group. The first rank tells it once; where that is the late one, the next."""
+    """Later than two deadlines, within the timeout of its group.
+
+    The first rank tells it once; where that is the late one, the next.
+    """
     face, late, shown = case
     os.environ |= {"DIST_TUNE_DEADLINE_S": "1.5", "DIST_TUNE_VERBOSITY": shown}
     step, teller = Step(face), int(late == 0)
@@ -94,7 +99,9 @@ def test_a_late_rank_costs_waiting_and_is_told_on_one_terminal(
 
 @on_each_rank()
 def test_a_rank_that_is_stopped_or_takes_long_for_good_reason_is_waited_for(rank: int):
-    """A first run in which it is stopped, a reset and a replay, each beyond the deadline: neither its watchdog nor its peer gives up."""
+    """A first run in which it is stopped, a reset and a replay, each beyond the deadline: neither
+    its watchdog nor its peer gives up.
+    """
     os.environ["DIST_TUNE_DEADLINE_S"] = "2"
 
     def is_told_after_a_stop() -> bool:
@@ -126,7 +133,9 @@ def test_a_rank_that_is_stopped_or_takes_long_for_good_reason_is_waited_for(rank
 
 @on_each_rank()
 def test_a_rank_that_comes_too_late_gets_the_verdict_too(rank: int):
-    """Its peer has given it up, later than their group and the deadline; it reads that, and does not wait."""
+    """Its peer has given it up, later than their group and the deadline; it reads that, and does
+    not wait.
+    """
     os.environ["DIST_TUNE_DEADLINE_S"] = "1"
     step = Step("contextual", group=dist.new_group([0, 1], timeout=timedelta(seconds=0.5)))
     dist.barrier()
@@ -140,7 +149,9 @@ def test_a_rank_that_comes_too_late_gets_the_verdict_too(rank: int):
 
 @on_each_rank()
 def test_timeouts_are_lowered_only_while_ranks_tune(rank: int):
-    """Not in a first run, nor for a call that merely has new shapes; and they are given back, also after an error."""
+    """Not in a first run, nor for a call that merely has new shapes; and they are given back, also
+    after an error.
+    """
     seen: list[list[float]] = []
     groups: list[Any] = [dist.group.WORLD, dist.new_group([0, 1], timeout=timedelta(seconds=0.5))]
 
@@ -163,7 +174,7 @@ def test_timeouts_are_lowered_only_while_ranks_tune(rank: int):
     assert seen == [usual, *[short] * (len(seen) - 6), *[usual] * 5]
 
 
-# -- a store that is silent or gone ------------------------------------------------------------------------------------
+# -- a store that is silent or gone ----------------------------------------------------------------
 
 
 def _cut_off(rank: int, at_run: int) -> Any:
@@ -190,7 +201,9 @@ def _cut_off(rank: int, at_run: int) -> Any:
 
 @pytest.mark.parametrize("at_run", [further(1), 10])
 def test_a_rank_that_is_cut_off_from_the_store_leaves(at_run: int):
-    """Packets are lost, and no connection is reset: the cut rank ends with exit code 86 and a word in its log, the other with an error."""
+    """Packets are lost, and no connection is reset: the cut rank ends with exit code 86 and a word
+    in its log, the other with an error.
+    """
     first, second = on_ranks(2, _cut_off, at_run)
     left_with(second, 86)
     at_s = [
@@ -221,7 +234,9 @@ def _host_dies(rank: int) -> None:
 
 
 def test_a_dead_store_ends_all_ranks():
-    """The process that hosts it is gone: a rank that waits in an exchange and one between replays say so."""
+    """The process that hosts it is gone: a rank that waits in an exchange and one between replays
+    say so.
+    """
     host, *others = on_ranks(3, _host_dies)
     assert host.error == "Died"
     for outcome in others:
@@ -250,7 +265,9 @@ def _host_ends(rank: int) -> Any:
 
 
 def test_the_last_rank_goes_on_with_configs_it_knows():
-    """New shapes and new keys after the host of the store has ended its program are no error: nothing is tuned."""
+    """New shapes and new keys after the host of the store has ended its program are no error:
+    nothing is tuned.
+    """
     _, outcome = on_ranks(2, _host_ends)
     assert (outcome.error, outcome.value) == ("", [128.0, 192.0, 256.0, 128.0] * 2), outcome.message
 
@@ -274,11 +291,13 @@ def _group_ends(rank: int) -> bool:
 
 
 def test_the_host_of_the_store_lives_as_long_as_its_process():
-    """Not only as long as the group: threads of peers that still answer would end in torch's warnings, with a stack each."""
+    """Not only as long as the group: threads of peers that still answer would end in torch's
+    warnings, with a stack each.
+    """
     assert values(on_ranks(2, _group_ends)) == [True, True]
 
 
-# -- the end of a program: Python aborts it where a thread comes back from C++ then ------------------------------------
+# -- the end of a program: Python aborts it where a thread comes back from C++ then ----------------
 
 
 def _left() -> list[str]:
@@ -318,7 +337,9 @@ def _peer_ends(rank: int, how: str) -> Any:
     [("killed", "AbsentRanksError"), ("killed online", "RuntimeError"), ("busy", "")],
 )
 def test_a_program_that_ends_leaves_no_thread_in_the_store(how: str, error: str):
-    """Its host waits no more for a peer that was killed, nor an online tuning's thread in a meeting for one that lives, in a long call."""
+    """Its host waits no more for a peer that was killed, nor an online tuning's thread in a meeting
+    for one that lives, in a long call.
+    """
     first, second = on_ranks(2, _peer_ends, how)
     assert second.error == "Died" if error else second.value == ("", [])
     assert first.value == (error, []), first.notes
@@ -348,11 +369,13 @@ def test_a_program_that_ends_waits_for_no_compilation_of_an_online_tuning():
     assert {*left} == {"dist_tune compiler"}
 
 
-# -- configs that never return -----------------------------------------------------------------------------------------
+# -- configs that never return ---------------------------------------------------------------------
 
 
 def _hangs(rank: int, n_errors: int) -> None:
-    """On the last rank, in a first run, after some that failed before a collective; others wait there meanwhile."""
+    """On the last rank, in a first run, after some that failed before a collective; others wait
+    there meanwhile.
+    """
     is_last = not dist.is_initialized() or rank == 1
 
     def rest(y: torch.Tensor) -> torch.Tensor:
@@ -373,7 +396,9 @@ def _hangs(rank: int, n_errors: int) -> None:
 
 @pytest.mark.parametrize("n_errors", [0, 2])
 def test_a_config_that_hangs_in_the_first_run_is_named(n_errors: int):
-    """Peers wait for a rank in its first run, however long that takes, but not for a config; errors of calls before are not the cause."""
+    """Peers wait for a rank in its first run, however long that takes, but not for a config; errors
+    of calls before are not the cause.
+    """
     first, second = on_ranks(2, _hangs, n_errors)
     left_with(second, 86)
     assert first.error == "StuckConfigError", f"{first.error}: {first.message}\n{first.notes}"
@@ -402,7 +427,9 @@ def _waits_for_ever(rank: int) -> None:
 
 
 def test_a_rank_that_waits_for_one_that_hangs_names_it():
-    """Rank 0 waits for rank 1 where no timeout frees it, so it leaves, too: later, and with rank 1's message."""
+    """Rank 0 waits for rank 1 where no timeout frees it, so it leaves, too: later, and with rank
+    1's message.
+    """
     first, second = on_ranks(2, _waits_for_ever, env={"DIST_TUNE_DEADLINE_S": "4"})
     left_with(first, 86)
     left_with(second, 86)
@@ -412,7 +439,9 @@ def test_a_rank_that_waits_for_one_that_hangs_names_it():
 
 @on_each_rank(cases=FACES)
 def test_a_released_config_is_dropped_on_all_ranks(rank: int, face: Face):
-    """On rank 1 it waits for a flag and an event: release= fills and calls them, from another thread, and the tuning goes on without it."""
+    """On rank 1 it waits for a flag and an event: release= fills and calls them, from another
+    thread, and the tuning goes on without it.
+    """
     flag, free = torch.zeros(2), threading.Event()
 
     def act(block: int) -> None:
@@ -438,7 +467,9 @@ def test_a_released_config_is_dropped_on_all_ranks(rank: int, face: Face):
 
 @on_each_rank(1, is_dist=False)
 def test_nothing_watches_a_steady_call(rank: int):
-    """While a tuning is under way there is one thread more, and after it none, nor a timer of faulthandler that could end the process."""
+    """While a tuning is under way there is one thread more, and after it none, nor a timer of
+    faulthandler that could end the process.
+    """
     during: set[str] = set()
     step, timers = Step("contextual", act=lambda block: during.update(threads_left())), list[str]()
     with pytest.MonkeyPatch.context() as patch:

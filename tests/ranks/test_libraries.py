@@ -1,4 +1,6 @@
-"""Kernels as libraries make and use them: tuners, caches and hooks of their own, wrappers that keep what was launched, attributes."""
+"""Kernels as libraries make and use them: tuners, caches and hooks of their own, wrappers that keep
+what was launched, attributes.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,13 @@ KEY = (N, "torch.float32", "torch.float32")
 ONE_MS: Any = {"do_bench": lambda call, quantiles: (call(), [1.0] * 3)[1]}
 
 
-# -- tuners ------------------------------------------------------------------------------------------------------------
+# -- tuners ----------------------------------------------------------------------------------------
 
 
 class Hooked(Autotuner):  # type: ignore[misc]  # Triton is not typed
-    """As flash-linear-attention's: looks for a file's config before Triton does, and has hooks of its own that stand for Triton's."""
+    """As flash-linear-attention's: looks for a file's config before Triton does, and has hooks of
+    its own that stand for Triton's.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -109,7 +113,7 @@ class Checks(Searches):
         )
 
 
-# -- caches ------------------------------------------------------------------------------------------------------------
+# -- caches ----------------------------------------------------------------------------------------
 
 
 class Own(Bare, MutableMapping[Any, Any]):
@@ -126,7 +130,9 @@ class Own(Bare, MutableMapping[Any, Any]):
 
 
 class Default(dict[Any, Any]):
-    """A cache that knows a config for every key, as a library that routes keys to recorded configs."""
+    """A cache that knows a config for every key, as a library that routes keys to recorded
+    configs.
+    """
 
     def __contains__(self, key: object) -> bool:
         return True
@@ -135,12 +141,14 @@ class Default(dict[Any, Any]):
         return configs(32)[0]
 
 
-# -- what is tuned -----------------------------------------------------------------------------------------------------
+# -- what is tuned ---------------------------------------------------------------------------------
 
 
 @on_each_rank(cases=[Hooked, Property, Pruning, Filed, Own, Bare, Default])
 def test_a_kernel_of_a_library_is_tuned_as_any_other(rank: int, kind: Any) -> Any:
-    """``best_config`` is what was launched, in each run; a cache that knows all keys leaves nothing to tune."""
+    """``best_config`` is what was launched, in each run; a cache that knows all keys leaves nothing
+    to tune.
+    """
     kernel, is_right = made(kind), list[bool]()
 
     def closure(*, kernel: Any, x: torch.Tensor) -> float:
@@ -169,7 +177,9 @@ def test_a_kernel_of_a_library_is_tuned_as_any_other(rank: int, kind: Any) -> An
 
 @on_each_rank(modes=("interpret", "fake"))
 def test_a_tuner_with_a_run_of_its_own_is_tuned_under_its_own_key(rank: int) -> Any:
-    """Sizes of one key share a config; outside of the step the library tunes as ever, and its function has its own code again."""
+    """Sizes of one key share a config; outside of the step the library tunes as ever, and its
+    function has its own code again.
+    """
     kernel, alone, code = made(Inherits), made(Inherits, add_kernel, None, 16), Filed.run.__code__
     step = tuned(kernel, lambda x: launch(alone, launch(kernel, x))[0].item())
     called = [step(torch.zeros(n)) for n in (N, N, N + 5, 2 * N)]
@@ -190,7 +200,9 @@ def test_a_tuner_with_a_run_of_its_own_is_tuned_under_its_own_key(rank: int) -> 
 @pytest.mark.once
 @on_each_rank(cases=[Searches, Checks])
 def test_a_tuner_whose_key_cannot_be_known_is_left_alone(rank: int, kind: Any):
-    """Its kernels are launched as without dist_tune; one whose run looks nothing up is named in the log."""
+    """Its kernels are launched as without dist_tune; one whose run looks nothing up is named in the
+    log.
+    """
     kernel = made(kind)
     step = tuned(kernel, lambda x: launch(kernel, x)[0].item())
     assert [step(torch.zeros(N)) for _ in range(2)] == [1.0] * 2
@@ -201,7 +213,9 @@ def test_a_tuner_whose_key_cannot_be_known_is_left_alone(rank: int, kind: Any):
 
 @on_each_rank(cases=[Own, Bare, Default])
 def test_a_config_that_ranks_do_not_share_is_tuned_anew(rank: int, kind: Any) -> Any:
-    """Also in a cache that cannot forget a key: an empty one takes its place, and the library's is back with the ranks' common config."""
+    """Also in a cache that cannot forget a key: an empty one takes its place, and the library's is
+    back with the ranks' common config.
+    """
     kernel = made(kind)
     own = kernel.cache = {} if kind is Default and rank == 1 else kernel.cache
     if kind is not Default:
@@ -214,7 +228,9 @@ def test_a_config_that_ranks_do_not_share_is_tuned_anew(rank: int, kind: Any) ->
 
 @on_each_rank(cases=["restored", "assigned"])
 def test_hooks_that_a_library_puts_in_place_of_tritons(rank: int, case: str):
-    """Hooks that copy and restore leave later launches what the kernel wrote; a hook that is assigned to a kernel is called."""
+    """Hooks that copy and restore leave later launches what the kernel wrote; a hook that is
+    assigned to a kernel is called.
+    """
     y, other = torch.full((N,), 0.0 if case == "restored" else 5.0), autotuned(blocks=(16, 32))
     kernel = (
         made(Hooked, accumulate_kernel, ["y_ptr"])
@@ -230,7 +246,9 @@ def test_hooks_that_a_library_puts_in_place_of_tritons(rank: int, case: str):
 
 @on_each_rank()
 def test_kernels_with_one_config_need_no_replay(rank: int):
-    """One config, one left after pruning, one repeated: the closure runs for discovery, as the probe, and once more."""
+    """One config, one left after pruning, one repeated: the closure runs for discovery, as the
+    probe, and once more.
+    """
     single, repeated, runs = (
         autotuned(blocks=(32,)),
         autotuned(configs=configs(32, 32, 32)),
@@ -242,8 +260,8 @@ def test_kernels_with_one_config_need_no_replay(rank: int):
     )
     step = tuned(
         single,
-        lambda x: runs.append(1) or launch(repeated, launch(pruned, launch(single, x)))[0].item(),
-    )  # type: ignore[func-returns-value]
+        lambda x: runs.append(1) or launch(repeated, launch(pruned, launch(single, x)))[0].item(),  # type: ignore[func-returns-value]
+    )
     assert (step(torch.zeros(64)), len(runs)) == (3.0, 3)
     assert (
         best(pruned),
@@ -253,7 +271,7 @@ def test_kernels_with_one_config_need_no_replay(rank: int):
     ) == ([32], [32], 0, [1, 1])
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
+# -- mistakes --------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -278,7 +296,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str, tuple[str, ...]]] = {
         lambda: autotuned(optional_kernel, restore_value=["z_ptr"]),
         "ValueError",
         (
-            "optional_kernel names 'z_ptr', which this launch leaves out: pass it, None if there is none",
+            (
+                "optional_kernel names 'z_ptr', which this launch leaves out: pass it, None if"
+                " there is none"
+            ),
         ),
     ),
     "misspelt": (
@@ -321,11 +342,13 @@ def test_what_no_config_can_cure_is_told_once(rank: int, mistake: str):
     )
 
 
-# -- wrappers that keep what was launched, and ask no tuner again ------------------------------------------------------
+# -- wrappers that keep what was launched, and ask no tuner again ----------------------------------
 
 
 class Keeps(KernelInterface):  # type: ignore[misc]  # Triton is not typed
-    """As flag_gems' LibEntry: asks the tuner once for each kind of arguments, and launches the same kernel from then on."""
+    """As flag_gems' LibEntry: asks the tuner once for each kind of arguments, and launches the same
+    kernel from then on.
+    """
 
     def __init__(self, kernel: Any) -> None:
         self.fn, self.kept = kernel, (dict[Any, Any](), dict[Any, Any]())
@@ -346,7 +369,9 @@ class Keeps(KernelInterface):  # type: ignore[misc]  # Triton is not typed
 @pytest.mark.once
 @on_each_rank(cases=["tuner", "own run", "in place", "disputed"])
 def test_what_a_wrapper_keeps_of_replays_is_taken_from_it(rank: int, case: str) -> Any:
-    """Each replay asks the tuner, also after ranks had different configs, and then the winner is kept; what was kept before is, too."""
+    """Each replay asks the tuner, also after ranks had different configs, and then the winner is
+    kept; what was kept before is, too.
+    """
     kernel = Keeps(
         made(Filed, accumulate_kernel)
         if case == "own run"
@@ -380,7 +405,9 @@ def test_what_a_wrapper_keeps_of_replays_is_taken_from_it(rank: int, case: str) 
 @pytest.mark.once
 @on_each_rank()
 def test_a_wrapper_around_an_untuned_kernel_keeps_nothing(rank: int):
-    """A rank that is alone with a size asks for a meeting now and then, and tunes the size when its peer has come to it."""
+    """A rank that is alone with a size asks for a meeting now and then, and tunes the size when its
+    peer has come to it.
+    """
     kernel, n_known = Keeps(autotuned(accumulate_kernel)), list[int]()
     step = tuned(kernel, lambda x: launch(kernel, x, torch.zeros_like(x))[0].item())
     for i in range(40):
@@ -419,12 +446,24 @@ def test_a_function_that_keeps_its_first_launch_is_told_of(rank: int) -> Any:
     return best(other)
 
 
-# -- attributes: the list of docs/libraries.md -------------------------------------------------------------------------
+# -- attributes: the list of docs/libraries.md -----------------------------------------------------
 
 SAME = (
-    "keys", "arg_names", "nargs", "reset_to_zero", "restore_value", "user_defined_pre_hook", "user_defined_post_hook", "perf_model",
-    "configs_top_k", "early_config_prune", "cache_results", "use_cuda_graph", "fn", "base_fn",
-)  # fmt: skip
+    "keys",
+    "arg_names",
+    "nargs",
+    "reset_to_zero",
+    "restore_value",
+    "user_defined_pre_hook",
+    "user_defined_post_hook",
+    "perf_model",
+    "configs_top_k",
+    "early_config_prune",
+    "cache_results",
+    "use_cuda_graph",
+    "fn",
+    "base_fn",
+)
 """What a kernel has as one that is not tuned has it."""
 
 
@@ -481,7 +520,9 @@ USES: dict[str, Callable[[Any], Any]] = {
 
 @on_each_rank(modes=("interpret", "fake"))
 def test_what_libraries_use_works_in_a_tuned_closure(rank: int) -> Any:
-    """In the first call's runs and in a later call; results are right, and the winner is the same on all ranks."""
+    """In the first call's runs and in a later call; results are right, and the winner is the same
+    on all ranks.
+    """
     kernel, twin, wrong = autotuned(**ONE_MS), autotuned(**ONE_MS), list[list[str]]()
     launch(twin, torch.zeros(N))
 

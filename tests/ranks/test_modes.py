@@ -1,4 +1,6 @@
-"""Settings of ranks: DIST_TUNE_MODE, which says what may happen where a config is missing, on all ranks alike, and those that differ."""
+"""Settings of ranks: DIST_TUNE_MODE, which says what may happen where a config is missing, on all
+ranks alike, and those that differ.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ CACHED, FIRST = {"MODE": "cached"}, {"MODE": "first"}
 
 @on_each_rank(cases=FACES)
 def test_cached_takes_the_record_or_the_nearest_or_the_first_config(rank: int, face: Face):
-    """The nearest of the same code, also of another machine; a record of other code does not count."""
+    """The nearest of the same code, also of another machine; a record of other code does not
+    count.
+    """
     path = own_records(face, rank)
     cached = partial(Job, face, path=path, settings=CACHED)
     assert [cached().how, cached(n=128).how] == ["hit 32", "given 32"]
@@ -66,7 +70,10 @@ MODES = ("tune", "cached", "require", "first")
 
 @on_each_rank()
 def test_two_modes_have_one_outcome(rank: int):
-    """Without require no error: tuned if both let it, else the record or the first config. An error says what helps, and who differs."""
+    """Without require no error: tuned if both let it, else the record or the first config.
+
+    An error says what helps, and who differs.
+    """
     kept = {face: own_records(face, rank).rename(folder() / f"{face}{rank}") for face in FACES}
     for k, (modes, has_record) in enumerate(product(product(MODES, MODES), (True, False))):
         face = FACES[k // 2 % 2]
@@ -75,7 +82,10 @@ def test_two_modes_have_one_outcome(rank: int):
             path=kept[face] if has_record else folder() / f"empty{k}-{rank}",
             settings={"MODE": modes[rank]},
         )
-        differ = f"DIST_TUNE_MODE is {modes[0]} on rank 0, {modes[1]} on rank 1. Give all ranks the same environment"
+        differ = (
+            f"DIST_TUNE_MODE is {modes[0]} on rank 0, {modes[1]} on rank 1. Give all ranks the same"
+            " environment"
+        )
         if "require" in modes and (not has_record or "first" in modes):
             told = [
                 words in job.error.message for words in (differ, "tune once", "There is no record")
@@ -101,7 +111,9 @@ def test_two_modes_have_one_outcome(rank: int):
 
 @on_each_rank(cases=FACES)
 def test_ranks_with_other_folders_use_one_config(rank: int, face: Face):
-    """The nearest record of the first rank that has one, or the record of one rank that the other cannot use."""
+    """The nearest record of the first rank that has one, or the record of one rank that the other
+    cannot use.
+    """
     path = own_records(face, rank)
     if rank == 0:
         shutil.rmtree(path)
@@ -120,7 +132,9 @@ def test_cached_never_fails(rank: int, face: Face):
 
 @on_each_rank()
 def test_a_recorded_config_that_answers_wrongly_is_used_once(rank: int):
-    """On one rank: nothing is tuned for it, one line says so, and later calls use the first config."""
+    """On one rank: nothing is tuned for it, one line says so, and later calls use the first
+    config.
+    """
     runs_of_this_process.clear()
 
     def check(y: torch.Tensor, x: torch.Tensor) -> bool:
@@ -143,7 +157,9 @@ def _work(x: torch.Tensor, *, factor: int) -> torch.Tensor:
 
 @on_each_rank(cases=["first", "nearest"])
 def test_kernels_inside_functions_follow(rank: int, case: str):
-    """A function inside a step in the mode "first", or one that uses the nearest record, and a kernel inside that: first configs alone."""
+    """A function inside a step in the mode "first", or one that uses the nearest record, and a
+    kernel inside that: first configs alone.
+    """
     kernel = _work.kernel = autotuned(blocks=(64, 32, 16))  # type: ignore[attr-defined]
     inner: Any = autotune([{"factor": 3}, {"factor": 1}], lambda x: x.numel(), nearest=True)(_work)
     step = tuned(None, lambda x: inner(x)) if case == "first" else partial(inner, autotune=False)
@@ -157,7 +173,9 @@ def test_kernels_inside_functions_follow(rank: int, case: str):
 
 @on_each_rank()
 def test_without_tuning_the_nearest_record_decides_if_asked(rank: int):
-    """No record: the first config. An exact one, a near one: on all ranks, though one has none; one line with both keys.
+    """No record: the first config.
+
+    An exact one, a near one: on all ranks, though one has none; one line with both keys.
 
     Nothing of it counts for calls that may tune.
     """
@@ -220,8 +238,14 @@ def test_a_first_config_that_does_not_fit_gives_way_to_one_that_does(rank: int):
 
 @on_each_rank(cases=FACES)
 def test_a_mode_that_one_rank_cannot_read_ends_the_call_on_all(rank: int, face: Face):
-    """At once, with what is misspelt, also where there is a record; nothing is tuned. So in a tuning script, with a problem or without."""
-    told = "DIST_TUNE_MODE='cachd' cannot be read: need tune, cached, require or first (did you mean cached?)"
+    """At once, with what is misspelt, also where there is a record; nothing is tuned.
+
+    So in a tuning script, with a problem or without.
+    """
+    told = (
+        "DIST_TUNE_MODE='cachd' cannot be read: need tune, cached, require or first (did you mean"
+        " cached?)"
+    )
     path, misspelt = folder() / str(rank), {"MODE": "cachd"} if rank == 1 else {}
     for _ in range(2):
         job = Job(face, path=path, settings=misspelt)
@@ -264,7 +288,7 @@ def test_a_refused_record_of_a_step_that_may_not_run_again(rank: int):
     assert (best(step.kernel), weight.item()) == ([16], -1.0)
 
 
-# -- other settings ----------------------------------------------------------------------------------------------------
+# -- other settings --------------------------------------------------------------------------------
 
 
 @on_each_rank()
@@ -276,8 +300,8 @@ def test_settings_that_differ_are_told_once(rank: int):
     )
     (line,) = [line for line in lines if "settings differ" in line]
     assert (
-        "DIST_TUNE_DEADLINE_S is 3 on rank 0, 40 on rank 1; DIST_TUNE_ALWAYS_TUNE is 0 on rank 0, 1 on rank 1. Give all"
-        in line
+        "DIST_TUNE_DEADLINE_S is 3 on rank 0, 40 on rank 1; DIST_TUNE_ALWAYS_TUNE is 0 on rank 0, 1"
+        " on rank 1. Give all" in line
     )
 
 
@@ -293,12 +317,17 @@ WARNED = [
     ),
     ("LOGDIR", "x", {0, 1}, "DIST_TUNE_LOGDIR is not read: did you mean DIST_TUNE_LOG_DIR?"),
 ]
-"""A variable with its value (that of a folder is a file), the ranks that have it, and words of the warning."""
+"""A variable with its value (that of a folder is a file), the ranks that have it, and words of the
+warning.
+"""
 
 
 @on_each_rank(cases=WARNED)
 def test_a_warning_of_several_ranks_is_given_once(rank: int, case: tuple[str, str, set[int], str]):
-    """By the first that has it, with its remedy; no other warning follows from the same cause. Each has it in its log."""
+    """By the first that has it, with its remedy; no other warning follows from the same cause.
+
+    Each has it in its log.
+    """
     name, value, who, words = case
     file = folder().with_name("file")
     file.parent.mkdir(exist_ok=True)
@@ -316,7 +345,7 @@ def test_a_warning_of_several_ranks_is_given_once(rank: int, case: tuple[str, st
     assert name == "LOG_DIR" or log().count(words) == (rank in who)
 
 
-# -- programs ----------------------------------------------------------------------------------------------------------
+# -- programs --------------------------------------------------------------------------------------
 
 
 PROGRAM = """
@@ -352,7 +381,10 @@ PROGRAMS: dict[str, tuple[str, dict[str, str], int, str]] = {
 
 @pytest.mark.parametrize("case", PROGRAMS)
 def test_the_program_ends_with_one_line(tmp_path: Path, case: str):
-    """Of the first rank: how many sites have which config. None where the terminal is quiet, and of calls that use the nearest record."""
+    """Of the first rank: how many sites have which config.
+
+    None where the terminal is quiet, and of calls that use the nearest record.
+    """
     begin, settings, n_ranks, told = PROGRAMS[case]
     (tmp_path / "script.py").write_text(PROGRAM.format(begin))
     env = of_checkout(tmp_path, **{f"DIST_TUNE_{name}": value for name, value in settings.items()})

@@ -1,4 +1,6 @@
-"""Who calls a tuned step, and how: steps within steps, threads, methods, captures, other packages; and what a tuning leaves behind."""
+"""Who calls a tuned step, and how: steps within steps, threads, methods, captures, other packages;
+and what a tuning leaves behind.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ from tests.worlds import ROOT, log, on_each_rank
 
 @on_each_rank()
 def test_a_nested_closure_is_tuned_by_the_outer_one(rank: int):
-    """The inner closure joins the outer tuning; inside one that does not ask its ranks it is refused."""
+    """The inner closure joins the outer tuning; inside one that does not ask its ranks it is
+    refused.
+    """
     outer_kernel, inner_kernel = autotuned(blocks=(16, 32)), autotuned(blocks=(32, 64))
     inner = tuned(inner_kernel, group=dist.new_group([0, 1]))
     outer = tuned(outer_kernel, lambda x: inner(launch(outer_kernel, x)))
@@ -60,7 +64,9 @@ class Shaped:
 
 @on_each_rank()
 def test_any_arguments_will_do(rank: int):
-    """Unhashable ones, None, keywords; without a warning that shapes changed, a miss itself starts the next tuning."""
+    """Unhashable ones, None, keywords; without a warning that shapes changed, a miss itself starts
+    the next tuning.
+    """
     kernel, n = autotuned(blocks=(16, 32)), 64
     step = tuned(None, lambda *args, **kwargs: launch(kernel, torch.zeros(n))[0].item())
     assert [
@@ -92,7 +98,9 @@ class Scaled(torch.nn.Module):
 
 @on_each_rank()
 def test_an_averaged_model_whose_method_was_decorated_computes_with_its_own_parameters(rank: int):
-    """It shares the records, so that a size which the copy meets first is known to the original as well; replays see its state."""
+    """It shares the records, so that a size which the copy meets first is known to the original as
+    well; replays see its state.
+    """
     model: Any = Scaled()
     averaged: Any = torch.optim.swa_utils.AveragedModel(
         model, avg_fn=lambda mean, new, n: new + 4.0
@@ -116,7 +124,9 @@ def test_an_averaged_model_whose_method_was_decorated_computes_with_its_own_para
 
 @on_each_rank()
 def test_graph_capture_uses_known_winners_and_tunes_nothing(rank: int):
-    """Under capture a known key runs, also at new shapes of other arguments; an unknown one is a clear error, also in the first call."""
+    """Under capture a known key runs, also at new shapes of other arguments; an unknown one is a
+    clear error, also in the first call.
+    """
     kernel, other, captures = autotuned(blocks=(16, 32)), autotuned(blocks=(16, 32)), [True]
     step = tuned(kernel, lambda x: launch(kernel, torch.zeros(64 if x.numel() < 128 else 128)))
 
@@ -146,7 +156,9 @@ def test_graph_capture_uses_known_winners_and_tunes_nothing(rank: int):
 
 @on_each_rank(cases=FACES)
 def test_a_tuning_leaves_neither_tensors_nor_threads(rank: int, face: Face):
-    """Neither arguments nor results, which on a GPU would be activations; one thread, which answers peers."""
+    """Neither arguments nor results, which on a GPU would be activations; one thread, which answers
+    peers.
+    """
     step, x = Step(face, (16, 32)), torch.zeros(64)
     alive = weakref.ref(x)
     y = step(x)
@@ -170,7 +182,9 @@ def test_a_mistake_in_the_launch_is_the_cause_of_the_error(rank: int):
 
 @on_each_rank(is_dist=False)
 def test_ranks_that_tune_alone_have_their_own_logs(rank: int):
-    """``rank-<i>.log`` is the log of rank i, also without a process group; with ``is_dist`` that is an error which says what to call."""
+    """``rank-<i>.log`` is the log of rank i, also without a process group; with ``is_dist`` that is
+    an error which says what to call.
+    """
     kernel = autotuned(blocks=(16, 32))
     tuned(kernel, is_dist=False, cache=False)(
         torch.zeros(64)
@@ -180,7 +194,7 @@ def test_ranks_that_tune_alone_have_their_own_logs(rank: int):
         tuned(kernel)(torch.zeros(64))
 
 
-# -- threads -----------------------------------------------------------------------------------------------------
+# -- threads ---------------------------------------------------------------------------------------
 
 
 def in_threads(n: int, work: Callable[[int], Any]) -> list[Any]:
@@ -225,7 +239,9 @@ def test_threads_tune_a_new_function_once(rank: int):
 
 @on_each_rank(1, is_dist=False, cases=[1, 4])
 def test_threads_wait_for_a_tuning_that_makes_progress(rank: int, n: int):
-    """Of one step, which one of them tunes, and of others, before which some are tuned: for longer than the deadline."""
+    """Of one step, which one of them tunes, and of others, before which some are tuned: for longer
+    than the deadline.
+    """
     os.environ["DIST_TUNE_DEADLINE_S"] = "2"
     ran = list[int]()
     functions = [lasting(0.5 / n**0.5, ran) for _ in range(n)]
@@ -255,7 +271,9 @@ def test_a_thread_that_the_first_run_waits_for_goes_on(rank: int):
 
 @on_each_rank(1, is_dist=False)
 def test_a_miss_is_its_own_thread_s(rank: int):
-    """Another thread is inside the same closure meanwhile, in a call without a miss: its value is the call's, and it tunes nothing."""
+    """Another thread is inside the same closure meanwhile, in a call without a miss: its value is
+    the call's, and it tunes nothing.
+    """
     kernel, is_inside, may_end = autotuned(blocks=(16, 32)), threading.Event(), threading.Event()
 
     def closure(x: torch.Tensor) -> float:
@@ -282,7 +300,9 @@ def test_a_miss_is_its_own_thread_s(rank: int):
 
 @on_each_rank()
 def test_other_threads_are_left_to_triton(rank: int):
-    """A kernel launched by another thread while a closure is tuned is tuned by Triton's own benchmark."""
+    """A kernel launched by another thread while a closure is tuned is tuned by Triton's own
+    benchmark.
+    """
     kernel, other = (
         autotuned(blocks=(16, 32)),
         autotuned(blocks=(16, 32), do_bench=lambda call, quantiles: (call(), [1.0] * 3)[1]),
@@ -304,7 +324,7 @@ def test_other_threads_are_left_to_triton(rank: int):
     ) == (1.0, 1, 1, 2, 1)
 
 
-# -- other packages and Triton -----------------------------------------------------------------------------------
+# -- other packages and Triton ---------------------------------------------------------------------
 
 WRAPPED = """
 import functools, sys, torch, triton, triton.language as tl
@@ -342,9 +362,11 @@ print("fine" if held() is None else "held")
 
 @pytest.mark.parametrize(("program", "n_ranks"), [(WRAPPED, 0), (ENDS, 2)], ids=["wrapped", "ends"])
 def test_a_program_finds_what_is_its_own_as_it_was(tmp_path: Path, program: str, n_ranks: int):
-    """Another package's wrapper around the autotuner is called for every launch; nothing holds a process group that was destroyed.
+    """Another package's wrapper around the autotuner is called for every launch; nothing holds a
+    process group that was destroyed.
 
-    Threads of gloo's have aborted programs that had done all their work: they asked for an interpreter that was gone.
+    Threads of gloo's have aborted programs that had done all their work: they asked for an
+    interpreter that was gone.
     """
     env = {
         "TRITON_INTERPRET": "1",

@@ -1,4 +1,6 @@
-"""Steps that may not be repeated, tuned in their own calls: what is launched, what it costs, and how it ends."""
+"""Steps that may not be repeated, tuned in their own calls: what is launched, what it costs, and
+how it ends.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ class Launches:
         return call
 
     def alike(self) -> list[list[int]]:
-        """What all ranks have launched in each call: the same, or this fails with the first call in which it was not."""
+        """What all ranks have launched in each call: the same, or this fails with the first call in
+        which it was not.
+        """
         differing = [
             (k, calls)
             for k, calls in enumerate(zip(*gathered(self.by_call), strict=False))
@@ -92,7 +96,9 @@ class Launches:
 
 
 class Job(Launches):
-    """A step under either decorator that counts its calls in what it has captured, so that these are its trials."""
+    """A step under either decorator that counts its calls in what it has captured, so that these
+    are its trials.
+    """
 
     def __init__(
         self,
@@ -104,7 +110,10 @@ class Job(Launches):
         name: str = "step",
         **options: Any,
     ) -> None:
-        """``rest``: of the step, called with its number. Its launch is told to ``note`` of the object."""
+        """``rest``: of the step, called with its number.
+
+        Its launch is told to ``note`` of the object.
+        """
         super().__init__(ms)
         count, options = torch.zeros(1), {"max_slowdown": 0.5, "n_repeat": 2, **options}
         self.kernel = autotuned(blocks=blocks)
@@ -148,12 +157,13 @@ def summed(count: float) -> float:
     return float(all_reduced(torch.tensor(count)))
 
 
-# -- what is launched --------------------------------------------------------------------------------------------------
+# -- what is launched ------------------------------------------------------------------------------
 
 
 @on_each_rank(cases=FACES)
 def test_the_slowest_rank_decides(rank: int, face: Face):
-    """Config 64 is the fastest on rank 0 alone: each call launches one config, once, on both ranks; its value is the untuned one.
+    """Config 64 is the fastest on rank 0 alone: each call launches one config, once, on both ranks;
+    its value is the untuned one.
 
     Nothing watches such a step, after its first run.
     """
@@ -179,7 +189,9 @@ def test_the_slowest_rank_decides(rank: int, face: Face):
 
 @on_each_rank(1, cases=FACES, is_dist=False, modes=("fake",))
 def test_a_rank_alone_finds_its_winner(rank: int, face: Face):
-    """Kernels are compiled beside its calls; one that does not compile, of a block that is no power of two, never runs."""
+    """Kernels are compiled beside its calls; one that does not compile, of a block that is no power
+    of two, never runs.
+    """
     job = Job(
         face, {**MS, 48: 0.1}.__getitem__, blocks=(*MS, 48) if face == "contextual" else tuple(MS)
     )
@@ -190,7 +202,11 @@ def test_a_rank_alone_finds_its_winner(rank: int, face: Face):
 
 @on_each_rank(cases=[("", -1), further(("calls", 1)), further(("in force", 0))], is_alone=True)
 def test_ranks_that_drift_apart_launch_the_same_in_each_call(rank: int, case: tuple[str, int]):
-    """No collective holds them. A vote that comes after the step has come to the batch is a no of all; a call waits for a late verdict."""
+    """No collective holds them.
+
+    A vote that comes after the step has come to the batch is a no of all; a call waits for a late
+    verdict.
+    """
     own, n_met = Ranks.reduce, 0
 
     def reduce(ranks: Ranks, topic: str, *args: Any, **options: Any) -> Any:
@@ -282,7 +298,9 @@ def asked(job: Launches) -> Iterator[list[str]]:
 
 @on_each_rank(cases=FACES)
 def test_a_step_neither_talks_nor_waits(rank: int, face: Face):
-    """From the second call on its thread asks no store, no event and no device, also where these are done calls later."""
+    """From the second call on its thread asks no store, no event and no device, also where these
+    are done calls later.
+    """
     job = Job(face, rest=summed)
     with asked(job) as found:
         run_job(job)
@@ -292,7 +310,9 @@ def test_a_step_neither_talks_nor_waits(rank: int, face: Face):
 
 @on_each_rank(1, is_dist=False, modes=("fake",))
 def test_no_launch_of_the_second_call_compiles(rank: int):
-    """The first call runs what compiles fastest, the next ones the first config: for both kinds of an argument that it has met."""
+    """The first call runs what compiles fastest, the next ones the first config: for both kinds of
+    an argument that it has met.
+    """
     kernel, x, count, mine = (
         autotuned(shift_kernel, blocks=(128, 16, 32)),
         torch.zeros(256),
@@ -321,7 +341,9 @@ def test_no_launch_of_the_second_call_compiles(rank: int):
 
 @on_each_rank()
 def test_a_launch_of_another_thread_is_no_trial(rank: int):
-    """While a call tries a config, a thread of the program's launches the same kernel: with what is in use."""
+    """While a call tries a config, a thread of the program's launches the same kernel: with what is
+    in use.
+    """
     launches, kernel, x, count, beside = (
         Launches(),
         autotuned(blocks=(16, 64)),
@@ -352,7 +374,9 @@ def test_a_launch_of_another_thread_is_no_trial(rank: int):
 
 @on_each_rank()
 def test_kernels_that_are_made_in_each_call_are_tuned(rank: int):
-    """Two of them with one key and other configs: neither gets a config of the other's, though Python uses their places in memory again."""
+    """Two of them with one key and other configs: neither gets a config of the other's, though
+    Python uses their places in memory again.
+    """
     launches, x, count = Launches(), torch.zeros(64), torch.zeros(1)
 
     @contextual_autotune(**OPTIONS)
@@ -370,7 +394,9 @@ def test_kernels_that_are_made_in_each_call_are_tuned(rank: int):
 
 @on_each_rank(cases=["reset_to_zero", "restore_value"])
 def test_real_calls_zero_and_restore_nothing(rank: int, case: str):
-    """A kernel adds to its output: after k calls k times its input, as with a config that Triton knows; hooks as often as launches."""
+    """A kernel adds to its output: after k calls k times its input, as with a config that Triton
+    knows; hooks as often as launches.
+    """
     hooked = list[int]()
     listed = [
         triton.Config({"BLOCK": block}, pre_hook=lambda nargs: hooked.append(nargs["BLOCK"]))
@@ -392,12 +418,14 @@ def test_real_calls_zero_and_restore_nothing(rank: int, case: str):
     assert (len(hooked), best(kernel)) == (len(values), [64])
 
 
-# -- keys and steps ----------------------------------------------------------------------------------------------------
+# -- keys and steps --------------------------------------------------------------------------------
 
 
 @on_each_rank(cases=FACES)
 def test_each_key_gets_its_winner(rank: int, face: Face):
-    """Two take turns, and a third one begins later: each call gives its own value, and runs one config on both ranks."""
+    """Two take turns, and a third one begins later: each call gives its own value, and runs one
+    config on both ranks.
+    """
     job = Job(face, search="online")
     assert counts(run_job(lambda k: job(k, 64 << (k % 2 if k < 12 else k % 3))))
     assert {len(call) for call in job.alike()} == {1}
@@ -406,7 +434,9 @@ def test_each_key_gets_its_winner(rank: int, face: Face):
 
 @on_each_rank()
 def test_a_key_of_one_rank_alone_keeps_no_other_from_its_winner(rank: int):
-    """Rank 1 has launches that rank 0 has not: beside one of both, in a call in which nothing else is new, and later again."""
+    """Rank 1 has launches that rank 0 has not: beside one of both, in a call in which nothing else
+    is new, and later again.
+    """
     launches, kernel, count = Launches(), autotuned(blocks=tuple(MS)), torch.zeros(1)
 
     @contextual_autotune(**OPTIONS)
@@ -426,7 +456,9 @@ def test_a_key_of_one_rank_alone_keeps_no_other_from_its_winner(rank: int):
 
 @on_each_rank()
 def test_two_steps_that_share_a_kernel_are_tuned_beside_one_another(rank: int):
-    """As a training and an evaluation step: each has its own calls and trials, and both end with the winner."""
+    """As a training and an evaluation step: each has its own calls and trials, and both end with
+    the winner.
+    """
     launches, kernel, x, count = (
         Launches(),
         autotuned(blocks=tuple(MS)),
@@ -450,7 +482,9 @@ def test_two_steps_that_share_a_kernel_are_tuned_beside_one_another(rank: int):
 
 @on_each_rank()
 def test_a_step_that_is_decorated_anew_gives_its_values(rank: int):
-    """In the middle of a tuning of the object before, which ends with a line, because its calls do not come any more."""
+    """In the middle of a tuning of the object before, which ends with a line, because its calls do
+    not come any more.
+    """
     launches, kernel, x, count = (
         Launches(),
         autotuned(blocks=tuple(MS)),
@@ -469,12 +503,14 @@ def test_a_step_that_is_decorated_anew_gives_its_values(rank: int):
     assert "its calls do not come to this tuning" in log()
 
 
-# -- what fails --------------------------------------------------------------------------------------------------------
+# -- what fails ------------------------------------------------------------------------------------
 
 
 @on_each_rank(cases=["on one rank", "on all ranks"])
 def test_a_launch_that_fails_is_made_again_in_its_call(rank: int, case: str):
-    """The fastest config raises in its launch: the call's value is right, the config is out on all ranks, and the others have raced."""
+    """The fastest config raises in its launch: the call's value is right, the config is out on all
+    ranks, and the others have raced.
+    """
     failed, fails = list[int](), rank == 1 or case == "on all ranks"
 
     def ms(block: int) -> float:
@@ -494,7 +530,9 @@ def test_a_launch_that_fails_is_made_again_in_its_call(rank: int, case: str):
 
 @on_each_rank(cases=["before", "after"])
 def test_a_call_of_a_function_is_made_again_only_if_nothing_has_happened(rank: int, case: str):
-    """A config that raises before the step has done anything costs nothing; after a write its error is the user's, once."""
+    """A config that raises before the step has done anything costs nothing; after a write its error
+    is the user's, once.
+    """
     count, raised = torch.zeros(1), list[str]()
 
     @autotune([{"part": k} for k in range(3)], None, search="online", max_slowdown=1.0, cache=False)
@@ -522,7 +560,9 @@ def test_a_call_of_a_function_is_made_again_only_if_nothing_has_happened(rank: i
 
 @on_each_rank(cases=["on all ranks", "on rank 1 alone", "before the launch"])
 def test_an_error_of_the_users_costs_a_call_and_no_more(rank: int, case: str):
-    """Every seventh call raises, after its launch or before it, on all ranks or on one in a step without collectives."""
+    """Every seventh call raises, after its launch or before it, on all ranks or on one in a step
+    without collectives.
+    """
     launches, kernel, x, count, raised = (
         Launches(),
         autotuned(blocks=tuple(MS)),
@@ -554,14 +594,16 @@ def test_an_error_of_the_users_costs_a_call_and_no_more(rank: int, case: str):
     assert (best(kernel), is_unpatched()) == ([64], True)
 
 
-# -- what it costs -----------------------------------------------------------------------------------------------------
+# -- what it costs ---------------------------------------------------------------------------------
 
 
 @on_each_rank()
 def test_what_trials_take_stays_within_the_share(rank: int):
-    """One config takes 30 times as long, and is launched once; with that launch the whole job takes 5% longer at most.
+    """One config takes 30 times as long, and is launched once; with that launch the whole job takes
+    5% longer at most.
 
-    Between calls Triton finds what is in use: no trial, and a faster config each time that it is another one.
+    Between calls Triton finds what is in use: no trial, and a faster config each time that it is
+    another one.
     """
     ms = {16: 1.0, 32: 0.9, 64: 30.0, 128: 1.1}
     job = Job(
@@ -599,7 +641,8 @@ def test_without_a_share_nothing_is_tuned_online(rank: int):
 
 @on_each_rank()
 def test_a_jobs_own_pauses_are_not_the_tunings(rank: int):
-    """A checkpoint of 100 ms every 40 calls, and a late loader: told are what trials took, and the step of most plain calls.
+    """A checkpoint of 100 ms every 40 calls, and a late loader: told are what trials took, and the
+    step of most plain calls.
 
     That is 6 ms with the first config, and 5.25 with the winner.
     """
@@ -626,7 +669,9 @@ def test_a_jobs_own_pauses_are_not_the_tunings(rank: int):
 
 @on_each_rank()
 def test_kernels_whose_times_hold_gaps_are_not_chosen_by_them(rank: int):
-    """The device waits for the host in each launch of one kernel: it keeps its config, and the reason says so."""
+    """The device waits for the host in each launch of one kernel: it keeps its config, and the
+    reason says so.
+    """
     launches, kernels = (
         Launches(),
         (autotuned(add_kernel, blocks=(16, 64)), autotuned(accumulate_kernel, blocks=(16, 64))),
@@ -651,7 +696,7 @@ def test_kernels_whose_times_hold_gaps_are_not_chosen_by_them(rank: int):
     assert "the device waited for the host in each of its launches" in reasons["accumulate_kernel"]
 
 
-# -- jobs that end first -----------------------------------------------------------------------------------------------
+# -- jobs that end first ---------------------------------------------------------------------------
 
 
 def has_agreed(n: int) -> bool:
@@ -664,9 +709,11 @@ def has_agreed(n: int) -> bool:
 
 
 def start(rank: int, how: str = "", n_agreed: int = 1000, n_calls: int = 4000) -> dict[str, Any]:
-    """One start of a job: until it is tuned, or ranks have agreed on times so often, or after so many calls.
+    """One start of a job: until it is tuned, or ranks have agreed on times so often, or after so
+    many calls.
 
-    ``how``: of rank 1, which alone ends before its tuning then. A job that "talks" has a collective in its step.
+    ``how``: of rank 1, which alone ends before its tuning then. A job that "talks" has a collective
+    in its step.
     """
     job = Job(
         ms=SPEEDS.__getitem__,
@@ -695,7 +742,10 @@ def start(rank: int, how: str = "", n_agreed: int = 1000, n_calls: int = 4000) -
 
 
 def started(folder: Path, *options: Any) -> list[Outcome]:
-    """One start on two ranks, with the caches of those before. It leaves no thread, and each call has counted once."""
+    """One start on two ranks, with the caches of those before.
+
+    It leaves no thread, and each call has counted once.
+    """
     folders = {f"DIST_TUNE_{name}_DIR": str(folder / name.lower()) for name in ("CACHE", "LOG")}
     outcomes = on_ranks(2, start, *options, env=folders)
     for outcome in outcomes:
@@ -710,7 +760,9 @@ def ends(outcomes: list[Outcome]) -> list[str]:
 
 @pytest.mark.parametrize("how", ["", "killed", "leaves"])
 def test_a_job_that_ends_first_goes_on_in_its_next_start(tmp_path: Path, how: str):
-    """Ended on all ranks, or on one, or killed between trials: a line says how far it came, and what has lost is not tried again."""
+    """Ended on all ranks, or on one, or killed between trials: a line says how far it came, and
+    what has lost is not tried again.
+    """
     first = started(tmp_path, how, 4)
     assert [outcome.error for outcome in first] == ["", "Died" * (how == "killed")]
     assert len(ends(first)) == 2 - (how == "killed")
@@ -746,13 +798,15 @@ def test_a_job_that_ends_with_its_first_call_says_so(tmp_path: Path):
 
 
 def test_an_error_of_a_collective_with_a_dead_rank_is_the_users(tmp_path: Path):
-    """Rank 1 is killed between trials of a step that talks: the tuning ends with a line and no thread."""
+    """Rank 1 is killed between trials of a step that talks: the tuning ends with a line and no
+    thread.
+    """
     first, second = started(tmp_path, "killed, talks", 4)
     assert (second.error, bool(first.value["error"])) == ("Died", True)
     assert len(ends([first])) == 1
 
 
-# -- training loops ----------------------------------------------------------------------------------------------------
+# -- training loops --------------------------------------------------------------------------------
 
 DDP = DistributedDataParallel
 LOOPS: dict[str, Any] = {
@@ -762,11 +816,14 @@ LOOPS: dict[str, Any] = {
 }
 """Name -> what is done to the model, and how many calls make one step of the optimizer."""
 BLOCKS = (64, 128)
-"""Of 128 elements: under the interpreter each program takes its time, so that the last one is the faster one by far."""
+"""Of 128 elements: under the interpreter each program takes its time, so that the last one is the
+faster one by far.
+"""
 
 
 def trained(case: str, n_calls: int = 0) -> tuple[list[Any], list[torch.Tensor], Any]:
-    """Losses; parameters, gradients, what the optimizer holds, and the next random number; the kernel.
+    """Losses; parameters, gradients, what the optimizer holds, and the next random number; the
+    kernel.
 
     Tuned to the end, or untuned for ``n_calls``.
     """
@@ -806,7 +863,9 @@ def trained(case: str, n_calls: int = 0) -> tuple[list[Any], list[torch.Tensor],
 
 @on_each_rank(cases=list(LOOPS), is_alone=True)
 def test_a_training_loop_is_tuned_while_it_runs(rank: int, case: str):
-    """All that it trains is the untuned loop's to the bit, dropout as well; each key of the kernel has the fastest config at the end."""
+    """All that it trains is the untuned loop's to the bit, dropout as well; each key of the kernel
+    has the fastest config at the end.
+    """
     losses, state, kernel = trained(case)
     plain_losses, plain_state, _ = trained(case, len(losses))
     assert losses == plain_losses

@@ -1,4 +1,6 @@
-"""``torch.compile`` and ``as_operator``: launchers in compiled graphs, on a host where Dynamo does not know Triton's kernels."""
+"""``torch.compile`` and ``as_operator``: launchers in compiled graphs, on a host where Dynamo does
+not know Triton's kernels.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class Graphs(list[torch.fx.GraphModule]):
-    """A backend that keeps what it is given to compile: "eager" as Dynamo gives it, "aot" as AOTAutograd does."""
+    """A backend that keeps what it is given to compile: "eager" as Dynamo gives it, "aot" as
+    AOTAutograd does.
+    """
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -52,7 +56,9 @@ def fake_of(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
 
 @on_each_rank(cases=["eager", "aot"])
 def test_one_node_of_the_graph_that_all_ranks_tune(rank: int, kind: str):
-    """It is tuned where the compiled graphs of both ranks first run it, and again for a size that the same graph serves."""
+    """It is tuned where the compiled graphs of both ranks first run it, and again for a size that
+    the same graph serves.
+    """
     KERNELS[:] = [autotuned()]
     launcher = contextual_autotune(is_dist=True, **QUICK)(shifted)
     operator = as_operator(launcher, name=f"dist_tune_tests::shifted_{kind}", fake=fake_of)
@@ -99,7 +105,10 @@ def test_a_function_with_configs(rank: int):
 
 @on_each_rank()
 def test_an_argument_that_is_written(rank: int):
-    """Functionalized by AOTAutograd; no fake is needed where nothing is returned. As part of a larger step it is a site of that."""
+    """Functionalized by AOTAutograd; no fake is needed where nothing is returned.
+
+    As part of a larger step it is a site of that.
+    """
     kernel = autotuned()
 
     def fill(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -132,7 +141,9 @@ def test_inductor_leaves_it_whole(rank: int, backend: str):
 
 @on_each_rank()
 def test_its_backward_is_torchs_own(rank: int):
-    """Without one it raises torch's error; with ``register_autograd`` a compiled training step tunes forward and backward."""
+    """Without one it raises torch's error; with ``register_autograd`` a compiled training step
+    tunes forward and backward.
+    """
     KERNELS[:] = [autotuned()]
     operator = as_operator(
         contextual_autotune(is_dist=True, **QUICK)(shifted),
@@ -187,7 +198,10 @@ MISTAKES: dict[str, tuple[type[Exception], Any, dict[str, Any], str]] = {
         ValueError,
         written,
         {"fake": lambda x, y: None},
-        "dist_tune::written returns nothing and mutates nothing: name what it writes in mutates_args",
+        (
+            "dist_tune::written returns nothing and mutates nothing: name what it writes in"
+            " mutates_args"
+        ),
     ),
     "no annotations": (ValueError, bare, {}, "Parameter x must have a type annotation"),
     "a type of checkers alone": (NameError, unknown, {}, "name 'Unknown' is not defined"),
@@ -216,7 +230,9 @@ def test_mistakes_are_told(case: str):
 
 
 def test_a_name_is_given_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Torch would put the second launcher in the place of the first, also for calls of the first."""
+    """Torch would put the second launcher in the place of the first, also for calls of the
+    first.
+    """
     quiet(monkeypatch, tmp_path)
 
     def doubled(x: torch.Tensor) -> torch.Tensor:
@@ -254,12 +270,14 @@ def test_a_bound_method_is_a_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path:
     )
 
 
-# -- kernels of a tuned step in parts that are compiled ------------------------------------------------------------------
+# -- kernels of a tuned step in parts that are compiled --------------------------------------------
 
 
 @on_each_rank(cases=[Autotuner, Filed])
 def test_a_compiled_step_that_launches_kernels(rank: int, kind: Any):
-    """Dynamo runs the patched launch as it is, whose constants it cannot read; the kernel is tuned, and Triton is as before."""
+    """Dynamo runs the patched launch as it is, whose constants it cannot read; the kernel is tuned,
+    and Triton is as before.
+    """
     kernel = made(kind)
     inner = torch.compile(lambda x: launch(kernel, x) * 2, backend="eager")
     step = tuned(None, lambda x: inner(x))
@@ -270,7 +288,9 @@ def test_a_compiled_step_that_launches_kernels(rank: int, kind: Any):
 
 @on_each_rank(cases=["operator", further("disabled")])
 def test_kernels_of_an_operator_in_a_compiled_part_are_tuned(rank: int, case: str):
-    """A custom operator stays in the one graph, a function that is not to be compiled breaks it; both run in Python."""
+    """A custom operator stays in the one graph, a function that is not to be compiled breaks it;
+    both run in Python.
+    """
     KERNELS[:] = [autotuned(blocks=(16, 32))]
     opaque: Any = torch.compiler.disable(shifted)
     if case == "operator":

@@ -1,4 +1,7 @@
-"""Replayed steps: what is replayed, what must not be, and what is put back; memory, rests, graphs. Calls are those of plain steps."""
+"""Replayed steps: what is replayed, what must not be, and what is put back; memory, rests, graphs.
+
+Calls are those of plain steps.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,9 @@ def made(
 
 
 def beside_plain(case: Callable[[str], Case]) -> list[tuple[bool, bool]]:
-    """For each tuner, whether calls give and leave what plain ones do, to the bit, with the next random number; and whether it tunes."""
+    """For each tuner, whether calls give and leave what plain ones do, to the bit, with the next
+    random number; and whether it tunes.
+    """
     expected, _ = called(case, "")
     return [
         (found == expected, is_tuned) for found, is_tuned in (called(case, face) for face in FACES)
@@ -110,7 +115,7 @@ def plain(value: Any) -> Any:
     return plain([*value]) if hasattr(value, "__next__") else value
 
 
-# -- what is replayed --------------------------------------------------------------------------------------------------
+# -- what is replayed ------------------------------------------------------------------------------
 
 plain_accumulate = triton.jit(accumulate_kernel.fn)
 _hidden: list[Any] = []
@@ -129,7 +134,9 @@ def add_to(total: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def beside(face: str, kind: str) -> Case:
-    """A kernel that adds stands before and behind another one, for whose sake the step is replayed."""
+    """A kernel that adds stands before and behind another one, for whose sake the step is
+    replayed.
+    """
     option: Any = {"reset_to_zero" if kind == "zeroed" else "restore_value": ["y_ptr"]}
     blocks = (32,) if kind == "one config" else (16, 32)
     total, other, y = made(face, accumulate_kernel, blocks, **option), made(face), zeros()
@@ -183,7 +190,9 @@ REPEATED = [
 
 @on_each_rank(1, cases=REPEATED, is_dist=False)
 def test_a_step_that_may_be_repeated_is_replayed(rank: int, case: Any):
-    """Generators of torch, Python and numpy, and what kernels restore or zero, also those with a known config, are put back."""
+    """Generators of torch, Python and numpy, and what kernels restore or zero, also those with a
+    known config, are put back.
+    """
     assert beside_plain(case) == [(True, True)] * 2
 
 
@@ -230,7 +239,9 @@ def inference(face: str, where: str, *, has_option: bool) -> Case:
 
 @on_each_rank(1, cases=["around", "inside", "arguments"], is_dist=False)
 def test_inference_mode_changes_nothing(rank: int, case: str):
-    """An argument that a kernel adds to, with restore_value or without, holds what one run leaves; so where the miss comes late."""
+    """An argument that a kernel adds to, with restore_value or without, holds what one run leaves;
+    so where the miss comes late.
+    """
     with torch.inference_mode(mode=case == "around"):
         for make in (
             *(partial(inference, where=case, has_option=has) for has in (True, False)),
@@ -290,7 +301,9 @@ class Owner:
 
 @on_each_rank(1, is_dist=False)
 def test_what_plain_objects_hold_is_repeated_and_told_once(rank: int):
-    """In attributes, slots, lists in dicts and arrays: the step's own business, and it is replayed."""
+    """In attributes, slots, lists in dicts and arrays: the step's own business, and it is
+    replayed.
+    """
     step = contextual_autotune(**QUICK)(Owner().step)
     step(ones())
     assert len(step.records) == 1
@@ -305,7 +318,7 @@ def test_what_plain_objects_hold_is_repeated_and_told_once(rank: int):
         assert name in line
 
 
-# -- what must not be --------------------------------------------------------------------------------------------------
+# -- what must not be ------------------------------------------------------------------------------
 
 
 def _into_hidden(y: torch.Tensor) -> None:
@@ -386,7 +399,9 @@ def train(
 
 
 def small_step(y: torch.Tensor, state: Any) -> float:
-    """Parameters move by less than comparisons with a tolerance see, by an optimizer that torch knows nothing of."""
+    """Parameters move by less than comparisons with a tolerance see, by an optimizer that torch
+    knows nothing of.
+    """
 
     def update(loss: torch.Tensor) -> None:
         loss.backward()
@@ -420,7 +435,9 @@ def graph() -> list[torch.Tensor]:
 
 
 def differentiated(y: torch.Tensor, state: Any) -> torch.Tensor:
-    """What the value's graph has saved was changed by the probe and put back: autograd sees the state that it has saved."""
+    """What the value's graph has saved was changed by the probe and put back: autograd sees the
+    state that it has saved.
+    """
     state[0].add_(y)
     loss: torch.Tensor = (state[0] * state[1]).sum()
     loss.backward()
@@ -453,40 +470,68 @@ def queued() -> queue.Queue[torch.Tensor]:
 
 
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[torch.Tensor, Any], Any]]] = {
-    "fused AdamW": (lambda: training(lambda each: torch.optim.AdamW(each, lr=0.01, fused=True)), train),
+    "fused AdamW": (
+        lambda: training(lambda each: torch.optim.AdamW(each, lr=0.01, fused=True)),
+        train,
+    ),
     "no optimizer of torch": (sgd, small_step),
     "scaler": (lambda: (*sgd(), torch.amp.GradScaler("cpu", growth_interval=2)), scaled),
     "every fourth call": (lambda: (*sgd(), [0]), every_fourth_time),
-    "scheduler that nothing leads to": (scheduled, lambda y, its: globals()["_" + "hidden"][0].step()),
+    "scheduler that nothing leads to": (
+        scheduled,
+        lambda y, its: globals()["_" + "hidden"][0].step(),
+    ),
     "moving average": (zeros, lambda y, its: its.data.mul_(0.9).add_(y) is None),
     "a kernel into a gradient": (weight, lambda y, its: add_to(its.grad, y)),
     "a kernel into hidden memory": (hidden, lambda y, its: globals()["_into_" + "hidden"](y)),
     "cache of keys and values": (lambda: Held(torch.zeros(4, 64)), lambda y, its: its.keep(y)),
     "numpy array": (lambda: np.zeros(64), lambda y, its: its.__iadd__(y.numpy()) is None),
-    "resized": (lambda: torch.ones(4), lambda y, its: its.resize_(its.numel() + 1).fill_(1) is None),
-    "exchanged": (ones, lambda y, its: setattr(its, "data", its + y)),  # the probe would double it in memory that nothing leads to
+    "resized": (
+        lambda: torch.ones(4),
+        lambda y, its: its.resize_(its.numel() + 1).fill_(1) is None,
+    ),
+    # The probe would double it in memory that nothing leads to
+    "exchanged": (ones, lambda y, its: setattr(its, "data", its + y)),
     "added by a kernel": (zeros, lambda y, its: add_to(its, y)),
-    "in turn": (in_turn, lambda y, its: its[-1].add(y)),  # the first run has not touched what the probe changes
+    # The first run has not touched what the probe changes
+    "in turn": (in_turn, lambda y, its: its[-1].add(y)),
     "added with out=": (zeros, lambda y, its: torch.add(its, y, out=its)),
     "in place in the graph": (graph, lambda y, its: its[0].mul_(y) is None),
-    "in place before the graph": (lambda: [zeros(), torch.ones(64, requires_grad=True)], differentiated),
-    "buffer": (lambda: torch.nn.BatchNorm1d(64), lambda y, its: setattr(its, "running_mean", 0.9 * its.running_mean + y)),
+    "in place before the graph": (
+        lambda: [zeros(), torch.ones(64, requires_grad=True)],
+        differentiated,
+    ),
+    "buffer": (
+        lambda: torch.nn.BatchNorm1d(64),
+        lambda y, its: setattr(its, "running_mean", 0.9 * its.running_mean + y),
+    ),
     "batch norm": (lambda: torch.nn.BatchNorm1d(64), normed),
     "batch norm as a function": (lambda: torch.nn.BatchNorm1d(64), counted_by_none),
     "grown list": (list, lambda y, its: (its.append(y), its)[1]),
     "counter": (lambda: [0], lambda y, its: y + counted(its)),
     "next batch": (lambda: iter([ones(i) for i in range(5)]), lambda y, its: y + next(its)),
-    "data loader": (lambda: torch.utils.data.DataLoader(torch.arange(4.0), batch_size=None, shuffle=True), lambda y, its: y + sum(its)),  # type: ignore[arg-type]
+    "data loader": (
+        lambda: torch.utils.data.DataLoader(torch.arange(4.0), batch_size=None, shuffle=True),  # type: ignore[arg-type]
+        lambda y, its: y + sum(its),
+    ),
     "queue": (queued, lambda y, its: y + its.get(timeout=5)),
     "Python's generator": (lambda: random.Random(0), lambda y, its: y * its.random()),
     "numpy's generator": (lambda: np.random.default_rng(0), lambda y, its: y * float(its.random())),
-    "torch's generator": (lambda: torch.Generator().manual_seed(0), lambda y, its: y * torch.rand(1, generator=its)),
-}  # fmt: skip
-"""Name -> state, and what the step does with it and the output of its kernel; its value is that, or the output."""
+    "torch's generator": (
+        lambda: torch.Generator().manual_seed(0),
+        lambda y, its: y * torch.rand(1, generator=its),
+    ),
+}
+"""Name -> state, and what the step does with it and the output of its kernel; its value is that, or
+the output.
+"""
 
 
 def changing(face: str, name: str) -> Case:
-    """The state is an argument of the step, or captured. The second miss of some is in a call whose signature is not new."""
+    """The state is an argument of the step, or captured.
+
+    The second miss of some is in a call whose signature is not new.
+    """
     is_argument = face == "contextual"
     kernel, (make, change) = made(face), CHANGES[name]
     state = make()
@@ -511,18 +556,22 @@ def changing(face: str, name: str) -> Case:
 
 @on_each_rank(1, cases=list(CHANGES), is_dist=False)
 def test_a_step_that_must_not_be_repeated_is_not_replayed(rank: int, case: str):
-    """It gives or leaves something else when it is made again; one line of the log says so, and what."""
+    """It gives or leaves something else when it is made again; one line of the log says so, and
+    what.
+    """
     assert beside_plain(partial(changing, name=case)) == [(True, False)] * 2
     assert log().count(ONLINE) >= 2
     if case == "grown list":  # not told as a change of a tensor in place
         assert (
-            "returns another value when it runs again (returned a list of length 2, expected a list of length 1)"
-            in log()
+            "returns another value when it runs again (returned a list of length 2, expected a list"
+            " of length 1)" in log()
         )
 
 
 def too_large(face: str) -> Case:
-    """A kernel writes to memory that nothing leads to but a launch: more than 2 GiB, most of which is never touched."""
+    """A kernel writes to memory that nothing leads to but a launch: more than 2 GiB, most of which
+    is never touched.
+    """
     total, kernel = hidden((1 << 29) + 64), made(face)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -534,11 +583,14 @@ def too_large(face: str) -> Case:
 
 @on_each_rank(1, is_dist=False)
 def test_memory_that_cannot_be_copied_may_be_changed(rank: int):
-    """What leads to no other name than a kernel's argument is looked at by its copy: without room for one the step is not replayed."""
+    """What leads to no other name than a kernel's argument is looked at by its copy: without room
+    for one the step is not replayed.
+    """
     assert beside_plain(too_large) == [(True, False)] * 2
     assert (
         log().count(
-            "may change y_ptr of accumulate_kernel, of which no copy can be made: tuned in the calls to come"
+            "may change y_ptr of accumulate_kernel, of which no copy can be made: tuned in the"
+            " calls to come"
         )
         == 2
     )
@@ -572,7 +624,7 @@ def test_threads_in_first_runs_at_once_leave_nothing_patched(rank: int):
     assert (patched(), barrier.broken) == (before, False)
 
 
-# -- on two ranks ------------------------------------------------------------------------------------------------------
+# -- on two ranks ----------------------------------------------------------------------------------
 
 Step = Callable[[torch.Tensor], Any]
 
@@ -640,7 +692,9 @@ LAYERS: dict[str, Any] = {
     "drawn alone": (DDP, drawn_alone, "on rank 1"),
     "counted alone": (DDP, counted_alone, "on rank 1"),
 }
-"""Name -> wrapper, step of the model and its forward and backward pass, and where it may not be repeated."""
+"""Name -> wrapper, step of the model and its forward and backward pass, and where it may not be
+repeated.
+"""
 FURTHER = ("gradients that are views of buckets", "mixed precision")
 
 
@@ -666,7 +720,9 @@ def layer(face: str, name: str) -> Case:
 
 @on_each_rank(cases=[further(name) if name in FURTHER else name for name in LAYERS])
 def test_a_layer_with_its_backward_pass_is_replayed_unless_one_rank_may_not(rank: int, case: str):
-    """Values, parameters, gradients and random numbers are those of plain calls; one rank's no is a no of all, told with the rank."""
+    """Values, parameters, gradients and random numbers are those of plain calls; one rank's no is a
+    no of all, told with the rank.
+    """
     *_, where = LAYERS[case]
     assert beside_plain(partial(layer, name=case)) == [(True, not where)] * 2
     told = [line for line in log().splitlines() if ONLINE in line]
@@ -676,7 +732,9 @@ def test_a_layer_with_its_backward_pass_is_replayed_unless_one_rank_may_not(rank
 
 @on_each_rank(is_alone=True)
 def test_an_error_of_the_second_run_on_one_rank_is_a_no_of_all(rank: int):
-    """Its peer waits in a collective until the deadline; the first run is the call's on both, and the first cause is told."""
+    """Its peer waits in a collective until the deadline; the first run is the call's on both, and
+    the first cause is told.
+    """
     os.environ["DIST_TUNE_DEADLINE_S"] = "1"
     kernel, runs = autotuned(blocks=(16, 32)), []
 
@@ -713,11 +771,14 @@ def test_harm_on_one_rank_drops_a_config_on_all(rank: int):
     assert (two, four) == ("rank 1: RuntimeError: no more", None)
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 class Memory:
-    """What runs hold, and how much of the runs before is alive when each begins. References alone free it."""
+    """What runs hold, and how much of the runs before is alive when each begins.
+
+    References alone free it.
+    """
 
     def __init__(self) -> None:
         gc.disable()
@@ -743,7 +804,9 @@ def failing_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 @on_each_rank(1, cases=["hook", "kernel", "function"], is_dist=False)
 def test_a_failed_config_holds_nothing(rank: int, case: str):
-    """Memory of its frames is free when the next candidate is launched, and of its run when the next run begins."""
+    """Memory of its frames is free when the next candidate is launched, and of its run when the
+    next run begins.
+    """
     runs, launches = Memory(), Memory()
 
     def hook(args: Any) -> None:
@@ -775,7 +838,9 @@ def test_a_failed_config_holds_nothing(rank: int, case: str):
 
 @on_each_rank(1, is_dist=False)
 def test_an_error_that_a_step_handles_keeps_its_traceback(rank: int):
-    """A step made in an except clause, with a config that fails: what the clause handles is the user's."""
+    """A step made in an except clause, with a config that fails: what the clause handles is the
+    user's.
+    """
 
     def fail(args: Any) -> None:
         raise RuntimeError("no room")
@@ -809,7 +874,9 @@ def watched(memory: Memory) -> Callable[..., Any]:
 
 @on_each_rank(1, cases=["values", "with a graph", "with reset"], is_dist=False)
 def test_the_first_value_is_freed(rank: int, case: str):
-    """By the third run: until then it may be the call's, unless by ``reset`` the second one is as good."""
+    """By the third run: until then it may be the call's, unless by ``reset`` the second one is as
+    good.
+    """
     memory, resets = Memory(), case == "with reset"
     step = contextual_autotune(n_repeat=2, n_warmup=1, reset=(lambda: None) if resets else None)(
         watched(memory)
@@ -821,7 +888,9 @@ def test_the_first_value_is_freed(rank: int, case: str):
 
 @on_each_rank(1, is_dist=False)
 def test_the_value_of_a_function_from_the_cache_is_freed_before_its_kernel_is_tuned(rank: int):
-    """Any run of it is as good as the first; at the second length its kernel is tuned for itself."""
+    """Any run of it is as good as the first; at the second length its kernel is tuned for
+    itself.
+    """
     for n in (64, 128):
         memory = Memory()
         autotune(
@@ -851,7 +920,9 @@ def test_gradients_of_the_first_run_are_freed(rank: int):
 
 @on_each_rank(1, is_dist=False)
 def test_a_machine_without_memory_in_the_last_run_is_told_with_what_to_do(rank: int):
-    """The error is the call's own, and says that the next call runs with the winners; it does, without a replay."""
+    """The error is the call's own, and says that the next call runs with the winners; it does,
+    without a replay.
+    """
     kernel, n_runs, is_short = autotuned(), 0, True
 
     @contextual_autotune(n_repeat=1, n_warmup=0)
@@ -872,13 +943,15 @@ def test_a_machine_without_memory_in_the_last_run_is_told_with_what_to_do(rank: 
     assert (step(zeros()).sum().item(), n_runs - n_before) == (64.0, 1)
 
 
-# -- rests -------------------------------------------------------------------------------------------------------------
+# -- rests -----------------------------------------------------------------------------------------
 
 LAUNCH_S, LOOK_S = 0.004, 0.001
 
 
 class Device:
-    """A clock whose device takes ``LAUNCH_S`` for each replay; the host takes ``LOOK_S`` for each look at it, and no time for all else."""
+    """A clock whose device takes ``LAUNCH_S`` for each replay; the host takes ``LOOK_S`` for each
+    look at it, and no time for all else.
+    """
 
     def __init__(self) -> None:
         self.now_s = self.free_s = 0.0
@@ -932,9 +1005,11 @@ class DeviceSpan:
 
 @on_each_rank(1, is_dist=False)
 def test_the_device_rests_and_the_host_is_few_replays_ahead(rank: int):
-    """At its power limit a device throttles, and a candidate would pay for those before it; what a rest takes follows from replays done.
+    """At its power limit a device throttles, and a candidate would pay for those before it; what a
+    rest takes follows from replays done.
 
-    And each timed replay has as many events in it: a site that is through runs untimed, and its replays must not look faster.
+    And each timed replay has as many events in it: a site that is through runs untimed, and its
+    replays must not look faster.
     """
     device, kernels = (
         Device(),
@@ -951,7 +1026,7 @@ def test_the_device_rests_and_the_host_is_few_replays_ahead(rank: int):
     assert {len(spans) for spans in device.replays[1:]} == {1, 3}
 
 
-# -- finals by captured replays ----------------------------------------------------------------------------------------
+# -- finals by captured replays --------------------------------------------------------------------
 
 COMPARED_AS_IT_IS = (
     'is compared as it is, without objective="graph", because it cannot be captured: '
@@ -959,7 +1034,9 @@ COMPARED_AS_IT_IS = (
 
 
 class Graph:
-    """A stand-in for CUDA's graphs: what a run takes on the device, in milliseconds, without what its host takes."""
+    """A stand-in for CUDA's graphs: what a run takes on the device, in milliseconds, without what
+    its host takes.
+    """
 
     is_capturing = False
 
@@ -981,7 +1058,10 @@ def graphs(
     replay: Callable[[], object] = lambda: None,
     obstacle: str = "",
 ) -> Iterator[list[Graph]]:
-    """Graphs can be captured here. ``before``: called before each capture, with those so far. ``replay``: what each does besides."""
+    """Graphs can be captured here.
+
+    ``before``: called before each capture, with those so far. ``replay``: what each does besides.
+    """
     captured_so_far = list[Graph]()
 
     def captured(run: Callable[[], object], pool: Any) -> Graph:
@@ -1011,7 +1091,9 @@ def on_the_device(nargs: Any) -> None:
 
 
 def unlike() -> Any:
-    """The config of the fastest kernel slows the step down, and that of the next one its host: the third makes the fastest step."""
+    """The config of the fastest kernel slows the step down, and that of the next one its host: the
+    third makes the fastest step.
+    """
     return autotuned(
         configs=[
             *configs(64, pre_hook=on_the_device),
@@ -1027,7 +1109,9 @@ def blocks_of(step: Any) -> list[Any]:
 
 @on_each_rank(cases=["closure", "kernel", "graph"])
 def test_the_graph_decides_if_it_is_asked_for(rank: int, objective: Any) -> Any:
-    """Three objectives, three winners; no call waits for another rank in what was captured alone."""
+    """Three objectives, three winners; no call waits for another rank in what was captured
+    alone.
+    """
     kernel = unlike()
     step = contextual_autotune(is_dist=True, objective=objective)(
         lambda x: dist.all_reduce(launch(kernel, x))
@@ -1059,7 +1143,9 @@ def test_two_sites_share_their_graphs(rank: int) -> Any:
 
 @on_each_rank(cases=["no device", "wait", "first", "later", "error"])
 def test_no_rank_captures_what_another_one_cannot(rank: int, case: str) -> Any:
-    """A rank has no device or waits for it, or fails in a capture: on both ranks the step decides as it is, and one line says why."""
+    """A rank has no device or waits for it, or fails in a capture: on both ranks the step decides
+    as it is, and one line says why.
+    """
 
     def before(n_captured: int) -> None:
         assert case != "wait", "captured though a rank cannot"
@@ -1100,7 +1186,9 @@ def test_no_rank_captures_what_another_one_cannot(rank: int, case: str) -> Any:
 
 @on_each_rank()
 def test_a_replayed_graph_is_undone_and_a_captured_run_is_not(rank: int):
-    """Under ``restore_value`` each replay finds what the call found; the capture has changed nothing, and nothing is put back after it."""
+    """Under ``restore_value`` each replay finds what the call found; the capture has changed
+    nothing, and nothing is put back after it.
+    """
     kernel = autotuned(
         accumulate_kernel, configs=configs(16, 32, pre_hook=on_the_host), restore_value=["y_ptr"]
     )
@@ -1129,7 +1217,9 @@ def test_a_replayed_graph_is_undone_and_a_captured_run_is_not(rank: int):
 
 @on_each_rank()
 def test_collectives_of_a_capture_do_not_count(rank: int) -> Any:
-    """One rank has captured a collective and the other none: they meet in the next call all the same."""
+    """One rank has captured a collective and the other none: they meet in the next call all the
+    same.
+    """
     n_captured, name = 0, "_get_sequence_number_for_group"
     own = getattr(dist.ProcessGroup, name)
 
@@ -1173,7 +1263,7 @@ def test_a_step_tuned_in_its_calls_says_that_none_is_captured(rank: int) -> Any:
     return log().count(f"{COMPARED_AS_IT_IS}rank 0: its replays are calls that count")
 
 
-# -- kernels inside a function -----------------------------------------------------------------------------------------
+# -- kernels inside a function ---------------------------------------------------------------------
 
 
 @on_each_rank(1, is_dist=False)

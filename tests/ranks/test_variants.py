@@ -1,4 +1,6 @@
-"""Steps whose launches change from call to call: arguments of another class, sizes in buckets, uneven lengths."""
+"""Steps whose launches change from call to call: arguments of another class, sizes in buckets,
+uneven lengths.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ from tests.worlds import further, gathered, log, on_each_rank
 
 once = pytest.mark.once
 
-# -- arguments whose class changes -------------------------------------------------------------------------------------
+# -- arguments whose class changes -----------------------------------------------------------------
 
 MS = {16: 12.0, 32: 3.0}
 """What a launch takes, by block."""
@@ -81,7 +83,10 @@ def fresh(kernel: Any = shift_kernel, **options: Any) -> Any:
 
 
 def records_of(step: Callable[[int], object], **options: Any) -> list[Any]:
-    """The records of a tuning of ``step(k)`` in its k-th run. By the clock of the test, a launch that compiles takes a second."""
+    """The records of a tuning of ``step(k)`` in its k-th run.
+
+    By the clock of the test, a launch that compiles takes a second.
+    """
     os.environ["TRITON_CACHE_DIR"] = str(
         Path(os.environ["DIST_TUNE_CACHE_DIR"]).parents[1]
     )  # what other steps of this module have compiled
@@ -172,24 +177,40 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "an epoch that counts up, from elsewhere on each rank": Case(lambda rank: launching(lambda k: k + 13 * rank), [2]),
+    "an epoch that counts up, from elsewhere on each rank": Case(
+        lambda rank: launching(lambda k: k + 13 * rank), [2]
+    ),
     "heuristics of an epoch": Case(lambda rank: with_heuristics(lambda k: k), [2]),
-    "heuristics of multiples of 16": Case(lambda rank: with_heuristics(lambda k: 16 * (k % 8 + 1)), [2], "", {"search": "exhaustive"}),
+    "heuristics of multiples of 16": Case(
+        lambda rank: with_heuristics(lambda k: 16 * (k % 8 + 1)), [2], "", {"search": "exhaustive"}
+    ),
     "a stride at two sites out of step": Case(lambda rank: two_sites(), [2, 2]),
     "a slice that is not aligned in turn with one that is": Case(lambda rank: unaligned(), [2]),
-    "no warm-up": Case(lambda rank: launching(lambda k: (64, 100)[k % 2]), [2], "", {"n_warmup": 0}),
-    "five constants in turn": Case(lambda rank: launching(lambda k: k % 5, fresh(constant_kernel)), [5]),
+    "no warm-up": Case(
+        lambda rank: launching(lambda k: (64, 100)[k % 2]), [2], "", {"n_warmup": 0}
+    ),
+    "five constants in turn": Case(
+        lambda rank: launching(lambda k: k % 5, fresh(constant_kernel)), [5]
+    ),
     "a constant that counts up": Case(
-        lambda rank: launching(lambda k: k, fresh(constant_kernel)), [],
-        "its argument step is compiled in, and had 9 values (1, 2, 3, 4, 5, ...). If it decides nothing about the code, "
-        'take tl.constexpr off step and decorate the kernel with @triton.jit(do_not_specialize=["step"])',
+        lambda rank: launching(lambda k: k, fresh(constant_kernel)),
+        [],
+        "its argument step is compiled in, and had 9 values (1, 2, 3, 4, 5, ...). "
+        "If it decides nothing about the code, take tl.constexpr off step and decorate "
+        'the kernel with @triton.jit(do_not_specialize=["step"])',
     ),
     "a kernel made anew in each run": Case(lambda rank: lambda k: launching(lambda k: 3)(k), [1]),
-    "five constants of one beside it": Case(lambda rank: beside(5), [1], "does not count: it compiled tests.ranks.test_variants.plain"),
-    "a constant beside it that counts up": Case(lambda rank: beside(10**6), [], "plain_kernel, which was compiled in 8 timed replays"),
+    "five constants of one beside it": Case(
+        lambda rank: beside(5), [1], "does not count: it compiled tests.ranks.test_variants.plain"
+    ),
+    "a constant beside it that counts up": Case(
+        lambda rank: beside(10**6), [], "plain_kernel, which was compiled in 8 timed replays"
+    ),
     "a wrapper that passes errors on": Case(lambda rank: wrapped(False), [2]),
-    "a wrapper that passes over errors": Case(lambda rank: wrapped(True), [1], "does not count: it compiled tests.steps.shift_kernel"),
-}  # fmt: skip
+    "a wrapper that passes over errors": Case(
+        lambda rank: wrapped(True), [1], "does not count: it compiled tests.steps.shift_kernel"
+    ),
+}
 ON_BOTH = ("heuristics of an epoch", "a slice that is", "a constant", "a wrapper that passes over")
 """With both Tritons: how each tells arguments apart."""
 FURTHER = (
@@ -211,7 +232,9 @@ FURTHER = (
     ],
 )
 def test_no_replay_that_counts_compiles(rank: int, name: str):
-    """Each candidate has the time of its launches alone, whichever classes they meet; a step without an end of them is told of once."""
+    """Each candidate has the time of its launches alone, whichever classes they meet; a step
+    without an end of them is told of once.
+    """
     case = CASES[name]
     records = records_of(case.make(rank), **case.options)
     assert [each.n_variants for each in records] == case.n_variants
@@ -225,7 +248,9 @@ def test_no_replay_that_counts_compiles(rank: int, name: str):
 @once
 @on_each_rank(modes=["fake"], cases=[2, 5])
 def test_a_config_that_fails_for_another_class_is_out(rank: int, at: int):
-    """Of an argument that changes in the second run, or in the middle of the race, on one rank alone."""
+    """Of an argument that changes in the second run, or in the middle of the race, on one rank
+    alone.
+    """
     (record,) = records_of(launching(lambda k: 1 if k < at else 2, fresh(picky_kernel), rank == 1))
     assert ["rank 1" in (each.failure or "") for each in record.candidates] == [False, True]
 
@@ -233,7 +258,9 @@ def test_a_config_that_fails_for_another_class_is_out(rank: int, at: int):
 @once
 @on_each_rank(modes=["fake"])
 def test_hooks_and_tensors_of_launches_that_are_made_again(rank: int):
-    """Each ``pre_hook`` has its ``post_hook``, and ``restore_value`` and ``reset_to_zero`` act, where a launch has to be compiled first."""
+    """Each ``pre_hook`` has its ``post_hook``, and ``restore_value`` and ``reset_to_zero`` act,
+    where a launch has to be compiled first.
+    """
     calls, tensors = Counter[str](), [torch.ones(64) for _ in range(3)]
 
     def pre_hook(args: dict[str, Any], reset_only: bool = False) -> None:
@@ -270,7 +297,7 @@ def test_a_function_whose_kernel_meets_other_classes(rank: int):
     assert [round(each.latency_ms or 0.0) for each in record.candidates] == [*MS.values()]
 
 
-# -- sizes in buckets --------------------------------------------------------------------------------------------------
+# -- sizes in buckets ------------------------------------------------------------------------------
 
 POWERS: Any = {"*": {"n": power_of_two}}
 FLOATS = ("torch.float32", "torch.float32")
@@ -293,7 +320,9 @@ def buckets(step: Any) -> list[int]:
 @once
 @on_each_rank(cases=[(face, how) for face in FACES for how in ("equal", "unequal")])
 def test_random_lengths_tune_once_for_each_power_of_two(rank: int, case: tuple[Face, str]):
-    """Where ranks have other lengths each sum is its own, and no rank waits for one that needs no tuning."""
+    """Where ranks have other lengths each sum is its own, and no rank waits for one that needs no
+    tuning.
+    """
     face, how = case
     step, drawn = summing(face), random.Random(rank if how == "unequal" else 0)
     lengths = [int(2 ** drawn.uniform(3, 9)) for _ in range(60)]
@@ -302,7 +331,8 @@ def test_random_lengths_tune_once_for_each_power_of_two(rank: int, case: tuple[F
     ]
     found, met = buckets(step), {power_of_two(n) for n in lengths}
     assert max(Counter(found).values()) == 1
-    # Of unequal ones some wait for a call in which both ranks miss them, or come from the other rank's record.
+    # Of unequal ones some wait for a call in which both ranks miss them, or come from the other
+    # rank's record.
     assert {*found} <= met
     assert len(found) > 3 if how == "unequal" else {*found} == met
 
@@ -310,7 +340,9 @@ def test_random_lengths_tune_once_for_each_power_of_two(rank: int, case: tuple[F
 @once
 @on_each_rank()
 def test_ranks_in_other_buckets_tune_both_of_them(rank: int):
-    """In one call, each rank with its own; a rank that comes to the other's bucket later takes its config without a tuning."""
+    """In one call, each rank with its own; a rank that comes to the other's bucket later takes its
+    config without a tuning.
+    """
     step = summing()
     assert [step(torch.zeros(n)) for n in ((100, 300), (120, 290))[rank]] == [220.0, 590.0]
     assert [step(torch.zeros(n)) for n in ((300, 65), (70, 511))[rank]] == [370.0, 576.0]
@@ -389,7 +421,9 @@ def over(kernel: Any, n: int) -> float:
 def test_a_config_is_used_only_at_sizes_of_its_bucket_where_it_fits(
     rank: int, case: tuple[str, str]
 ):
-    """Tuned at 512, where one block is fastest, the bucket runs at 384 and 320 what fits there, in each call and trial."""
+    """Tuned at 512, where one block is fastest, the bucket runs at 384 and 320 what fits there, in
+    each call and trial.
+    """
     kind, how = case
     wrong.clear()
     kernel, is_online = unfit(kind), how == "online"
@@ -407,7 +441,9 @@ def test_a_config_is_used_only_at_sizes_of_its_bucket_where_it_fits(
 @once
 @on_each_rank(cases=["replayed", "online"])
 def test_ranks_at_other_sizes_of_a_bucket_use_what_fits_each(rank: int, how: str):
-    """Rules drop another config on each rank: what both keep is tuned, and no rank dies; so at each size that follows, in one call too."""
+    """Rules drop another config on each rank: what both keep is tuned, and no rank dies; so at each
+    size that follows, in one call too.
+    """
     wrong.clear()
     kernel = unfit()
     step: Any = contextual_autotune(
@@ -424,7 +460,9 @@ def test_ranks_at_other_sizes_of_a_bucket_use_what_fits_each(rank: int, how: str
 @once
 @on_each_rank()
 def test_the_size_that_names_a_bucket_does_not_find_its_config_elsewhere(rank: int):
-    """In a step without buckets the kernel's rule drops at 512 what was tuned at 384 for the bucket of 512."""
+    """In a step without buckets the kernel's rule drops at 512 what was tuned at 384 for the bucket
+    of 512.
+    """
 
     def prune(each: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
         return [config for config in each if (named["n"] == 512) == (config.kwargs["BLOCK"] == 64)]
@@ -443,7 +481,9 @@ def test_the_size_that_names_a_bucket_does_not_find_its_config_elsewhere(rank: i
 @once
 @on_each_rank(cases=[power_of_two, None])
 def test_a_function_s_rule_is_asked_at_each_size_of_a_bucket(rank: int, bucket: Any):
-    """``prune_fn`` sees the exact size where ``bucket`` or ``key_fn`` rounds it; the next best config that it keeps is used there."""
+    """``prune_fn`` sees the exact size where ``bucket`` or ``key_fn`` rounds it; the next best
+    config that it keeps is used there.
+    """
     ran, asked = list[tuple[int, int]](), list[int]()
 
     def keep(config: Any, n: int) -> bool:
@@ -520,7 +560,10 @@ def test_a_later_job_hits_the_record_of_a_bucket(rank: int, face: Face):
 @once
 @on_each_rank()
 def test_a_config_for_the_exact_size_does_not_stand_for_the_bucket(rank: int):
-    """One rank has it from vanilla tuning: without buckets all would use it, here all tune. Outside of the step exact sizes count."""
+    """One rank has it from vanilla tuning: without buckets all would use it, here all tune.
+
+    Outside of the step exact sizes count.
+    """
     asked = list[int]()
 
     def prune(each: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
@@ -545,7 +588,9 @@ def test_a_config_for_the_exact_size_does_not_stand_for_the_bucket(rank: int):
 @once
 @on_each_rank(cases=["hook", "library's cache"])
 def test_a_known_config_that_triton_would_have_to_find(rank: int, case: str):
-    """One with a hook, and one in a mapping of a library's own: launched without a meeting, with the hook called once."""
+    """One with a hook, and one in a mapping of a library's own: launched without a meeting, with
+    the hook called once.
+    """
     hooked = list[int]()
     kernel = autotuned(
         configs=configs(
@@ -606,7 +651,9 @@ def test_a_step_of_its_own_has_no_buckets(rank: int):
 @once
 @on_each_rank(modes=["fake"])
 def test_a_step_tuned_online_has_one_site_for_a_bucket(rank: int):
-    """Its calls take turns in the sizes of one bucket and count once each; the winner is in use for all of them."""
+    """Its calls take turns in the sizes of one bucket and count once each; the winner is in use for
+    all of them.
+    """
     FakeH200.launch_ms = staticmethod(
         lambda source, _: {16: 1.0, 32: 0.5, 64: 0.25, 128: 0.8}[constants_of(source)["BLOCK"]]
     )
@@ -632,7 +679,9 @@ def test_a_step_tuned_online_has_one_site_for_a_bucket(rank: int):
 @once
 @on_each_rank()
 def test_a_backward_pass_on_a_thread_of_autograd_s(rank: int):
-    """Such a thread was not started by Python's threading: the only step under way counts there, and its buckets."""
+    """Such a thread was not started by Python's threading: the only step under way counts there,
+    and its buckets.
+    """
     kernel = autotuned(blocks=(16, 32))
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -656,7 +705,9 @@ def test_a_backward_pass_on_a_thread_of_autograd_s(rank: int):
 @once
 @on_each_rank()
 def test_what_has_no_effect_is_told_once(rank: int):
-    """A name without a kernel, an argument that no key holds, a kernel whose tuner makes the key itself: a line each, in two calls."""
+    """A name without a kernel, an argument that no key holds, a kernel whose tuner makes the key
+    itself: a line each, in two calls.
+    """
     kernel, own = (
         autotuned(blocks=(16, 32)),
         Filed(accumulate_kernel, accumulate_kernel.arg_names, configs(16, 32), ["n"], None, None),
@@ -671,12 +722,14 @@ def test_what_has_no_effect_is_told_once(rank: int):
         if "has no effect" in line and " WARNING " in line
     ]
     assert (
-        told[0]
-        == "'attend': no kernel launched so far is called so, they are accumulate_kernel, add_kernel"
+        told[0] == "'attend': no kernel launched so far is called so, they are accumulate_kernel,"
+        " add_kernel"
     )
     assert [line.partition(", ")[0].replace("tests.steps.", "") for line in told[1:]] == [
-        "'n' of accumulate_kernel", "'T' of accumulate_kernel", "'T' of add_kernel",
-    ]  # fmt: skip
+        "'n' of accumulate_kernel",
+        "'T' of accumulate_kernel",
+        "'T' of add_kernel",
+    ]
     assert {*own.cache} == {f"{n // 10}_torch.float32" for n in (100, 200, 400)}
 
 
@@ -695,13 +748,13 @@ def test_a_bucket_function_that_raises_is_heard_by_other_ranks(rank: int):
     kind, text, _ = told(lambda: step(torch.zeros(300)))
     assert kind == ("PeerFailedError", "ValueError")[rank]
     assert (
-        "bucket of tests.steps.add_kernel raised LookupError: no bucket for 300; it was asked of n=300"
-        in text
+        "bucket of tests.steps.add_kernel raised LookupError: no bucket for 300; it was asked of"
+        " n=300" in text
     )
     assert ("rank 1" in text or rank == 1, step.kernel.nargs, is_unpatched()) == (True, None, True)
 
 
-# -- a public library's kernels in a step of uneven lengths ------------------------------------------------------------
+# -- a public library's kernels in a step of uneven lengths ----------------------------------------
 
 HEADS, DIM = 8, 128
 LENGTHS = [[700, 1900, 1000, 1300], [1000, 1500, 760, 2000]]
@@ -709,7 +762,9 @@ LENGTHS = [[700, 1900, 1000, 1300], [1000, 1500, 760, 2000]]
 
 
 def norm_of_fla() -> Any:
-    """``rms_norm``, imported as on a machine without a GPU: the fake one has no properties for fla to read."""
+    """``rms_norm``, imported as on a machine without a GPU: the fake one has no properties for fla
+    to read.
+    """
     fake = driver.active
     driver.set_active(None)
     try:
@@ -726,7 +781,9 @@ def norm_of_fla() -> Any:
 @once
 @on_each_rank(modes=["fake"])
 def test_a_library_s_norm_is_tuned_once_for_each_power_of_two(rank: int):
-    """flash-linear-attention's, forward and backward, with lengths of each rank's own; used as it is, but for the number of configs."""
+    """flash-linear-attention's, forward and backward, with lengths of each rank's own; used as it
+    is, but for the number of configs.
+    """
     rms_norm, weight = norm_of_fla(), torch.ones(DIM, dtype=torch.bfloat16, requires_grad=True)
 
     @contextual_autotune(is_dist=True, bucket={"layer_norm_*": {"NB": power_of_two}})

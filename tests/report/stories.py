@@ -1,4 +1,6 @@
-"""Event files of tunings that never ran, for tests: sites, ranks, stragglers, each number the same at every run."""
+"""Event files of tunings that never ran, for tests: sites, ranks, stragglers, each number the same
+at every run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ FORGED = "<script>document.title='forged'</script>"
 def record(
     number: int = 0, n_candidates: int = 200, n_ranks: int = 4, **changes: Any
 ) -> TuningRecord:
-    """A site whose times depend on BLOCK_M most, then on num_warps; a sixth of its candidates do not run."""
+    """A site whose times depend on BLOCK_M most, then on num_warps; a sixth of its candidates do
+    not run.
+    """
     candidates = [_candidate(number, index, n_ranks) for index in range(n_candidates)]
     timed = sorted(
         (each for each in candidates if each.latency_ms is not None),
@@ -40,11 +44,19 @@ def record(
             }
         )
     values: dict[str, Any] = {
-        "kernel": f"model.gemm_{number}", "key": f"[{512 * (number + 1)},2752,torch.bfloat16]", "winner": timed[0].index, "reason": "",
-        "candidates": candidates, "n_replays": 420, "closure_weight": 0.3, "seconds": 14.2,
-        "spent": Seconds(total=14.2, discover=1.1, compile=6.0, race=5.5, finals=1.2, settle=0.4, meetings=0.8),
+        "kernel": f"model.gemm_{number}",
+        "key": f"[{512 * (number + 1)},2752,torch.bfloat16]",
+        "winner": timed[0].index,
+        "reason": "",
+        "candidates": candidates,
+        "n_replays": 420,
+        "closure_weight": 0.3,
+        "seconds": 14.2,
+        "spent": Seconds(
+            total=14.2, discover=1.1, compile=6.0, race=5.5, finals=1.2, settle=0.4, meetings=0.8
+        ),
         "environment": environment(world_size=n_ranks, ranks_per_host=n_ranks),
-    }  # fmt: skip
+    }
     return cached_records.record(**{**values, **changes})
 
 
@@ -61,7 +73,10 @@ def _candidate(number: int, index: int, n_ranks: int) -> CandidateRecord:
         "left": None,
     }
     if (index + number) % 6 == 4:
-        reason = f"rank {index % n_ranks}: OutOfResources: out of resource: shared memory, required: 300000, limit: 232448"
+        reason = (
+            f"rank {index % n_ranks}: OutOfResources: out of resource: shared memory, required:"
+            " 300000, limit: 232448"
+        )
         nothing: dict[str, Any] = {
             "latency_ms": None,
             "closure_ms": None,
@@ -89,10 +104,22 @@ def _candidate(number: int, index: int, n_ranks: int) -> CandidateRecord:
 
 def header(rank: int, n_ranks: int = 4, at: float = BEGIN, **changes: Any) -> kinds.RunBegun:
     values: dict[str, Any] = {
-        "at": at, "rank": rank, "date": (NOON + timedelta(seconds=at - BEGIN)).isoformat(), "host": "node-1", "pid": 4000 + rank,
-        "world_size": n_ranks, "command": ["train.py", "--layers", "2"], "device": "NVIDIA H200",
-        "versions": {"dist_tune": "0.2.0", "python": "3.11.7", "torch": "2.13.0", "triton": "3.6.0", "cuda": "13.0"},
-    }  # fmt: skip
+        "at": at,
+        "rank": rank,
+        "date": (NOON + timedelta(seconds=at - BEGIN)).isoformat(),
+        "host": "node-1",
+        "pid": 4000 + rank,
+        "world_size": n_ranks,
+        "command": ["train.py", "--layers", "2"],
+        "device": "NVIDIA H200",
+        "versions": {
+            "dist_tune": "0.2.0",
+            "python": "3.11.7",
+            "torch": "2.13.0",
+            "triton": "3.6.0",
+            "cuda": "13.0",
+        },
+    }
     return kinds.RunBegun(**{**values, **changes})
 
 
@@ -103,7 +130,9 @@ def events(
     straggler: int = 3,
     name: str = "step#1",
 ) -> Iterator[kinds.AnyEvent]:
-    """All that one rank tells of a tuning of these sites; ``straggler`` comes to each meeting 30 ms after the others."""
+    """All that one rank tells of a tuning of these sites; ``straggler`` comes to each meeting 30 ms
+    after the others.
+    """
     now, of = BEGIN + 1.0, {"rank": rank, "tuning": name}
 
     def told(kind: Any, after_s: float = 0.0, **fields: Any) -> Any:

@@ -31,11 +31,14 @@ pytestmark = [
 FRAME = '<iframe width={} height=800 style="border:0" src="{}.html"></iframe>'
 FRAMES = """<!doctype html>{}<script>
 addEventListener("message", event => document.body.append(Object.assign(document.createElement("pre"), {{textContent: event.data}})));
-</script>"""
-TOLD = "<script>(async () => {{ const seen = {{page: '{}'}}; {} parent.postMessage(JSON.stringify(seen), '*'); }})();</script>"
+</script>"""  # noqa: E501
+TOLD = (
+    "<script>(async () => {{ const seen = {{page: '{}'}}; {}"
+    " parent.postMessage(JSON.stringify(seen), '*'); }})();</script>"
+)
 # What it does by itself, as asking for updates, takes time; and the tests may run as root.
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update
---disable-sync --hide-scrollbars --enable-logging=stderr --virtual-time-budget=10000 --dump-dom"""
+--disable-sync --hide-scrollbars --enable-logging=stderr --virtual-time-budget=10000 --dump-dom"""  # noqa: E501
 
 
 ACTIONS = """
@@ -59,19 +62,24 @@ click("#"); seen.index = column("#");
 const filter = site.querySelector("input");
 filter.value = "OutOf RANK"; filter.dispatchEvent(new Event("input")); seen.dropped = column("why");
 seen.width = document.documentElement.scrollWidth; seen.window = innerWidth;
-"""
+"""  # noqa: E501
 
 
-HOSTILE = "<img src=x onerror=\"document.title='forged'\"></script><script>document.title='forged'</script>\u202e"
+HOSTILE = (
+    "<img src=x"
+    " onerror=\"document.title='forged'\"></script><script>document.title='forged'</script>\u202e"
+)
 LOOKS = """
 await new Promise(resolve => setTimeout(resolve, 100));
 seen.title = document.title; seen.text = document.body.innerText; seen.images = document.images.length;
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """``seen`` of a script that ran in each page after it was loaded; under "console" the lines of the browser's."""
+    """``seen`` of a script that ran in each page after it was loaded; under "console" the lines of
+    the browser's.
+    """
     folder = tmp_path_factory.mktemp("pages")
     write_story(folder / "logs", 3, 60)
     rows = [
@@ -127,7 +135,9 @@ def test_all_that_the_page_can_do_works_on_a_phone(shown: dict[str, Any]):
 
 
 def test_names_of_unknown_origin_run_nothing(shown: dict[str, Any]):
-    """Markup in kernels, keys, configs and failures is shown as text, and an invisible character by its number."""
+    """Markup in kernels, keys, configs and failures is shown as text, and an invisible character by
+    its number.
+    """
     seen = shown["hostile"]
     assert (shown["console"], seen["title"], seen["images"]) == ([], "Tuning of step", 0)
     assert "<img src=x" in seen["text"]

@@ -26,14 +26,21 @@ def with_winner(latency_ms: float | None, spread_ms: float | None = 0.01) -> Tun
 @pytest.mark.parametrize(
     ("after", "spread_ms", "verdict"),
     [
-        (1.015, 0.01, "as fast"), (1.03, 0.01, "slower"), (0.9, 0.01, "faster"), (None, 0.01, "unknown"),
-        (1.009, None, "as fast"), (1.011, None, "slower"), (1.009, 0.0, "as fast"),
+        (1.015, 0.01, "as fast"),
+        (1.03, 0.01, "slower"),
+        (0.9, 0.01, "faster"),
+        (None, 0.01, "unknown"),
+        (1.009, None, "as fast"),
+        (1.011, None, "slower"),
+        (1.009, 0.0, "as fast"),
     ],
-)  # fmt: skip
+)
 def test_a_winner_is_slower_beyond_the_noise_alone(
     after: float | None, spread_ms: float | None, verdict: str
 ):
-    """The spreads of both winners added, of 1 ms; at least 1 %, because two tunings of one kernel differ by as much."""
+    """The spreads of both winners added, of 1 ms; at least 1 %, because two tunings of one kernel
+    differ by as much.
+    """
     found = compare([with_winner(1.0, spread_ms)], [with_winner(after, spread_ms)])
     assert (found["pairs"][0]["verdict"], found["n_slower"]) == (verdict, int(verdict == "slower"))
     assert found["pairs"][0]["noise_ms"] == (0.02 if spread_ms else 0.01)
@@ -57,7 +64,9 @@ def test_what_changed_is_named():
 
 
 def test_records_are_matched_by_kernel_and_key():
-    """Of several with one key the one that has most in common, of a kernel's two single ones any; what has no partner is named."""
+    """Of several with one key the one that has most in common, of a kernel's two single ones any;
+    what has no partner is named.
+    """
     far: Any = {"environment": environment(device="NVIDIA H100", world_size=8)}
     found = compare(
         [record(), record(kernel="gone")], [record(**far), record(), record(key="[new]")]

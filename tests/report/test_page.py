@@ -42,7 +42,10 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 
 def test_the_page_of_twenty_sites_takes_less_than_2_mb_and_needs_nothing_from_outside(story: Story):
-    """With all that is known of 200 candidates each on four ranks. Styles and scripts are inside, and its policy forbids all else."""
+    """With all that is known of 200 candidates each on four ranks.
+
+    Styles and scripts are inside, and its policy forbids all else.
+    """
     page = render(story)
     assert len(page.encode()) < 2_000_000
     assert not re.search(r"""(?:src|href)=(?!["']?(?:#|data:,))""", page)
@@ -76,7 +79,9 @@ def test_the_page_tells_of_the_winner_and_the_ranks(story: Story):
 
 
 def test_texts_of_unknown_origin_are_no_html_and_do_not_fill_the_page():
-    """Kernel names, keys, configs, reasons, hosts, commands, messages: the page has the elements of its template alone."""
+    """Kernel names, keys, configs, reasons, hosts, commands, messages: the page has the elements of
+    its template alone.
+    """
     fields = {FORGED: FORGED, "B": 1}
     candidates = [
         candidate(i, config=f"{FORGED} {i}", fields=fields | {"B": i}, left=FORGED, failure=None)
@@ -136,7 +141,9 @@ def test_a_config_can_be_copied_as_python(config: Any):
 
 
 def test_two_tunings_of_one_closure_are_told_apart():
-    """By the number of the call: ten calls of one step have the same eleven sites, and each is told once below the name of its call."""
+    """By the number of the call: ten calls of one step have the same eleven sites, and each is told
+    once below the name of its call.
+    """
     told = story_of(
         *(
             event
@@ -200,6 +207,6 @@ def test_seconds_by_phase():
         )
     )
     assert (
-        "  took: 10.0 s (compile 6.0, race 3.0, other 1.0), 1 replay\n  waits: 2.00 s, a part of the phases\n"
-        in text(told)
+        "  took: 10.0 s (compile 6.0, race 3.0, other 1.0), 1 replay\n  waits: 2.00 s, a part of"
+        " the phases\n" in text(told)
     )

@@ -23,7 +23,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_all_ranks_tell_of_the_same_sites(tmp_path: Path):
-    """Each site once, with its record; each rank with its own replays, compilations and meetings."""
+    """Each site once, with its record; each rank with its own replays, compilations and
+    meetings.
+    """
     records = write_story(tmp_path, n_sites=3, n_candidates=12)
     story = story_of_folder(tmp_path)
     (tuning,) = story.tunings.values()
@@ -34,7 +36,9 @@ def test_all_ranks_tell_of_the_same_sites(tmp_path: Path):
 
 
 def test_what_is_missing_is_said(tmp_path: Path):
-    """Ranks without files, a tuning that goes on, a rank that ended with an error, a record of another version; a folder without events."""
+    """Ranks without files, a tuning that goes on, a rank that ended with an error, a record of
+    another version; a folder without events.
+    """
     with pytest.raises(UnreadableEventsError, match=r"no rank-<i>\.jsonl in .* tells of a tuning"):
         story_of_folder(tmp_path)
     (tmp_path / "rank-0.jsonl").write_bytes(lines([header(0)]))
@@ -76,7 +80,9 @@ def test_records_of_one_tuning_are_one_tuning():
 
 
 def test_what_a_rank_says_later_of_a_site_counts():
-    """Its number stays: the label that ranks agreed on takes the place of the first, and the reason of the miss is added."""
+    """Its number stays: the label that ranks agreed on takes the place of the first, and the reason
+    of the miss is added.
+    """
     story = Story()
     for event in told()[:4]:
         story.take(event)
@@ -106,7 +112,10 @@ def test_of_several_runs_the_last_is_read(path: Path):
 
 
 def test_ranks_that_an_earlier_job_left_behind_are_not_waited_for(path: Path):
-    """It had more ranks, and was killed; the present job has finished. Other files of the folder are none of it."""
+    """It had more ranks, and was killed; the present job has finished.
+
+    Other files of the folder are none of it.
+    """
     (path.parent / "rank-x.jsonl").touch()
     killed = [header(1, 2, BEGIN - 60), *told(1, 2, name="step#0")[1:6]]
     (path.parent / "rank-1.jsonl").write_bytes(lines(killed))

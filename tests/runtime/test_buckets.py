@@ -1,4 +1,6 @@
-"""What ``bucket=`` of a step takes, which kernels it means, what it makes of a key, and what it tells of."""
+"""What ``bucket=`` of a step takes, which kernels it means, what it makes of a key, and what it
+tells of.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def test_the_first_pattern_decides_about_an_argument():
 
 
 def test_what_is_no_size_stays():
-    """A size that is not given, a switch, a number that is no int; kernels with one config have no key at all."""
+    """A size that is not given, a switch, a number that is no int; kernels with one config have no
+    key at all.
+    """
     assert [key(autotuned(), n) for n in (None, True, 2.5)] == [
         f"[{n},torch.float32,torch.float32]" for n in (None, True, 2.5)
     ]
@@ -94,7 +98,10 @@ def test_what_is_no_size_stays():
         (
             {"add_kernel": {"n": 64}},
             TypeError,
-            "bucket of 'n' of 'add_kernel' must be a function, function(size), as power_of_two, got 64",
+            (
+                "bucket of 'n' of 'add_kernel' must be a function, function(size), as power_of_two,"
+                " got 64"
+            ),
         ),
     ],
 )
@@ -131,12 +138,15 @@ def test_a_function_that_makes_no_bucket_is_an_error(
         key(autotuned(), 100, {"add_kernel": {"n": function}})
     assert text in str(raised.value)
     assert str(raised.value).endswith(
-        "it was asked of n=100, and must return what can be hashed and is equal each time, as an int"
+        "it was asked of n=100, and must return what can be hashed and is equal each time, as"
+        " an int"
     )
 
 
 def test_what_has_no_effect_is_told():
-    """A name that nothing has, an argument that no key holds; each with the names that there are."""
+    """A name that nothing has, an argument that no key holds; each with the names that there
+    are.
+    """
     buckets = Buckets({"attend": POWERS, "add_*": {"n": power_of_two, "T": power_of_two}})
     assert buckets.told("step") == {}  # nothing was launched
     for kernel in (autotuned(), autotuned(shift_kernel), autotuned(configs=configs(16))):

@@ -1,4 +1,6 @@
-"""Functions that have configs: forms in which they come, how they look, what a caller may fix, keys, candidates, and which code counts."""
+"""Functions that have configs: forms in which they come, how they look, what a caller may fix,
+keys, candidates, and which code counts.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     quiet(monkeypatch, tmp_path)
 
 
-# -- forms -------------------------------------------------------------------------------------------------------------
+# -- forms -----------------------------------------------------------------------------------------
 
 
 def ordinary(x: int, y: int = 2, *, block: int = 0) -> int:
@@ -80,7 +82,9 @@ class Layer:
 
 
 def test_methods():
-    """An instance's, a class's and static ones; a second instance uses what the first one's call has tuned."""
+    """An instance's, a class's and static ones; a second instance uses what the first one's call
+    has tuned.
+    """
     a, b = Layer("a"), Layer("b")
     assert (a.forward(1), b.forward(1), b.forward(x=1)) == ("a 1", "b 1", "b 1")
     assert Layer.ran.count("b") == 2
@@ -108,7 +112,9 @@ def test_methods():
 def test_what_can_be_called_can_be_tuned(
     function: Any, args: Any, kwargs: Any, value: Any, name: str
 ):
-    """Positional and keyword arguments, defaults, lambdas, partials, objects: the value is that of an ordinary call."""
+    """Positional and keyword arguments, defaults, lambdas, partials, objects: the value is that of
+    an ordinary call.
+    """
     tuned = autotune(BLOCKS, None, **QUICK)(function)
     assert [tuned(*args, **kwargs), tuned(*args, **kwargs)] == [value] * 2
     (record,) = tuned.records
@@ -155,7 +161,9 @@ RULES: dict[str, Any] = {
 def test_a_copy_of_an_object_whose_bound_method_is_decorated_computes_with_its_own_values(
     decorate: Any, copied: Any
 ):
-    """Made before or after the original's first call, and of a copy; the method itself comes with a copy of its object, too."""
+    """Made before or after the original's first call, and of a copy; the method itself comes with a
+    copy of its object, too.
+    """
     model, x = Scaling(decorate), torch.ones(4)
     early = copied(model)
     values = [model(x)]
@@ -176,7 +184,9 @@ def test_a_copy_of_an_object_whose_bound_method_is_decorated_computes_with_its_o
 
 
 def test_a_decorated_bound_method_is_one():
-    """It has the signature, records and configs of before; rules and ``key=`` know what the call is given, and not the object."""
+    """It has the signature, records and configs of before; rules and ``key=`` know what the call is
+    given, and not the object.
+    """
     options: Any = {
         **QUICK,
         "prune_fn": lambda config, x: config["block"] > 1,
@@ -236,7 +246,7 @@ def test_what_cannot_be_tuned_says_why(function: Any, words: str):
         autotune(BLOCKS, None)(function)
 
 
-# -- as others see them; tests/test_wheel.py has what type checkers say ------------------------------------------------
+# -- as others see them; tests/test_wheel.py has what type checkers say ----------------------------
 
 
 def scaled(x: int, factor: float = 1.0, *, block: int = 0, **more: Any) -> float:
@@ -250,8 +260,8 @@ def test_help_shows_the_keywords_of_the_tuner():
     text = re.sub("\x08.", "", pydoc.render_doc(tuned))
     own = "scaled(x: 'int', factor: 'float' = 1.0, *, block: 'int' = 0, "
     keywords = (
-        "autotune: 'bool' = True, autotune_verbose: 'bool' = False, autotune_pg: 'ProcessGroup | None' = None, "
-        "autotune_allow_arg_overwrite: 'bool' = False"
+        "autotune: 'bool' = True, autotune_verbose: 'bool' = False, autotune_pg: 'ProcessGroup |"
+        " None' = None, autotune_allow_arg_overwrite: 'bool' = False"
     )
     flat = re.sub(
         r"(?<=\() | (?=\))", "", " ".join(text.split())
@@ -290,7 +300,7 @@ def launch(of: TunableFunction, *args: Any, **kwargs: Any) -> FunctionLaunch:
     return FunctionLaunch(of, of.key_of(args, kwargs), args, kwargs, is_whole=True)
 
 
-# -- what the caller says ----------------------------------------------------------------------------------------------
+# -- what the caller says --------------------------------------------------------------------------
 
 
 def _spied(space: Any = None, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
@@ -301,13 +311,18 @@ def _spied(space: Any = None, **options: Any) -> tuple[Any, list[dict[str, Any]]
         return x
 
     space = space or [{"block": block, "stages": stages} for block in (1, 2) for stages in (3, 4)]
-    return autotune(space, lambda x: x, options.pop("prune_fn", None), **{**QUICK, **options})(
-        function
-    ), ran
+    return (
+        autotune(space, lambda x: x, options.pop("prune_fn", None), **{**QUICK, **options})(
+            function
+        ),
+        ran,
+    )
 
 
 def test_calls_with_nothing_to_choose():
-    """autotune=False uses the first config, with what the caller gives; a config that is wholly given is an ordinary call."""
+    """autotune=False uses the first config, with what the caller gives; a config that is wholly
+    given is an ordinary call.
+    """
     tuned, ran = _spied()
     assert tuned(1, autotune=False) == 1
     tuned(1, autotune=False, autotune_allow_arg_overwrite=True, stages=9)
@@ -333,7 +348,9 @@ def test_config_arguments_of_the_caller_are_refused_unless_asked_for():
 
 
 def test_a_partly_given_config_is_tuned_for_itself():
-    """The rest is chosen with what was given, under a key of its own; key_fn and prune_fn need not know."""
+    """The rest is chosen with what was given, under a key of its own; key_fn and prune_fn need not
+    know.
+    """
     pruned: list[Any] = []
 
     def prune_fn(config: Any, x: int) -> bool:
@@ -379,11 +396,13 @@ def test_arguments_that_do_not_fit_are_the_callers_mistake(args: Any, kwargs: An
     assert tuned.records == []
 
 
-# -- keys --------------------------------------------------------------------------------------------------------------
+# -- keys ------------------------------------------------------------------------------------------
 
 
 def test_a_key_that_cannot_be_found_again_is_refused():
-    """A list cannot be hashed, and a tensor is equal to no other: either would be tuned for ever."""
+    """A list cannot be hashed, and a tensor is equal to no other: either would be tuned for
+    ever.
+    """
     listed: Any = autotune(BLOCKS, cast("Any", lambda x: [1, 2]), **QUICK)(lambda x, block: x)
     with pytest.raises(TypeError, match=r"key_fn of .*<lambda> returned \[1, 2\].*to_hashable"):
         listed(1)
@@ -422,11 +441,13 @@ def test_a_key_reads_the_same_wherever_it_is_one():
     assert launch(tunable(ordinary), 3).key_text == "[]"
 
 
-# -- candidates and code -----------------------------------------------------------------------------------------------
+# -- candidates and code ---------------------------------------------------------------------------
 
 
 def test_prune_fn_sees_the_arguments_and_keeps_what_is_true():
-    """Of the config it sees mapping and fields; what it keeps stays in order; a rule that keeps nothing is an error."""
+    """Of the config it sees mapping and fields; what it keeps stays in order; a rule that keeps
+    nothing is an error.
+    """
     space = [
         {"gemm_config": triton.Config({"BLOCK_M": block}, num_warps=2)} for block in (16, 32, 64)
     ]
@@ -497,7 +518,9 @@ def test_prune_fn_sees_the_arguments_and_keeps_what_is_true():
 def test_a_rule_that_raises_is_named_with_the_config(
     given: dict[str, Any], kind: type[Exception], words: str
 ):
-    """Which rule, of which function, asked of which config in which call; the user's own error is the cause. The next call asks again."""
+    """Which rule, of which function, asked of which config in which call; the user's own error is
+    the cause. The next call asks again.
+    """
     tuned: Any = autotune(BLOCKS, **{"key_fn": None, **given, **QUICK})(lambda x, block: x)
     words = words.format(
         asked=r"it was asked of config \"block=1\" in a call with \(tensor \[3\]\)"
@@ -510,7 +533,9 @@ def test_a_rule_that_raises_is_named_with_the_config(
 
 
 def test_the_code_of_configs_and_check_counts():
-    """A record is found again by the code that runs: that of the function, of functions among its configs, of hooks, of the check."""
+    """A record is found again by the code that runs: that of the function, of functions among its
+    configs, of hooks, of the check.
+    """
 
     def made(scale: int) -> Any:
         return lambda x: scale * x
@@ -526,7 +551,9 @@ def test_the_code_of_configs_and_check_counts():
 
 
 def test_a_methods_source_is_that_of_its_class():
-    """It may call other methods through self; a function whose first argument has a method of its name is none."""
+    """It may call other methods through self; a function whose first argument has a method of its
+    name is none.
+    """
 
     def tuned(value: int) -> Any:
         class Layer:

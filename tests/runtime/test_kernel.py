@@ -1,4 +1,6 @@
-"""Launches of kernels: keys as text, identities that tell kernels of one name and key apart, and launches with a known config."""
+"""Launches of kernels: keys as text, identities that tell kernels of one name and key apart, and
+launches with a known config.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,10 @@ PAIRS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", PAIRS)
 def test_kernels_of_one_name_and_key_differ_by(kind: str):
-    """Each of these decides the code or the candidates of a launch. A kernel that is made anew is the same."""
+    """Each of these decides the code or the candidates of a launch.
+
+    A kernel that is made anew is the same.
+    """
     one, other = (identity(made(**options)) for options in PAIRS[kind])
     assert one != other
     assert [one, other] == [identity(made(**options)) for options in PAIRS[kind]]
@@ -156,7 +161,10 @@ def test_kernels_differ_by_a_global_that_they_read():
 
 
 def test_configs_that_read_alike_are_numbered():
-    """Hooks of one factory have one name. A config keeps its number where others are pruned: its text is how it is found again."""
+    """Hooks of one factory have one name.
+
+    A config keeps its number where others are pruned: its text is how it is found again.
+    """
     alike = [triton.Config({"BLOCK": 16}, pre_hook=hook(each)) for each in (1, 2)]
     text = describe(alike[0])
     for n_pruned, texts in enumerate(
@@ -191,7 +199,9 @@ FORMS: dict[str, Callable[[list[Any]], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_prune_rule_may_return_what_can_be_gone_through_once(form: str):
-    """As Triton 3.6 takes it; from 3.9 on Triton asks for its length, and the error says which kernel's rules it is."""
+    """As Triton 3.6 takes it; from 3.9 on Triton asks for its length, and the error says which
+    kernel's rules it is.
+    """
     pruning = {"early_config_prune": lambda configs, named, **kwargs: FORMS[form](configs)}
     launch = Launch(
         made(configs=configs(16, 32, 64), prune_configs_by=pruning), (torch.zeros(64), 64), {}
@@ -199,10 +209,8 @@ def test_a_prune_rule_may_return_what_can_be_gone_through_once(form: str):
     try:
         assert [each.kwargs["BLOCK"] for each in launch.candidates()[0]] == [32, 64]
     except TypeError as error:
-        assert re.fullmatch(
-            r"prune_configs_by of \S*kernel raised TypeError: object of type '.*' has no len\(\); .*",
-            str(error),
-        )  # noqa: PT017
+        told = r"prune_configs_by of \S*kernel raised TypeError: .* has no len\(\); .*"
+        assert re.fullmatch(told, str(error))  # noqa: PT017
         assert triton.__version__ >= "3.9"
 
 
@@ -227,7 +235,10 @@ def test_a_prune_rule_may_return_what_can_be_gone_through_once(form: str):
 def test_a_prune_rule_that_raises_is_named(
     pruning: dict[str, Any], named: str, at: str, is_partial: bool
 ):
-    """The rule, the kernel and a config; the user's own error is the cause. What Triton itself refuses is raised as it is."""
+    """The rule, the kernel and a config; the user's own error is the cause.
+
+    What Triton itself refuses is raised as it is.
+    """
     pruning = {
         name: partial(each) if is_partial and callable(each) else each
         for name, each in pruning.items()
@@ -291,7 +302,10 @@ VALUES: list[Any] = [
 
 
 def test_keys_that_differ_read_differently():
-    """None and "None" are two keys, on disk as in ``kernel.cache``. Plain words, numbers and dtypes are not quoted."""
+    """None and "None" are two keys, on disk as in ``kernel.cache``.
+
+    Plain words, numbers and dtypes are not quoted.
+    """
     tuned = triton.autotune(configs=configs(16, 32), key=["act", "n"])(keyed_kernel)
     texts = [Launch(tuned, (torch.zeros(4), value, 64), {}).key_text for value in VALUES]
     assert len(set(texts)) == len(VALUES)
@@ -337,7 +351,8 @@ def _known(rank: int) -> Any:
 
 @pytest.mark.processes
 def test_a_launch_with_a_known_config():
-    """Arguments by name as vanilla has them, and gone afterwards, also after an error; each keyword is searched once among the names.
+    """Arguments by name as vanilla has them, and gone afterwards, also after an error; each keyword
+    is searched once among the names.
 
     Triton's own look-up, which searches each argument, is not made.
     """

@@ -1,4 +1,6 @@
-"""Launches that are recorded, and those that are predicted from them: compiled ahead, or dropped on all ranks. On the fake H200."""
+"""Launches that are recorded, and those that are predicted from them: compiled ahead, or dropped on
+all ranks. On the fake H200.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,9 @@ def key(launch: RecordedLaunch) -> str:
 
 
 def predicted_and_true(function: Any, space: Any, *args: Any) -> list[tuple[list[str], list[str]]]:
-    """For each predicted launch: the keys that are predicted for all candidates, and those of the launches that follow."""
+    """For each predicted launch: the keys that are predicted for all candidates, and those of the
+    launches that follow.
+    """
     made = [record(function, space, i, *args) for i in range(len(space))]
     found = predicted(space, made[0])
     assert [*found] == [*range(len(space))]
@@ -137,10 +141,15 @@ FOLLOWED: dict[str, tuple[Any, Any]] = {
         [*tiles(16, 32, num_warps=2), *tiles(16, num_stages=5)],
     ),
     "constants and one option": (
-        lambda x, y, config: copy_kernel[(1,)](x, y, 255, num_warps=config.num_warps, **config.kwargs),
+        lambda x, y, config: copy_kernel[(1,)](
+            x, y, 255, num_warps=config.num_warps, **config.kwargs
+        ),
         [*tiles(16, 32, num_warps=2), *tiles(16)],
     ),
-    "by position": (lambda x, y, block: copy_kernel[lambda meta: (1,)](x, y, 256, block, 4), [{"block": b} for b in (16, 64)]),
+    "by position": (
+        lambda x, y, block: copy_kernel[lambda meta: (1,)](x, y, 256, block, 4),
+        [{"block": b} for b in (16, 64)],
+    ),
     "in other letters": (
         lambda x, y, rows, Block: copy_kernel[(1,)](x, y, 1, BLOCK=Block, ROWS=rows),
         [{"Block": 16, "rows": r} for r in (2, 8)],
@@ -149,13 +158,22 @@ FOLLOWED: dict[str, tuple[Any, Any]] = {
         lambda x, y, block, mode: copy_kernel[(1,)](x, y, 256, BLOCK=block),
         [{"block": b, "mode": mode} for b in (16, 32) for mode in ("a", "b")],
     ),
-    "functions": (lambda x, y, act: act_kernel[(1,)](x, ACT=act, kernel=16), [{"act": twice}, {"act": thrice}]),
-    "to an unaligned tensor": (lambda x, y, config: copy_kernel[(1,)](x[1:], y, 16, **config.kwargs), tiles(16, 32)),
-    "to several launches": (
-        lambda x, y, config: [copy_kernel[(1,)](a, b, 16, **config.kwargs) for a, b in ((x, y), (y, x))] + [act_kernel[(1,)](x, twice, 32)],
+    "functions": (
+        lambda x, y, act: act_kernel[(1,)](x, ACT=act, kernel=16),
+        [{"act": twice}, {"act": thrice}],
+    ),
+    "to an unaligned tensor": (
+        lambda x, y, config: copy_kernel[(1,)](x[1:], y, 16, **config.kwargs),
         tiles(16, 32),
     ),
-}  # fmt: skip
+    "to several launches": (
+        lambda x, y, config: (
+            [copy_kernel[(1,)](a, b, 16, **config.kwargs) for a, b in ((x, y), (y, x))]
+            + [act_kernel[(1,)](x, twice, 32)]
+        ),
+        tiles(16, 32),
+    ),
+}
 
 
 def alone(**options: Any) -> Any:
@@ -174,7 +192,9 @@ def alone(**options: Any) -> Any:
 
 @alone(cases=[*FOLLOWED])
 def test_a_prediction_is_what_will_be_compiled(rank: int, name: str):
-    """To the key of Triton's disk cache, for every candidate and every launch that a config reaches."""
+    """To the key of Triton's disk cache, for every candidate and every launch that a config
+    reaches.
+    """
     launches = predicted_and_true(*FOLLOWED[name], *x_and_y())
     assert len(launches) == (2 if name == "to several launches" else 1)
     for predicted, true in launches:
@@ -185,7 +205,9 @@ def test_a_prediction_is_what_will_be_compiled(rank: int, name: str):
 
 @alone(cases=[True, False])
 def test_descriptors_are_predicted(rank: int, hook: bool):
-    """Where a hook sets their blocks, or the function, whose descriptors stay as they are: by the constant of the same value."""
+    """Where a hook sets their blocks, or the function, whose descriptors stay as they are: by the
+    constant of the same value.
+    """
 
     def set_block(nargs: dict[str, Any]) -> None:
         for name in ("x_desc", "y_desc"):
@@ -221,7 +243,9 @@ def test_what_does_not_follow_is_not_predicted(rank: int):
 
 @alone()
 def test_a_block_of_two_possible_sources_is_not_predicted(rank: int):
-    """A size that two constants have may follow from either, where they differ in another config; a launch with different ones tells."""
+    """A size that two constants have may follow from either, where they differ in another config; a
+    launch with different ones tells.
+    """
 
     def square(x: torch.Tensor, BLOCK: int, COLUMNS: int) -> None:
         tile = TensorDescriptor.from_tensor(x, [BLOCK, COLUMNS])
@@ -244,7 +268,9 @@ def test_a_block_of_two_possible_sources_is_not_predicted(rank: int):
 
 @alone()
 def test_a_kernel_that_is_launched_often_hides_no_other(rank: int):
-    """Two launches of each kernel count; and no tensor is kept alive by the recorded launches, nor one in a tuple."""
+    """Two launches of each kernel count; and no tensor is kept alive by the recorded launches, nor
+    one in a tuple.
+    """
 
     def many(x: torch.Tensor, config: triton.Config) -> None:
         for n in range(50):
@@ -271,7 +297,10 @@ def test_a_kernel_that_is_launched_often_hides_no_other(rank: int):
 
 @alone()
 def test_triton_is_restored(rank: int):
-    """Also after an exception. Launches outside the function, on other threads, and warm-ups are not heard."""
+    """Also after an exception.
+
+    Launches outside the function, on other threads, and warm-ups are not heard.
+    """
     own, (x, y), under_way = vars(JITFunction)["run"], x_and_y(), list[tuple[str, int]]()
     recorder = LaunchRecorder(under_way)
 
@@ -298,7 +327,10 @@ def test_triton_is_restored(rank: int):
 
 @alone()
 def test_only_the_launch_that_was_predicted_ends_as_predicted(rank: int):
-    """With other sizes, too. A launch with other constants, options, dtypes or alignments, or of another candidate, is made."""
+    """With other sizes, too.
+
+    A launch with other constants, options, dtypes or alignments, or of another candidate, is made.
+    """
     x, y = x_and_y()
     launches = record(
         lambda x, y, config: copy_kernel[(1,)](x, y, 256, **config.kwargs), tiles(16, 32), 0, x, y
@@ -331,7 +363,8 @@ def test_only_the_launch_that_was_predicted_ends_as_predicted(rank: int):
 
 @alone()
 def test_a_tuning_compiles_ahead_and_believes_launches_rather_than_predictions(rank: int):
-    """One launch waits for a compilation; what does not fit is dropped; a config that the function tames, or does not use, is not.
+    """One launch waits for a compilation; what does not fit is dropped; a config that the function
+    tames, or does not use, is not.
 
     Nor is one whose launch has another row length, by which loads are not pipelined.
     """
@@ -379,7 +412,9 @@ def either_kernel(x, y, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, IS_DESCRIPTO
 
 @alone()
 def test_one_config_of_each_kind_waits_for_its_compilation(rank: int):
-    """Those that differ in numbers alone are predicted from it, also the blocks of descriptors that the function makes."""
+    """Those that differ in numbers alone are predicted from it, also the blocks of descriptors that
+    the function makes.
+    """
     waited = note_waits()
     space = [
         {"BLOCK": n, "IS_DESCRIPTOR": is_one} for n in (16, 32, 64, 128) for is_one in (False, True)
@@ -418,7 +453,10 @@ def part_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
 
 @alone()
 def test_a_one_is_of_another_kind_than_larger_numbers(rank: int):
-    """As a K that is not split: another dtype follows. One launch of each kind waits, and none is compiled for nothing."""
+    """As a K that is not split: another dtype follows.
+
+    One launch of each kind waits, and none is compiled for nothing.
+    """
     waited = note_waits()
 
     @autotune(
@@ -446,7 +484,9 @@ def rows_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, ROWS: tl.constexpr):
 
 @alone()
 def test_kinds_may_share_a_kernel(rank: int):
-    """One flag chooses the kernel, another one goes into it: the first launch of each kernel waits, and a leader's at most."""
+    """One flag chooses the kernel, another one goes into it: the first launch of each kernel waits,
+    and a leader's at most.
+    """
     waited = note_waits()
     space = [
         {"IS_PLAIN": plain, "ROWS": rows, "BLOCK": block}
@@ -504,7 +544,9 @@ def test_a_hook_that_wants_more_than_the_kernels_arguments_drops_nothing(rank: i
 
 @alone()
 def test_a_config_that_does_not_fit_tells_of_its_kind(rank: int):
-    """Also of the launch that it is not given: the others of its kind wait for none, and their needs are known."""
+    """Also of the launch that it is not given: the others of its kind wait for none, and their
+    needs are known.
+    """
     waited = note_waits()
     space = [
         {
@@ -539,7 +581,9 @@ def test_a_config_that_does_not_fit_tells_of_its_kind(rank: int):
 
 @alone()
 def test_of_two_functions_of_a_step_the_first_launches_wait_alone(rank: int):
-    """Where one has more kinds, further configs of the other one run meanwhile: they are compiled ahead, too. The first launches wait."""
+    """Where one has more kinds, further configs of the other one run meanwhile: they are compiled
+    ahead, too. The first launches wait.
+    """
     waited = note_waits()
     few = [
         {"BLOCK": 2**k, "N": (1 + 2 * (kind == "a")) * 2**k, "KIND": kind}
@@ -569,7 +613,9 @@ def test_of_two_functions_of_a_step_the_first_launches_wait_alone(rank: int):
 @pytest.mark.once
 @on_each_rank(modes=["fake"])
 def test_hooks_that_set_blocks_share_no_prediction(rank: int) -> list[str]:
-    """Of a config that one rank has too little memory for, between two collectives: each rank knows it by its own block."""
+    """Of a config that one rank has too little memory for, between two collectives: each rank knows
+    it by its own block.
+    """
     FakeH200.shared_limit_bytes = 4_000 if rank == 1 else 232_448
 
     def set_block(nargs: dict[str, Any]) -> None:
@@ -593,7 +639,9 @@ def test_hooks_that_set_blocks_share_no_prediction(rank: int) -> list[str]:
 @pytest.mark.once
 @on_each_rank(modes=["fake"])
 def test_a_launch_of_one_rank_alone_drops_its_config_on_all(rank: int) -> str:
-    """The other rank launches that kernel with configs of another kind, and has no such launch to end."""
+    """The other rank launches that kernel with configs of another kind, and has no such launch to
+    end.
+    """
     FakeH200.shared_limit_bytes = 4_000 if rank == 1 else 232_448
     cases = [("b", 16, 2), ("a", 5, 2), ("a", 7, 3), ("b", 16, 12), ("b", 5, 3), ("b", 5, 4)]
     space = [
@@ -622,7 +670,8 @@ def test_a_launch_of_one_rank_alone_drops_its_config_on_all(rank: int) -> str:
 def test_shared_memory_that_one_rank_lacks_drops_the_config_on_all(
     rank: int, launches_more: bool
 ) -> str:
-    """It is predicted, so that no rank launches what another one cannot, though there are collectives before and behind.
+    """It is predicted, so that no rank launches what another one cannot, though there are
+    collectives before and behind.
 
     Also where one rank launches another kernel before.
     """

@@ -20,13 +20,17 @@ from dist_tune.search import (
 )
 
 Take = Callable[[int, str, int, int], "float | str | None"]
-"""(rank, site, candidate, replay) -> milliseconds, why it failed, or None where the site was not met."""
+"""(rank, site, candidate, replay) -> milliseconds, why it failed, or None where the site was not
+met.
+"""
 
 
 class World:
-    """Ranks that replay what a search asks for and report medians of what ``take`` says, for the kernel and the closure.
+    """Ranks that replay what a search asks for and report medians of what ``take`` says, for the
+    kernel and the closure.
 
-    ``began_s``: seconds when the search begins; None: no clock. ``compile_s``: of each candidate of a wave, of which ``broken`` ones fail.
+    ``began_s``: seconds when the search begins; None: no clock. ``compile_s``: of each candidate of
+    a wave, of which ``broken`` ones fail.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""Guided search: which candidates it tries, when it ends, and what it says of the rest. Plain numbers."""
+"""Guided search: which candidates it tries, when it ends, and what it says of the rest.
+
+Plain numbers.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ def grid(**values: list[Any]) -> list[str]:
 def test_a_wave_is_a_function_of_what_is_told_and_holds_untried_candidates_once(
     sizes: dict[str, int], n: int, data: Any
 ):
-    """For every order of times, failures and untried candidates, and after any other questions to the space; and so is a spread."""
+    """For every order of times, failures and untried candidates, and after any other questions to
+    the space; and so is a spread.
+    """
     texts = grid(
         **{
             name: [f"v{k}" if name == "mode" else 2**k for k in range(n)]
@@ -80,7 +85,9 @@ def test_neighbours_of_the_best_come_first():
 
 
 def test_what_needs_more_than_a_failed_candidate_comes_last():
-    """Of shared memory, say; unless a candidate that needs more has run, so that something else was the reason."""
+    """Of shared memory, say; unless a candidate that needs more has run, so that something else was
+    the reason.
+    """
     texts = grid(BLOCK_M=[32, 64, 128, 256], num_stages=[1, 2, 3, 4])
     at = {text: i for i, text in enumerate(texts)}
     failed = at["BLOCK_M=128 num_stages=2"]
@@ -159,7 +166,9 @@ def tried(race: Race) -> set[int]:
 def test_any_guided_search_ends_and_tries_nothing_twice(
     n: int, n_failing: int, n_warmup: int, n_repeat: int, seed: int
 ):
-    """With candidates that do not compile and others that fail at their launch; the winner runs, and the same again gives the same."""
+    """With candidates that do not compile and others that fail at their launch; the winner runs,
+    and the same again gives the same.
+    """
     dice = random.Random(seed)
     order = dice.sample(range(n), n)
     broken = dict.fromkeys(order[: min(n_failing, n - 1)], "rank 0: no")
@@ -195,9 +204,11 @@ def test_where_the_whole_spread_fails_the_search_goes_on_until_something_runs():
 
 
 def test_many_candidates_are_searched_so_by_default():
-    """More than 64, where threads are not so many that waves would wait longer for their slowest compilations than all of them together.
+    """More than 64, where threads are not so many that waves would wait longer for their slowest
+    compilations than all of them together.
 
-    On demand wherever that tries fewer than all. Racing and exhaustive search try all of any number.
+    On demand wherever that tries fewer than all. Racing and exhaustive search try all of any
+    number.
     """
     numbers: list[tuple[Any, int, int]] = [
         (None, 64, 0),
@@ -225,7 +236,9 @@ def test_many_candidates_are_searched_so_by_default():
 
 
 def test_the_budget_ends_a_guided_search():
-    """Compiling takes 10 ms a candidate and the budget is 0.15 s: one wave is compiled, and the best of what was timed wins."""
+    """Compiling takes 10 ms a candidate and the budget is 0.15 s: one wave is compiled, and the
+    best of what was timed wins.
+    """
     world = raced(COSTS_MS, Plan(search="guided", budget_s=0.15), began_s=0.0, compile_s=0.01)
     assert len(world.waves) == 1
     timed = {
@@ -259,7 +272,9 @@ def test_a_sweep_tries_all_in_waves() -> None:
 
 @pytest.mark.slow  # benchmarks/tests/test_guided_tables.py has smaller tables
 def test_guided_search_comes_near_the_best_of_a_recorded_space_with_a_twentieth_of_it():
-    """On a part of the recorded tables, within 5 % of the best nearly always; benchmarks/search_costs.py has all of them."""
+    """On a part of the recorded tables, within 5 % of the best nearly always;
+    benchmarks/search_costs.py has all of them.
+    """
     ends = [
         regrets(table, "guided", len(table.us) // 20, seed)[-1]
         for seed, table in enumerate(load_full_tables()[::2])

@@ -1,4 +1,6 @@
-"""The budget of online tuning: what calls take for it beyond plain ones stays below a share of the job's time."""
+"""The budget of online tuning: what calls take for it beyond plain ones stays below a share of the
+job's time.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def test_a_trial_waits_until_the_job_has_earned_it(share: float):
 
 
 def test_what_a_trial_takes_is_looked_up_and_not_compared_anew(monkeypatch: pytest.MonkeyPatch):
-    """Of a site with 100 timed candidates the best is asked for once: to find it compares all of them, in the thread beside the job."""
+    """Of a site with 100 timed candidates the best is asked for once: to find it compares all of
+    them, in the thread beside the job.
+    """
     race, pace, n_asked = Race(PLAN), Pace(0.05), 0
     race.add("a", 100, {})
     race.tell(0, Report({"a": {i: Times(1.0 + i, 10.0, n_replays=3) for i in range(100)}}))
@@ -79,7 +83,7 @@ def test_what_a_trial_takes_is_looked_up_and_not_compared_anew(monkeypatch: pyte
     assert n_asked <= 1
 
 
-# -- the clock of the calls --------------------------------------------------------------------------------------------
+# -- the clock of the calls ------------------------------------------------------------------------
 
 
 def job(
@@ -91,7 +95,9 @@ def job(
     noise: float = 0.0,
     checkpoint: int = 0,
 ) -> float:
-    """Calls of ``ms``, ours of ``ours_ms`` more where the budget allows; the true share of them that was ours."""
+    """Calls of ``ms``, ours of ``ours_ms`` more where the budget allows; the true share of them
+    that was ours.
+    """
     dice, ours_s, job_s = random.Random(0), 0.0, 0.0
     pace.has_begun = True
     for call in range(n_calls):
@@ -115,7 +121,9 @@ def test_nothing_is_at_work_before_there_is_a_plain_call():
 
 @pytest.mark.parametrize("period", [2, 3, 4, 8, 10, 16, 24, 32, 64])
 def test_what_a_job_does_every_so_many_calls_hides_nothing(period: int):
-    """An optimizer's step that takes ten times as long as the calls between: the share is kept by true figures, wherever it falls."""
+    """An optimizer's step that takes ten times as long as the calls between: the share is kept by
+    true figures, wherever it falls.
+    """
     for offset in {0, 1, period // 2, period - 1}:
         pace, ours_s, job_s = Pace(0.05), 0.0, 0.0
         pace.has_begun = True
@@ -135,7 +143,9 @@ def test_a_quarter_of_the_calls_is_plain_for_ever():
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2])
 def test_work_beside_calls_stays_within_the_share(share: float):
-    """It lengthens a call by half: it runs in so many calls that the job takes the share longer, and that is told."""
+    """It lengthens a call by half: it runs in so many calls that the job takes the share longer,
+    and that is told.
+    """
     pace = Pace(share)
     true = job(pace, 2000, ours_ms=5.0)
     assert true <= share * 1.02
@@ -151,14 +161,18 @@ def test_noise_is_no_cost():
 
 
 def test_checkpoints_are_no_cost():
-    """Every hundredth call takes fifty times as long, whether or not something is at work beside it."""
+    """Every hundredth call takes fifty times as long, whether or not something is at work beside
+    it.
+    """
     pace = Pace(0.05)
     job(pace, 20_000, checkpoint=97)
     assert pace.slowdown < 0.04
 
 
 def test_a_slow_start_of_the_job_is_no_cost():
-    """The first calls take three times as long by themselves, and half of them more for what is beside them."""
+    """The first calls take three times as long by themselves, and half of them more for what is
+    beside them.
+    """
     pace = Pace(0.05)
     for call in range(8):
         pace.add(call, 0.03, is_ours=call >= 4)
@@ -167,7 +181,9 @@ def test_a_slow_start_of_the_job_is_no_cost():
 
 
 def test_the_first_calls_are_no_measure_of_later_ones():
-    """They take three times as long; what is at work from the ninth call on is told by plain calls after the fourth."""
+    """They take three times as long; what is at work from the ninth call on is told by plain calls
+    after the fourth.
+    """
     pace, ours_s, job_s = Pace(0.05), 0.0, 0.0
     for call in range(400):
         if call == 8:
@@ -207,12 +223,14 @@ def test_short_calls_have_long_cycles():
     assert pace.wanted_cycle == 4 * N_PLAIN
 
 
-# -- jobs --------------------------------------------------------------------------------------------------------------
+# -- jobs ------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 1000), st.sampled_from([0.02, 0.05, 0.2]), st.sampled_from([0.0, 1.0]))
 def test_the_budget_is_kept_by_true_times(seed: int, share: float, other_ms: float):
-    """Noise, hiccups and candidates up to six times slower; all ranks say the same, as one function of what they agreed on."""
+    """Noise, hiccups and candidates up to six times slower; all ranks say the same, as one function
+    of what they agreed on.
+    """
     played = play(many(2, 12, seed=seed, other_ms=other_ms), PLAN, seed=seed, max_slowdown=share)
     assert (
         played.slowdown <= share * 1.15 + 2.5 / played.n_calls
@@ -231,7 +249,9 @@ def test_a_hopeless_candidate_has_one_call():
 
 @pytest.mark.parametrize("n_runs", [5, further(20)])
 def test_64_candidates_at_3_sites_take_600_calls(n_runs: int):
-    """Of a step that is half kernels, a quarter of whose calls is plain: regret below 1 % in 95 % of runs."""
+    """Of a step that is half kernels, a quarter of whose calls is plain: regret below 1 % in 95 %
+    of runs.
+    """
     runs = [
         play(many(3, 64, seed=seed, other_ms=1.0), PLAN, seed=seed, max_slowdown=0.05)
         for seed in range(n_runs)

@@ -1,4 +1,6 @@
-"""Races and finals, fed with plain numbers: who runs, how often, what it costs at most, who wins, and why."""
+"""Races and finals, fed with plain numbers: who runs, how often, what it costs at most, who wins,
+and why.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def test_a_plan_reads_as_the_options_that_a_user_wrote():
     )
 
 
-# -- an exhaustive search ----------------------------------------------------------------------------------------------
+# -- an exhaustive search --------------------------------------------------------------------------
 
 
 def table(n_warmup: int, n_repeat: int) -> Plan:
@@ -49,7 +51,9 @@ def table(n_warmup: int, n_repeat: int) -> Plan:
 
 
 def test_every_candidate_gets_its_row_of_the_table():
-    """Each candidate in order, n_warmup untimed and then n_repeat timed replays, and nothing after; where it is met now and then, more."""
+    """Each candidate in order, n_warmup untimed and then n_repeat timed replays, and nothing after;
+    where it is met now and then, more.
+    """
     world = raced([1.0, 2.0, 3.0], table(1, 2))
     assert world.trials() == [
         Trial(i, is_timed) for i in range(3) for is_timed in (False, True, True)
@@ -62,7 +66,9 @@ def test_every_candidate_gets_its_row_of_the_table():
 
 
 def test_a_site_met_late_gets_its_whole_table():
-    """A site entered after the first batch is measured in full, while others run their winner; that of one candidate runs untimed."""
+    """A site entered after the first batch is measured in full, while others run their winner; that
+    of one candidate runs untimed.
+    """
     world = World(searching(table(1, 1), {"early": 2, "single": 1}), 2, of([1.0, 2.0, 3.0]))
     world.batch()
     world.search.add("late", 3, {2: "rank 1: x"})
@@ -91,7 +97,9 @@ def test_times_without_a_late_rank_do_not_count():
 
 
 def test_the_last_candidate_of_a_cut_rung_is_tried_before_it_wins():
-    """Long replays are reported one by one: when all others have failed, the last one has not run yet, and fails as well."""
+    """Long replays are reported one by one: when all others have failed, the last one has not run
+    yet, and fails as well.
+    """
     search = entered(3, Plan(0, search="exhaustive"))
     search.expect(1.0)
     world = World(search, 2, of(["no"] * 3), began_s=0.0)
@@ -100,7 +108,9 @@ def test_the_last_candidate_of_a_cut_rung_is_tried_before_it_wins():
 
 
 def test_the_last_candidate_is_tried_also_after_the_budget():
-    """Untimed runs have spent it, and the other has failed in them; or those that are left lost to an earlier winner, which fails now."""
+    """Untimed runs have spent it, and the other has failed in them; or those that are left lost to
+    an earlier winner, which fails now.
+    """
     search, failure = (
         entered(2, Plan(budget_s=1.0)),
         CandidateFailure(FailureKind.LAUNCH, "rank 0: no"),
@@ -114,12 +124,14 @@ def test_the_last_candidate_is_tried_also_after_the_budget():
     assert (set(world.timed()), world.search["s"].best) == ({0, 1, 2, 3}, None)
 
 
-# -- a race ------------------------------------------------------------------------------------------------------------
+# -- a race ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_warmup", [0, 3])
 def test_all_are_timed_once_before_any_leaves(n_warmup: int):
-    """After an untimed warm-up of one candidate; in an order of the site's own, the same for all ranks."""
+    """After an untimed warm-up of one candidate; in an order of the site's own, the same for all
+    ranks.
+    """
     first, again, other = (
         searching(Plan(n_warmup), {site: 40}).batch() for site in ("s", "s", "t")
     )
@@ -131,7 +143,9 @@ def test_all_are_timed_once_before_any_leaves(n_warmup: int):
 
 
 def test_a_rung_keeps_fewer_each_time():
-    """Of 80 that are all near the best, each rung keeps half of the one before or fewer, until the finalists are left."""
+    """Of 80 that are all near the best, each rung keeps half of the one before or fewer, until the
+    finalists are left.
+    """
     world, rungs = (
         World(entered(80, Plan(0, 5)), 2, of([2.0 - i / 50 for i in range(80)])),
         list[int](),
@@ -162,7 +176,9 @@ def test_a_rung_keeps_fewer_each_time():
     ],
 )
 def test_a_slow_candidate_runs_once_however_few_there_are(times_ms: list[float], n_ranks: int):
-    """Twice the best one's time and longer than a hiccup, or beside many others: one timed replay, and the record says that it left."""
+    """Twice the best one's time and longer than a hiccup, or beside many others: one timed replay,
+    and the record says that it left.
+    """
     world = raced(times_ms, n_ranks=n_ranks)
     slow = [i for i, ms in enumerate(times_ms) if ms > 2 * min(times_ms)]
     assert {world.timed()[i] for i in slow} == {1}
@@ -184,7 +200,9 @@ def test_one_hiccup_does_not_lose_the_best(n_ranks: int, base_ms: float):
 
 
 def test_long_samples_need_few_repeats():
-    """Candidates of 30 s: those within a tenth of the best run a second time, the others once, and there are no finals."""
+    """Candidates of 30 s: those within a tenth of the best run a second time, the others once, and
+    there are no finals.
+    """
     world = raced([30e3, 31e3, 32e3, 40e3, 50e3, 90e3], Plan(n_warmup=0, n_repeat=10))
     assert world.timed() == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
     assert world.search["s"].best == 0
@@ -195,7 +213,9 @@ def test_long_samples_need_few_repeats():
 
 
 def test_a_site_without_a_choice_is_no_company():
-    """Beside a site of one candidate the closure is believed after one replay each; beside a site of two it is not."""
+    """Beside a site of one candidate the closure is believed after one replay each; beside a site
+    of two it is not.
+    """
     for n_other, winner in ((1, 1), (2, 0)):
         search = searching(Plan(0, 1), {"s": 2, "other": n_other})
         times = {0: Times(1.0, 3.0), 1: Times(1.1, 2.0)}
@@ -208,7 +228,9 @@ def test_a_site_without_a_choice_is_no_company():
 
 
 def test_what_there_was_to_choose_is_the_reason():
-    """Of what had nothing to race, of what was never met, and of a winner that fails afterwards: what runs now was second."""
+    """Of what had nothing to race, of what was never met, and of a winner that fails afterwards:
+    what runs now was second.
+    """
     known = PriorTimes({0: Times(1.0, 2.0), 1: Times(1.5, 2.0)}, winner=0)
     for search, reason in (
         (entered(1), "the only config"),
@@ -229,11 +251,13 @@ def test_what_there_was_to_choose_is_the_reason():
     )
 
 
-# -- warm-ups ----------------------------------------------------------------------------------------------------------
+# -- warm-ups --------------------------------------------------------------------------------------
 
 
 def test_a_rehearsal_runs_each_candidate_and_checks_it():
-    """Untimed, those that run, as often as is asked; sites that are through, or are not rehearsed, do what they would do anyway."""
+    """Untimed, those that run, as often as is asked; sites that are through, or are not rehearsed,
+    do what they would do anyway.
+    """
     search = searching(
         table(0, 1),
         {"f": 4, "g": 2, "other": 2},
@@ -262,7 +286,9 @@ def warmed(ms: Sequence[float], n_warmup: int = 0) -> Race:
 
 
 def test_a_warm_up_may_have_compiled():
-    """It drops nothing; with one sample that agrees, it does, and with one that does not, the next sample decides."""
+    """It drops nothing; with one sample that agrees, it does, and with one that does not, the next
+    sample decides.
+    """
     search = warmed([3000.0, 3000.0, 10.0])
     assert [each.left for each in search["s"].results()] == [None] * 3
     world = World(search, 1, of([3000.0, 12.0, 10.0])).finish()
@@ -282,7 +308,7 @@ def test_a_race_warms_up_for_a_second_at_most(ms: float, n_untimed: int):
     assert sum(not trial.is_timed for trial in world.trials() if trial) == n_untimed
 
 
-# -- what earlier tunings found ----------------------------------------------------------------------------------------
+# -- what earlier tunings found --------------------------------------------------------------------
 
 
 def found(times_ms: Mapping[int, float], winner: int | None = None) -> PriorTimes:
@@ -291,7 +317,9 @@ def found(times_ms: Mapping[int, float], winner: int | None = None) -> PriorTime
 
 
 def test_new_ones_have_the_old_winner_to_beat():
-    """Six known ones and a new one that is twice as slow: only the two run, and the others keep their times."""
+    """Six known ones and a new one that is twice as slow: only the two run, and the others keep
+    their times.
+    """
     times = [2.5, 1.0, 1.01, 1.02, 1.03, 1.04, 1.05]
     world = raced(times, Plan(n_warmup=1), prior=found(dict(enumerate(times[1:], 1)), winner=2))
     assert world.replays[:3] == [
@@ -316,7 +344,10 @@ def test_new_ones_have_the_old_winner_to_beat():
 
 
 def test_an_old_winner_that_does_not_run_leaves_a_winner():
-    """It fails at the vote: the others race. It fails later: what has run stands, or what was known."""
+    """It fails at the vote: the others race.
+
+    It fails later: what has run stands, or what was known.
+    """
     known = found({0: 1.0, 1: 1.1, 2: 1.2}, winner=0)
     world = raced([1.0, 1.1, 1.2], prior=known, failures={0: "rank 1: no"})
     assert (world.search["s"].best, set(world.timed())) == (1, {1, 2})
@@ -333,11 +364,13 @@ def test_before_anything_is_measured_the_known_winner_comes_first():
     assert [entered(3, prior=each)["s"].best for each in known] == [0, 2, 0]
 
 
-# -- a budget of seconds -----------------------------------------------------------------------------------------------
+# -- a budget of seconds ---------------------------------------------------------------------------
 
 
 def test_a_budget_spent_before_the_race_still_tries_what_wins():
-    """Compilation took it all: one timed replay of one candidate, which has run on all ranks then; of another one if that fails."""
+    """Compilation took it all: one timed replay of one candidate, which has run on all ranks then;
+    of another one if that fails.
+    """
     cases: list[tuple[list[float | str], int | None]] = [
         ([1.0] * 3, 0),
         (["no", 1.0, 1.0], 1),
@@ -352,7 +385,9 @@ def test_a_budget_spent_before_the_race_still_tries_what_wins():
 
 
 def test_a_budget_spent_in_the_warm_up_ends_it():
-    """Ten configs of 2 s, a budget of 5 s: three have run, the best of these wins unraced, and the rest are named."""
+    """Ten configs of 2 s, a budget of 5 s: three have run, the best of these wins unraced, and the
+    rest are named.
+    """
     search = entered(10, Plan(budget_s=5.0))
     replays, n_run = search.warm_up({"s": 1}, {"s": range(10)}, {"s": []}), 0
     while not search.is_enough({"s": 1}):
@@ -370,7 +405,9 @@ def test_a_budget_spent_in_the_warm_up_ends_it():
 
 
 def in_pieces(n_per_piece: int, dice: random.Random) -> tuple[int, int, int]:
-    """Replays, starts and winner of an online race of 48 candidates; each start goes on from the times agreed on."""
+    """Replays, starts and winner of an online race of 48 candidates; each start goes on from the
+    times agreed on.
+    """
     ms = [1.0 + 0.05 * i for i in range(48)]
     dice.shuffle(ms)
     kept: dict[int, Times] = {}
@@ -403,7 +440,9 @@ def in_pieces(n_per_piece: int, dice: random.Random) -> tuple[int, int, int]:
 
 @given(st.integers(0, 50))
 def test_a_job_in_short_pieces_ends_with_hardly_more_trials(seed: int):
-    """In pieces of 40 trials: losers are not tried again, and rungs that were run are not run again."""
+    """In pieces of 40 trials: losers are not tried again, and rungs that were run are not run
+    again.
+    """
     whole, n_starts, rank = in_pieces(10_000, random.Random(seed))
     assert (n_starts, rank) == (1, 0)
     n_replays, n_starts, rank = in_pieces(40, random.Random(seed))

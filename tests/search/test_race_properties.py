@@ -1,4 +1,6 @@
-"""Races over random tables of times: they end, within their bounds, alike in any order of what ranks say, and the best wins."""
+"""Races over random tables of times: they end, within their bounds, alike in any order of what
+ranks say, and the best wins.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ def games(
 def expected(
     n: int, failed: set[int], ranks: Mapping[int, Mapping[int, list[float]]]
 ) -> int | None:
-    """The winner, computed anew from all samples: least MAX over owners of medians, then lowest index."""
+    """The winner, computed anew from all samples: least MAX over owners of medians, then lowest
+    index.
+    """
     failed |= {
         i
         for each in ranks.values()
@@ -137,7 +141,9 @@ tables = st.builds(
 
 @given(games(any_time, tables, has_strangers=True))
 def test_any_table_ends_with_the_least_agreed_time(game: Game):
-    """Whatever fails or is not met, the search ends in time, and the winner is the argmin of the MAX of medians."""
+    """Whatever fails or is not met, the search ends in time, and the winner is the argmin of the
+    MAX of medians.
+    """
     search = game.race()
     run = World(search, game.n_ranks, game.take).finish(
         at_most=6 * sum(game.sites.values()) * (2 + 3)
@@ -151,7 +157,10 @@ def test_any_table_ends_with_the_least_agreed_time(game: Game):
 
 @given(games(fair))
 def test_any_race_ends_within_its_bound(game: Game):
-    """As foreseen after each batch. All that can be timed are, failures are never asked for again, and no winner failed."""
+    """As foreseen after each batch.
+
+    All that can be timed are, failures are never asked for again, and no winner failed.
+    """
     search = game.race()
     bound, world = search.n_left, World(search, game.n_ranks, game.take)
     while world.batch():
@@ -176,9 +185,11 @@ def test_any_race_ends_within_its_bound(game: Game):
 
 @given(games(st.one_of(fair, st.none()), has_prior=True), st.randoms(use_true_random=False))
 def test_equal_tallies_give_equal_races(game: Game, dice: Any):
-    """Sites and candidates may come in another order on another rank: same replays, same winners, same reasons.
+    """Sites and candidates may come in another order on another rank: same replays, same winners,
+    same reasons.
 
-    With sites that are met now and then, differently on each rank, which get overtime, and not for ever; whatever is known before.
+    With sites that are met now and then, differently on each rank, which get overtime, and not for
+    ever; whatever is known before.
     """
     search, other = game.race(), game.shuffled(dice).race()
     world, at_most = World(search, game.n_ranks, game.take), 60 * sum(game.sites.values()) + 100
@@ -213,7 +224,9 @@ def test_equal_tallies_give_equal_races(game: Game, dice: Any):
     plans,
 )
 def test_known_times_cost_no_quality(table: list[tuple[float, bool]], drift: float, plan: Plan):
-    """Whatever is known, and however slow the device is today: the winner is as fast as the fastest, but for a tie."""
+    """Whatever is known, and however slow the device is today: the winner is as fast as the
+    fastest, but for a tie.
+    """
     times, known = (
         [ms for ms, _ in table],
         {i: ms for i, (ms, is_known) in enumerate(table) if is_known},
@@ -249,7 +262,9 @@ def test_known_times_cost_no_quality(table: list[tuple[float, bool]], drift: flo
 def test_suspects_of_several_sites_never_share_a_replay(
     sites: list[tuple[int, set[int]]], plan: Plan
 ):
-    """The other sites run a candidate that is timed already, if they have one that is no suspect; and each suspect has its turn."""
+    """The other sites run a candidate that is timed already, if they have one that is no suspect;
+    and each suspect has its turn.
+    """
     n_candidates = {f"s{k}": n for k, (n, _) in enumerate(sites)}
     suspects = {f"s{k}": sorted(i for i in found if i < n) for k, (n, found) in enumerate(sites)}
     race = Race(plan)
@@ -298,10 +313,13 @@ def test_suspects_of_several_sites_never_share_a_replay(
 def test_any_search_overruns_its_budget_by_little(
     times_ms: list[float], budget_s: float, name: SearchName, n_warmup: int, n_repeat: int
 ):
-    """By no more than two of the longest replays and the second that a batch lasts; what wins was measured, what was not says why."""
+    """By no more than two of the longest replays and the second that a batch lasts; what wins was
+    measured, what was not says why.
+    """
     search = entered(len(times_ms), Plan(n_warmup, n_repeat, name, budget_s=budget_s))
     world = World(search, 1, lambda rank, site, i, replay: times_ms[i], began_s=0.0).finish()
-    # A batch is planned by the replays before it: each of its own may be as long as the longest of all.
+    # A batch is planned by the replays before it: each of its own may be as long as the longest of
+    # all.
     longest_s = max(times_ms) / 1e3
     assert world.elapsed_s <= budget_s + 2 * longest_s + longest_s * min(1.0, budget_s) / (
         min(times_ms) / 1e3

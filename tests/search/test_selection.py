@@ -72,7 +72,9 @@ def test_the_hopeless_leave_and_the_best_stay(
     error_ms: float,
     staying: list[int],
 ):
-    """Slower than the best by more than the margin, by both clocks; beyond the quota those stay that the clock cannot tell apart."""
+    """Slower than the best by more than the margin, by both clocks; beyond the quota those stay
+    that the clock cannot tell apart.
+    """
     assert kept(times, quota, margin, objective, error_ms=error_ms) == staying
 
 
@@ -92,7 +94,9 @@ def test_the_fastest_kernel_always_stays(
 
 
 def test_the_clocks_error_is_half_a_microsecond_until_repeats_have_shown_it():
-    """And never more, however much a kernel's own times vary; none where a site's part of the step is so long that it is no matter."""
+    """And never more, however much a kernel's own times vary; none where a site's part of the step
+    is so long that it is no matter.
+    """
     options = RacingOptions()
     assert clock_error_ms(of((0.01, 0.01), (0.02, 0.02), n=1), options, 1) == 0.0005
     assert clock_error_ms(of((0.01, 0.01), (0.02, 0.02), spread_ms=0.3, n=4), options, 1) == 0.00025
@@ -128,7 +132,9 @@ def test_a_tie_goes_to_the_lower_index(times: dict[int, Times], objective: Objec
 
 
 def test_the_closure_decides_where_it_is_clear():
-    """A kernel that is 2 % slower and saves 5 % beside it wins by the closure, and not by the kernel."""
+    """A kernel that is 2 % slower and saves 5 % beside it wins by the closure, and not by the
+    kernel.
+    """
     times = of((1.0, 3.0), (1.02, 2.85), (1.3, 3.3), spread_ms=0.001, rest_spread_ms=0.002)
     selection = select(times, "closure", TIE)
     assert (selection.winner, selection.worse, selection.is_clear) == (1, frozenset({2}), False)
@@ -151,7 +157,9 @@ def test_more_noise_leaves_it_open():
 
 @given(tables, objectives)
 def test_a_verdict_is_the_same_in_any_order(table: dict[int, Times], objective: Objective):
-    """The winner is a contender, not among the worse, and no slower by both clocks than another beyond tie and noise."""
+    """The winner is a contender, not among the worse, and no slower by both clocks than another
+    beyond tie and noise.
+    """
     selection = select(table, objective, TIE)
     assert selection == select(dict(reversed(table.items())), objective, TIE)
     assert selection.winner in table.keys() - selection.worse

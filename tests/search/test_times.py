@@ -33,9 +33,11 @@ reports = st.builds(
 
 @given(st.lists(reports, min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_what_is_agreed_is_a_maximum_over_owners(told: list[Report], dice: Any):
-    """No rank's time is above it, one rank's is it, and every owner has measured the candidate; in any order of sites and candidates.
+    """No rank's time is above it, one rank's is it, and every owner has measured the candidate; in
+    any order of sites and candidates.
 
-    A report travels as JSON: indices are ints again, times are bit for bit the same, and entries are in the same order.
+    A report travels as JSON: indices are ints again, times are bit for bit the same, and entries
+    are in the same order.
     """
 
     def shuffled(entries: dict[Any, Any]) -> dict[Any, Any]:
@@ -67,7 +69,10 @@ def test_what_is_agreed_is_a_maximum_over_owners(told: list[Report], dice: Any):
 
 @pytest.mark.parametrize("ms", [math.nan, math.inf, -math.inf, 0.0, -1.0])
 def test_an_impossible_time_is_a_failure(ms: float):
-    """Of a launch. A closure's time may be negative, being less what other sites added to it, but must be a number."""
+    """Of a launch.
+
+    A closure's time may be negative, being less what other sites added to it, but must be a number.
+    """
     told = reduce_reports(
         {0: Report({"s": {0: Times(1.0, 1.0)}}), 1: Report({"s": {0: Times(ms, 1.0)}})}
     )
@@ -105,7 +110,9 @@ def test_the_first_rank_to_fail_gives_the_reason():
 
 
 def test_a_disturbed_replay_is_disturbed_for_all():
-    """In order and once each, as a lost one; one rank with new sites is enough for a roll call of all."""
+    """In order and once each, as a lost one; one rank with new sites is enough for a roll call of
+    all.
+    """
     told = reduce_reports(
         {
             0: Report(disturbed=[7, 3], lost=[7]),
@@ -131,7 +138,7 @@ def test_an_account_does_not_grow_with_the_group(n_ranks: int):
     assert listed.items() <= ms.items()
 
 
-# -- samples of one rank -----------------------------------------------------------------------------------------------
+# -- samples of one rank ---------------------------------------------------------------------------
 
 
 def ledger_of(
@@ -139,7 +146,9 @@ def ledger_of(
     replays: dict[int, float],
     ran: dict[int, Replay] | None = None,
 ) -> Samples:
-    """A ledger that heard of (site, candidate, replay, ms) and of whole replays; ``ran`` says what sites ran in them."""
+    """A ledger that heard of (site, candidate, replay, ms) and of whole replays; ``ran`` says what
+    sites ran in them.
+    """
     ledger = Samples()
     for site, candidate, replay, ms in launches:
         ledger.add_run(site, candidate, replay)
@@ -163,7 +172,9 @@ def told_by(
 
 
 def test_a_report_holds_medians_by_site_and_candidate():
-    """Of the launches, with their median distance, and of the replays, with that of what is beside the launches."""
+    """Of the launches, with their median distance, and of the replays, with that of what is beside
+    the launches.
+    """
     launches = [
         ("a", 0, 1, 1.0),
         ("a", 0, 2, 2.0),
@@ -175,7 +186,8 @@ def test_a_report_holds_medians_by_site_and_candidate():
         "a": {0: Times(2.0, 20.0, 1.0, 2.0, 3, 1, 3), 1: Times(5.0, 40.0, 0.0, 0.0, 1, 1)},
         "b": {0: Times(7.0, 40.0, 0.0, 0.0, 1, 1)},
     }
-    # A kernel in a loop: every launch is a sample, the replay is counted once and its time weighs once.
+    # A kernel in a loop: every launch is a sample, the replay is counted once and its time weighs
+    # once.
     looped = [("a", 0, 1, 1.0), ("a", 0, 1, 3.0), ("a", 0, 2, 2.0), ("a", 0, 2, 4.0)]
     assert told_by(ledger_of(*looped, replays={1: 10.0, 2: 20.0})).times == {
         "a": {0: Times(2.0, 10.0, 1.0, 4.0, 2, 2, 2)}
@@ -183,7 +195,9 @@ def test_a_report_holds_medians_by_site_and_candidate():
 
 
 def test_what_other_sites_ran_is_taken_off_a_replay():
-    """By the reduced times of their candidates above the fastest of theirs, so that the slow ones do not count against this site."""
+    """By the reduced times of their candidates above the fastest of theirs, so that the slow ones
+    do not count against this site.
+    """
     ran: dict[int, Replay] = {
         1: {"a": Trial(0, True), "b": Trial(3, False)},
         2: {"a": Trial(1, True), "b": Trial(4, True)},
@@ -195,7 +209,9 @@ def test_what_other_sites_ran_is_taken_off_a_replay():
 
 
 def test_struck_replays_are_forgotten():
-    """A time that was measured beside a stand-in counts for no site, and a candidate without any other time is not reported."""
+    """A time that was measured beside a stand-in counts for no site, and a candidate without any
+    other time is not reported.
+    """
     ledger = ledger_of(
         ("a", 0, 1, 1.0),
         ("a", 0, 2, 3.0),
@@ -209,7 +225,9 @@ def test_struck_replays_are_forgotten():
 
 @pytest.mark.parametrize("ms", [math.nan, math.inf, 0.0, -1.0])
 def test_what_is_no_time_is_a_failure(ms: float):
-    """Of a launch or of the replay: told as why the candidate is out, beside the times of the others; a known reason stays."""
+    """Of a launch or of the replay: told as why the candidate is out, beside the times of the
+    others; a known reason stays.
+    """
     ledger = ledger_of(
         ("a", 0, 1, ms),
         ("a", 1, 2, 1.0),
@@ -227,7 +245,9 @@ def test_what_is_no_time_is_a_failure(ms: float):
 
 
 def test_a_restarted_ledger_has_launches_and_no_replays():
-    """Replays that follow are timed as a whole; the launches of those before are all there is to say of the kernel."""
+    """Replays that follow are timed as a whole; the launches of those before are all there is to
+    say of the kernel.
+    """
     ledger = ledger_of(("a", 0, 1, 1.0), replays={1: 10.0})
     ledger.disturb(1)
     ledger.restart()
@@ -238,7 +258,9 @@ def test_a_restarted_ledger_has_launches_and_no_replays():
 
 
 def test_a_rank_owns_a_site_whose_times_are_forgotten():
-    """Another rank's new times of it do not count until this one has some: a MAX over some ranks may hide the slowest."""
+    """Another rank's new times of it do not count until this one has some: a MAX over some ranks
+    may hide the slowest.
+    """
     ledger, other = (
         ledger_of(("a", 0, 0, 9.0), replays={0: 10.0}),
         ledger_of(("a", 0, 1, 1.0), replays={1: 2.0}),

@@ -1,4 +1,6 @@
-"""Functions and the kernels inside them take turns, because the times of one depend on the config of the other."""
+"""Functions and the kernels inside them take turns, because the times of one depend on the config
+of the other.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,19 @@ from dist_tune.search import Guide, Plan, PriorTimes, Race, Replay, Report, Samp
 from tests.search.playing import searching
 
 Step = Callable[[Mapping[str, int]], dict[str, float]]
-"""Site -> candidate of each site, to milliseconds of each site that is launched; "way" is around all others."""
+"""Site -> candidate of each site, to milliseconds of each site that is launched; "way" is around
+all others.
+"""
 
 REST_MS = 0.006
 
 
 class NestedWorld:
-    """One rank that replays a function called "way" and what it launches, with samples as a tuning keeps them and noise of 1 %.
+    """One rank that replays a function called "way" and what it launches, with samples as a tuning
+    keeps them and noise of 1 %.
 
-    ``beside``: sites that are launched outside it. ``fails_at``: (site, candidate) -> the replay from which on it fails.
+    ``beside``: sites that are launched outside it. ``fails_at``: (site, candidate) -> the replay
+    from which on it fails.
     """
 
     def __init__(
@@ -117,7 +123,9 @@ class NestedWorld:
 
 
 def moe(seed: int) -> Step:
-    """A product of 36 configs beside copies of 9 kinds, which take SMs and bandwidth from it: from some configs more than from others."""
+    """A product of 36 configs beside copies of 9 kinds, which take SMs and bandwidth from it: from
+    some configs more than from others.
+    """
     draw = random.Random(seed)
     alone_ms = [0.125 * draw.uniform(1.0, 4.0) for _ in range(36)]
     slowed = [[draw.uniform(1.0, 1.9) for _ in range(9)] for _ in range(36)]
@@ -132,7 +140,9 @@ def moe(seed: int) -> Step:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_kernel_is_timed_beside_one_config_of_the_function_around_it(seed: int):
-    """All of a race's times of the product are of the same way, and all of the ways' are of one product: so they can be compared."""
+    """All of a race's times of the product are of the same way, and all of the ways' are of one
+    product: so they can be compared.
+    """
     step = moe(seed)
     world = NestedWorld(searching(Plan(3, 5), {"way": 9, "product": 36}), step, seed).finish()
     product, first = world.timed("product"), world.replays.index(world.timed("way")[0])
@@ -153,7 +163,9 @@ def test_a_kernel_is_timed_beside_one_config_of_the_function_around_it(seed: int
 
 
 def own_kernels(chosen: Mapping[str, int]) -> dict[str, float]:
-    """Each of four ways has a kernel of its own; the last way is the fastest once its kernel is tuned, and the slowest before."""
+    """Each of four ways has a kernel of its own; the last way is the fastest once its kernel is
+    tuned, and the slowest before.
+    """
     way = chosen["way"]
     kernel = f"kernel {way}"
     kernel_ms = 0.1 + 0.01 * abs(chosen.get(kernel, 0) - 7) * (1 + 2 * way) - 0.01 * way
@@ -171,9 +183,11 @@ class All(Guide):
 
 @pytest.mark.parametrize("is_guided", [False, True])
 def test_ways_are_compared_with_their_kernels_tuned(is_guided: bool):
-    """Each way's own kernel is raced before the ways are, so that the way wins which is the fastest with its best config.
+    """Each way's own kernel is raced before the ways are, so that the way wins which is the fastest
+    with its best config.
 
-    A guided kernel of which nothing runs yet asks for more before its turn: that would begin with nothing to run, and end the search.
+    A guided kernel of which nothing runs yet asks for more before its turn: that would begin with
+    nothing to run, and end the search.
     """
     race = searching(
         Plan(1, 5), {"way": 4} | {f"kernel {way}": 10 for way in range(3 if is_guided else 4)}
@@ -189,7 +203,9 @@ def test_ways_are_compared_with_their_kernels_tuned(is_guided: bool):
 
 @pytest.mark.parametrize("search", ["racing", "exhaustive"])
 def test_the_product_is_raced_again_beside_the_way_that_won(search: Any):
-    """Config 3, which has left the finals beside the way that it raced with, is the fastest beside the one that is chosen."""
+    """Config 3, which has left the finals beside the way that it raced with, is the fastest beside
+    the one that is chosen.
+    """
 
     def step(chosen: Mapping[str, int]) -> dict[str, float]:
         way, config = chosen["way"], chosen["product"]
@@ -207,7 +223,9 @@ def test_the_product_is_raced_again_beside_the_way_that_won(search: Any):
 
 
 def test_a_race_begins_anew_where_the_config_around_it_fails():
-    """Times beside the config that has failed are not compared with those beside the one in its place."""
+    """Times beside the config that has failed are not compared with those beside the one in its
+    place.
+    """
 
     def step(chosen: Mapping[str, int]) -> dict[str, float]:
         product_ms = (0.1 if chosen["way"] == 0 else 0.3) + 0.005 * (19 - chosen["product"])
@@ -228,7 +246,9 @@ def test_a_race_begins_anew_where_the_config_around_it_fails():
 
 
 def test_a_kernel_that_is_launched_outside_the_function_as_well_is_tuned():
-    """The only config that launches it inside the function has failed: a probe shows that it is launched nevertheless."""
+    """The only config that launches it inside the function has failed: a probe shows that it is
+    launched nevertheless.
+    """
     race = searching(Plan(1, 5), {"way": 3, "product": 8, "rest": 1})
     race.tell_warm_up(0, Report(nesting={"product": {"way": [1]}}))
     race["way"].drop({1: "rank 0: no"})
@@ -241,7 +261,9 @@ def test_a_kernel_that_is_launched_outside_the_function_as_well_is_tuned():
 
 
 def test_what_is_inside_races_beside_no_suspect():
-    """A config that may end the process does not run in each replay of the kernel's race, while there is another one."""
+    """A config that may end the process does not run in each replay of the kernel's race, while
+    there is another one.
+    """
     race = searching(Plan(0, 1), {"product": 8})
     race.add("way", 3, {}, PriorTimes(suspects=[0, 2]))
     race.tell_warm_up(0, Report(nesting={"product": {"way": [0, 1, 2]}}))
@@ -271,7 +293,9 @@ def test_functions_within_functions_take_turns_from_the_inside_out():
 
 
 def test_a_budget_leaves_half_of_it_to_the_function():
-    """When the kernel inside has used up its half, a kernel beside the function has trials left: the function races nevertheless."""
+    """When the kernel inside has used up its half, a kernel beside the function has trials left:
+    the function races nevertheless.
+    """
 
     def step(chosen: Mapping[str, int]) -> dict[str, float]:
         ms = {"product": 100.0 + 10 * chosen["product"], "way": 200.0 + 50 * (2 - chosen["way"])}

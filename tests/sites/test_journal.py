@@ -72,7 +72,9 @@ FIRST = [RUN, site(0), site(1)]
 
 
 def test_what_was_under_way_at_the_end_of_an_attempt_has_died():
-    """Of several markers the last counts; an empty one clears it, and so do the stacks that SIGTERM leaves."""
+    """Of several markers the last counts; an empty one clears it, and so do the stacks that SIGTERM
+    leaves.
+    """
     once = [*FIRST, under_way((0, 3)), under_way((0, 1))]
     assert deaths(*once) == {("x", 1): 1}
     assert deaths(*once, *once) == {("x", 1): 2}
@@ -119,7 +121,9 @@ def test_deaths_that_ranks_have_agreed_on_replace_one_s_own():
 
 
 def test_agreed_times_and_failures_come_back():
-    """The latest time of a candidate, also of one that was under way at a death; failures that only a run can find."""
+    """The latest time of a candidate, also of one that was under way at a death; failures that only
+    a run can find.
+    """
     times = [
         line("agreed", site=0, times={1: [[ms, 2.0, 0.1], n]}) for ms, n in ((0.5, 1), (0.4, 3))
     ]

@@ -66,19 +66,26 @@ LISTS: list[tuple[list[list[str]], list[str]]] = [
 def test_of_lists_that_differ_what_all_ranks_have_is_shared(
     spelled: list[list[str]], expected: list[str]
 ):
-    """Where that is nothing, the call is not tuned, for a reason with both lists; ranks without the site do not matter."""
+    """Where that is nothing, the call is not tuned, for a reason with both lists; ranks without the
+    site do not matter.
+    """
     found = {
         2 * r: RankManifest({"gemm[64]": digest(each)}, {"gemm[64]": each})
         for r, each in enumerate(spelled)
     }
     result = reduce_manifests({**found, 9: RankManifest()})
     assert result.shared == {"gemm[64]": expected}
-    told = 'launches gemm[64], and no config of it is on all ranks (2, the first "A" on rank 0, 2, the first "C" on rank 4): not tuned; build'
+    told = (
+        'launches gemm[64], and no config of it is on all ranks (2, the first "A" on rank 0, 2, the'
+        ' first "C" on rank 4): not tuned; build'
+    )
     assert result.why_not.startswith(told) if not expected else result.why_not == ""
 
 
 def test_equal_lists_are_told_by_one_rank_and_others_asked_for():
-    """The others send a digest; asked for is a list that differs, or that the first rank does not have; an empty one counts as told."""
+    """The others send a digest; asked for is a list that differs, or that the first rank does not
+    have; an empty one counts as told.
+    """
     same, empty = {"s": digest(["A", "B"])}, {"s": digest([])}
     told = reduce_manifests(
         {0: RankManifest(same, {"s": ["A", "B"]}), 1: RankManifest(same), 2: RankManifest()}
@@ -153,11 +160,14 @@ def test_a_config_that_another_rank_lacks_is_disputed(
     assert reduce_manifests(told).disputed == expected
 
 
-# -- the cache -----------------------------------------------------------------------------------------------------------
+# -- the cache -------------------------------------------------------------------------------------
 
 
 def told(*tickets: LookupResult | None, folders: str = "") -> SiteManifest:
-    """Ranks 0, 2, 4, ... of which each says this of site "s"; None: it has not met it. A folder a letter; a blank: no cache."""
+    """Ranks 0, 2, 4, ... of which each says this of site "s"; None: it has not met it.
+
+    A folder a letter; a blank: no cache.
+    """
     calls = {}
     for n, ticket in enumerate(tickets):
         of_site = {} if ticket is None else {"s": ticket}
@@ -216,7 +226,9 @@ def test_a_hit_on_all_ranks(tickets: list[LookupResult | None], recalled: Shared
     ],
 )
 def test_a_hit_on_none(tickets: list[LookupResult | None], refused: bool):
-    """A rank of another key without that winner, one that shall tune, one on which it does not run; those who have a record drop it."""
+    """A rank of another key without that winner, one that shall tune, one on which it does not run;
+    those who have a record drop it.
+    """
     got = told(*tickets)
     assert (got.cached, got.refused) == ({}, ["s"] if refused else [])
 
@@ -281,7 +293,9 @@ def test_a_recalled_site_is_not_rehearsed():
     ],
 )
 def test_hits_before_a_common_miss_do_not_matter(sites: str, watched: str, expected: bool):
-    """All ranks were in the midst of the same call: what they have hit in it they have in common from before."""
+    """All ranks were in the midst of the same call: what they have hit in it they have in common
+    from before.
+    """
     calls = {
         rank: RankManifest({"s": digest([])} if site == "s" else {}, is_watched=heard == "y")
         for rank, (site, heard) in enumerate(zip(sites, watched, strict=True))
@@ -301,7 +315,9 @@ def test_compile_threads_are_those_of_the_host_with_the_most():
 
 @pytest.mark.parametrize(("awaited", "late"), [(None, 0), (1, 1)])
 def test_the_rank_that_was_told_as_late_is_blamed(awaited: int | None, late: int):
-    """Runs that were left alone in a collective end at about the same time on all ranks; the longest one is a guess."""
+    """Runs that were left alone in a collective end at about the same time on all ranks; the
+    longest one is a guess.
+    """
     left = "is left alone in a collective when it runs again: not tuned"
     first = RankManifest({"s": ""}, run_s=3.002, why_not=left, awaited=awaited)
     assert (

@@ -23,7 +23,9 @@ FITS, NO_GPU = "Add a config that fits", "set TRITON_INTERPRET=1 before kernels 
     ],
 )
 def test_the_last_line_says_what_to_do(reasons: list[str], advice: str):
-    """Where Triton has found no GPU no config can help, and Triton's own words say nothing of GPUs; one reason of its own may be mended."""
+    """Where Triton has found no GPU no config can help, and Triton's own words say nothing of GPUs;
+    one reason of its own may be mended.
+    """
     failures = {i: CandidateFailure(FailureKind.LAUNCH, reason) for i, reason in enumerate(reasons)}
     text = str(none_left("gemm[8]", ["BLOCK=1", "BLOCK=2"], failures, "on rank 0"))
     assert advice in text.splitlines()[-1]
@@ -41,5 +43,8 @@ def test_the_last_line_says_what_to_do(reasons: list[str], advice: str):
 )
 def test_an_error_of_the_device_is_fatal_where_its_context_is_gone(error: str, is_lost: bool):
     """The advice that torch adds to each of its errors speaks of assertions."""
-    advice = "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    advice = (
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA`"
+        " to enable device-side assertions.\n"
+    )
     assert is_fatal(RuntimeError(f"CUDA error: {error}\n{advice}")) is is_lost

@@ -40,9 +40,13 @@ def site_of(
 
 
 @given(
-    st.dictionaries(INDEX, st.sampled_from([FailureKind.LAUNCH, FailureKind.WRONG_RESULT])), st.sets(INDEX), st.sets(INDEX),
-    st.none() | INDEX, st.permutations(range(N)), st.none() | INDEX,
-)  # fmt: skip
+    st.dictionaries(INDEX, st.sampled_from([FailureKind.LAUNCH, FailureKind.WRONG_RESULT])),
+    st.sets(INDEX),
+    st.sets(INDEX),
+    st.none() | INDEX,
+    st.permutations(range(N)),
+    st.none() | INDEX,
+)
 def test_the_one_asked_for_comes_first_and_suspects_last(
     failed: dict[int, FailureKind],
     equal: set[int],
@@ -51,7 +55,9 @@ def test_the_one_asked_for_comes_first_and_suspects_last(
     quickest: list[int],
     first: int | None,
 ):
-    """None comes twice, none that has failed comes, but where nothing runs those with a wrong result do."""
+    """None comes twice, none that has failed comes, but where nothing runs those with a wrong
+    result do.
+    """
     site = site_of(failed, equal, suspects, stand_in, quickest)
     order = list(site.order(first))
     running = {i for i in range(N) if i not in failed and (i == first or i not in equal)}
@@ -65,7 +71,9 @@ def test_the_one_asked_for_comes_first_and_suspects_last(
 
 
 def test_a_launch_that_needs_no_other_puts_none_into_turn():
-    """In a replay of a site with hundreds of candidates, that would be a tenth of the host's time."""
+    """In a replay of a site with hundreds of candidates, that would be a tenth of the host's
+    time.
+    """
     site = site_of({}, set(), {1}, 2, [3, 1])
     assert next(site.order(4)) == 4
     assert site.quickest.n_read == 0  # type: ignore[attr-defined]

@@ -1,4 +1,5 @@
-"""Arguments of an autotuned function: every config, and the run whose value is returned, starts from what the caller gave.
+"""Arguments of an autotuned function: every config, and the run whose value is returned, starts
+from what the caller gave.
 
 Writes through numpy stand for those of Triton's kernels: torch does not count them.
 """
@@ -57,7 +58,9 @@ def harming(
 def test_a_config_that_harms_its_input_is_dropped_and_undone(
     check: Any, is_counted: bool, bad: int, raises: bool
 ):
-    """Whichever config it is, with each kind of check, whether torch counts the write, also halfway; others find the caller's values."""
+    """Whichever config it is, with each kind of check, whether torch counts the write, also
+    halfway; others find the caller's values.
+    """
     seen: list[Any] = []
     work = harming({bad}, {bad} if raises else set(), is_counted=is_counted, seen=seen)
     step: Any = autotune(BLOCKS, None, check=check, **QUICK)(work)
@@ -91,7 +94,9 @@ def test_a_first_config_that_harms_its_argument_and_raises_is_the_callers_error(
 
 @pytest.mark.parametrize("is_counted", [True, False])
 def test_a_function_that_changes_its_argument_does_so_once(is_counted: bool):
-    """With a check each run of the tuning finds the caller's values, and the last one leaves what one call leaves."""
+    """With a check each run of the tuning finds the caller's values, and the last one leaves what
+    one call leaves.
+    """
     seen = []
 
     @autotune(BLOCKS, None, check=lambda c, x: c + x, n_warmup=2, n_repeat=3, cache=False)
@@ -114,7 +119,9 @@ def is_told(result: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> bool:
 
 
 def test_an_output_is_no_input():
-    """A buffer that is written, returned or not, and whose old content one config leaves as it is, because it is the result."""
+    """A buffer that is written, returned or not, and whose old content one config leaves as it is,
+    because it is the result.
+    """
 
     def step(x: torch.Tensor, out: torch.Tensor, block: int) -> torch.Tensor:
         out.copy_((x + 1) * (1 + 1e-7 * (block - 1)))
@@ -146,12 +153,17 @@ def changing(x: torch.Tensor, block: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("step", "words"),
-    [(Counter().step, ["each replay does so again", "self.c", "self.total"]), (changing, ["some config has changed x, which"])],
-)  # fmt: skip
+    [
+        (Counter().step, ["each replay does so again", "self.c", "self.total"]),
+        (changing, ["some config has changed x, which"]),
+    ],
+)
 def test_what_runs_of_the_tuning_change_is_told(
     step: Any, words: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: Any
 ):
-    """Of a method's object, which each call of the tuning counts, and of an argument that the first config leaves as it is."""
+    """Of a method's object, which each call of the tuning counts, and of an argument that the first
+    config leaves as it is.
+    """
     monkeypatch.setenv("DIST_TUNE_VERBOSITY", "normal")
     autotune(BLOCKS, None, **QUICK)(step)(torch.ones(4))
     (line,) = [each for each in capfd.readouterr().err.splitlines() if words[0] in each]
@@ -185,11 +197,14 @@ def test_inside_a_closure_a_config_that_harms_its_input_is_undone():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: torch.ones(6)[1:4], lambda: torch.ones(2, 3).t(), lambda: torch.ones(3, dtype=torch.complex64),
+        lambda: torch.ones(6)[1:4],
+        lambda: torch.ones(2, 3).t(),
+        lambda: torch.ones(3, dtype=torch.complex64),
         lambda: torch.full((3,), torch.nan, dtype=torch.float16),
-        lambda: torch.nested.nested_tensor(*NESTED, layout=torch.jagged), lambda: torch.nested.nested_tensor(*NESTED),
+        lambda: torch.nested.nested_tensor(*NESTED, layout=torch.jagged),
+        lambda: torch.nested.nested_tensor(*NESTED),
     ],
-)  # fmt: skip
+)
 def test_tensors_of_all_kinds_are_put_back(make: Callable[[], torch.Tensor]):
     """Views, other types, NaN, wrappers of tensors, tensors without strides."""
 

@@ -1,4 +1,6 @@
-"""Notices about many sites at once, about what was found, and about what is not kept: a few on the terminal, all in the log."""
+"""Notices about many sites at once, about what was found, and about what is not kept: a few on the
+terminal, all in the log.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def logged(tmp_path: Path, words: str) -> list[str]:
 
 
 def decorated(*rules: Any, plus: int = 0, name: str = "work", **options: Any) -> Any:
-    """A function decorated anew, as in another process; with another ``plus`` its code is another one."""
+    """A function decorated anew, as in another process; with another ``plus`` its code is another
+    one.
+    """
 
     def work(x: int, block: int) -> int:
         return x + plus
@@ -72,17 +76,19 @@ def test_of_many_sites_one_is_told_on_the_terminal(
 
 
 def test_a_new_shape_is_no_warning(shown: Shown, tmp_path: Path):
-    """A line of the log alone; a record that another code puts out of use is told on the terminal, too."""
+    """A line of the log alone; a record that another code puts out of use is told on the terminal,
+    too.
+    """
     decorated()(8)
     shown("")
     changed = decorated(plus=1)
     assert (changed(8), changed(4)) == (9, 5)
     assert len(shown("is tuned: ")) == 1
     assert [
-        re.search(r"\[\d\]", line)[0]
+        re.search(r"\[\d\]", line)[0]  # type: ignore[index]
         for line in logged(tmp_path, "is tuned: ")
         if " WARNING " in line
-    ] == ["[8]"]  # type: ignore[index]
+    ] == ["[8]"]
     assert any("[4]" in line and " DEBUG " in line for line in logged(tmp_path, "is tuned: "))
 
 
@@ -90,7 +96,9 @@ def test_a_new_shape_is_no_warning(shown: Shown, tmp_path: Path):
 def test_a_hit_is_told_once(
     settings: Any, shown: Shown, tmp_path: Path, verbosity: str, n_told: int
 ):
-    """Of two keys that the cache has, and of a factory that decorates in every call, the first, with the day; none leaves events."""
+    """Of two keys that the cache has, and of a factory that decorates in every call, the first,
+    with the day; none leaves events.
+    """
     settings.setenv("DIST_TUNE_VERBOSITY", verbosity)
     name = f"work_{tmp_path.name}"  # none that this process has told of
     first = decorated(name=name)
@@ -114,7 +122,9 @@ def test_a_hit_is_told_once(
 def test_what_is_not_kept_is_not_named(
     settings: Any, shown: Shown, tmp_path: Path, missing: str, words: str
 ):
-    """Neither a log nor a record that `dist-tune show ID` would not find: a warning has said that it is not kept."""
+    """Neither a log nor a record that `dist-tune show ID` would not find: a warning has said that
+    it is not kept.
+    """
     decorated()(3)
     assert shown(words)
     (tmp_path / "file").touch()
@@ -156,7 +166,9 @@ def test_newer_versions_are_named(
 
 
 def test_what_the_tests_install_is_what_is_tested():
-    """The pinned torch and triton, and the second triton of the Makefile; a newer torch by hand (``logs/versions-cpu``)."""
+    """The pinned torch and triton, and the second triton of the Makefile; a newer torch by hand
+    (``logs/versions-cpu``).
+    """
     root = Path(__file__).parents[2]
     pins = dict(
         line.split("==")

@@ -1,4 +1,6 @@
-"""The end of a tuning for people: lines on the terminal and in the log, and the tables that explain them."""
+"""The end of a tuning for people: lines on the terminal and in the log, and the tables that explain
+them.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,15 @@ def row(index: int, ms: float | None, **changes: Any) -> CandidateRecord:
         "pre_hook": "kernels.ag_gemm.clear",
     }
     values = {
-        "config": f"BLOCK_M=128 BLOCK_N={64 + index} num_warps=8 pre_hook=kernels.ag_gemm.clear", "fields": fields, "left": None,
-        "latency_ms": ms, "closure_ms": None if ms is None else ms + 0.1, "spread_ms": None if ms is None else 0.0,
-        "rank_latencies_ms": {} if ms is None else {0: ms / 1.018, 3: ms}, **changes,
-    }  # fmt: skip
+        "config": f"BLOCK_M=128 BLOCK_N={64 + index} num_warps=8 pre_hook=kernels.ag_gemm.clear",
+        "fields": fields,
+        "left": None,
+        "latency_ms": ms,
+        "closure_ms": None if ms is None else ms + 0.1,
+        "spread_ms": None if ms is None else 0.0,
+        "rank_latencies_ms": {} if ms is None else {0: ms / 1.018, 3: ms},
+        **changes,
+    }
     return candidate(index, **values)
 
 
@@ -53,13 +60,18 @@ def ag_gemm(**changes: Any) -> TuningRecord:
 
 
 def test_a_tuning_ends_with_the_step_then_its_sites():
-    """The step before and after, the seconds, the slowest rank; of a site times, fields that differ, reason, lead; where to read on."""
+    """The step before and after, the seconds, the slowest rank; of a site times, fields that
+    differ, reason, lead; where to read on.
+    """
     assert (
         outcome("step", [ag_gemm()], 14.42)
         == "step 0.309 -> 0.246 ms (1.26x faster), tuned in 14.4 s; slowest rank 3 (+2 %)"
     )
     assert page([Settled(1, ag_gemm(), "085d29")], has_log=True) == [
-        "  ag_gemm [4096, 11008, 4096]  0.209 -> 0.146 ms  BLOCK_N=65  fastest step, 2.1 % ahead of the next",
+        (
+            "  ag_gemm [4096, 11008, 4096]  0.209 -> 0.146 ms  BLOCK_N=65  fastest step, 2.1 %"
+            " ahead of the next"
+        ),
         "  why: dist-tune show 085d29   report: dist-tune report",
     ]
 
@@ -98,7 +110,10 @@ def test_the_gain_of_a_record_is_told_as_it_is_meant(ms: float, told: str):
 
 
 def test_of_many_sites_the_slowest_five_are_told():
-    """And how many there are besides; the id of the slowest that is kept. A site that was not timed comes last."""
+    """And how many there are besides; the id of the slowest that is kept.
+
+    A site that was not timed comes last.
+    """
     sites = [
         Settled(i, ag_gemm(key=f"[{i}]", candidates=[row(0, 1.0 + i), row(1, 0.5 + i)]), f"{i:06}")
         for i in range(51)
@@ -121,9 +136,14 @@ def test_of_many_sites_the_slowest_five_are_told():
 
 
 def test_the_table_is_aligned_and_names_a_reason_for_each():
-    """Fastest first, then what cannot run; each that did not win has its reason, a finalist, too."""
+    """Fastest first, then what cannot run; each that did not win has its reason, a finalist,
+    too.
+    """
     title, head, *rows = table_rows(Settled(1, ag_gemm()))
-    told = "the step's time weighs 50 % beside the kernel's, because the step varies by itself; all with BLOCK_M=128 num_warps=8"
+    told = (
+        "the step's time weighs 50 % beside the kernel's, because the step varies by itself; all"
+        " with BLOCK_M=128 num_warps=8"
+    )
     fates = "216 tried: 4 in the finals, 144 raced out, 68 cannot run here (shared memory)"
     assert (
         title
@@ -152,7 +172,9 @@ DTYPES = ",triton.language.bfloat16,torch.bfloat16,torch.int64,torch.int32"
 
 
 def test_a_site_is_named_by_the_values_of_its_key():
-    """With dtypes only where sites differ in these alone; those of one kernel and key have the log's number."""
+    """With dtypes only where sites differ in these alone; those of one kernel and key have the
+    log's number.
+    """
     (first,) = site_lines([Settled(1, ag_gemm(key=f"[4096,True{DTYPES}]"))])
     assert first.startswith("  ag_gemm [4096, True, bf16]  0.209 -> 0.146 ms  ")
     keys = ["[64,torch.bfloat16,torch.float32]", "[64,torch.bfloat16,torch.bfloat16]", "[8]", "[8]"]
@@ -173,14 +195,38 @@ def left_race(ms: float, step_ms: float) -> CandidateRecord:
 
 
 CHOICES: list[Any] = [
-    ([row(0, 0.2169, closure_ms=0.3), row(1, 0.2293, closure_ms=0.25)], {},
-     "0.217 -> 0.229 ms", "fastest step, though its kernel is slower, 5.4 % behind the fastest kernel"),
-    ([row(0, 0.5), row(1, 0.1)], {}, "0.500 -> 0.100 ms", "fastest step, 5.0x faster than the next"),  # not "263.2 % ahead"
-    ([row(0, None), row(1, 0.5), row(2, 0.6)], {}, "0.500 ms", "fastest step, 20.0 % ahead of the next"),
-    ([row(0, None, failure=SMEM), row(1, 0.5)], {}, "0.500 ms", "fastest step, the first config cannot run here"),
-    ([row(0, 0.1), row(1, 0.2)], {"winner": 0, "reason": "tied within noise"},
-     "0.100 ms", "tied within noise, 2.0x faster than the next, the first config"),
-]  # fmt: skip
+    (
+        [row(0, 0.2169, closure_ms=0.3), row(1, 0.2293, closure_ms=0.25)],
+        {},
+        "0.217 -> 0.229 ms",
+        "fastest step, though its kernel is slower, 5.4 % behind the fastest kernel",
+    ),
+    # Not "263.2 % ahead"
+    (
+        [row(0, 0.5), row(1, 0.1)],
+        {},
+        "0.500 -> 0.100 ms",
+        "fastest step, 5.0x faster than the next",
+    ),
+    (
+        [row(0, None), row(1, 0.5), row(2, 0.6)],
+        {},
+        "0.500 ms",
+        "fastest step, 20.0 % ahead of the next",
+    ),
+    (
+        [row(0, None, failure=SMEM), row(1, 0.5)],
+        {},
+        "0.500 ms",
+        "fastest step, the first config cannot run here",
+    ),
+    (
+        [row(0, 0.1), row(1, 0.2)],
+        {"winner": 0, "reason": "tied within noise"},
+        "0.100 ms",
+        "tied within noise, 2.0x faster than the next, the first config",
+    ),
+]
 
 
 @pytest.mark.parametrize(("rows", "changes", "times", "why"), CHOICES)
@@ -192,7 +238,8 @@ def test_a_choice_reads_as_it_is_meant(
 
 
 STEPS: list[Any] = [
-    # Of two sites the differences that their first configs make are added up; without one of them there is no first.
+    # Of two sites the differences that their first configs make are added up; without one of them
+    # there is no first.
     ([[row(0, 1.0 + i), row(1, 0.5)] for i in (1, 2)], 1, (0.6 + 1.5 + 2.5, 0.6)),
     (
         [
@@ -202,7 +249,8 @@ STEPS: list[Any] = [
         1,
         (None, 0.6),
     ),
-    # In the race other sites tried candidates beside the first config: 3.4 ms was told of a step that its kernels slow down by 0.2 ms.
+    # In the race other sites tried candidates beside the first config: 3.4 ms was told of a step
+    # that its kernels slow down by 0.2 ms.
     ([[left_race(0.7, 3.0), row(1, 0.5, closure_ms=1.0)]] * 2, 1, (1.4, 1.0)),
     (
         [
@@ -214,7 +262,8 @@ STEPS: list[Any] = [
         1,
         (1.1, 1.0),
     ),
-    # A site that was decided in the race was timed beside others' candidates: 37.6 ms were told of a step that took 23 ms.
+    # A site that was decided in the race was timed beside others' candidates: 37.6 ms were told of
+    # a step that took 23 ms.
     (
         [
             [left_race(2.0, 4.0), row(1, 0.5, closure_ms=3.7)],

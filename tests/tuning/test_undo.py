@@ -1,4 +1,6 @@
-"""Copies of memory that is put back after a run: as few as there is memory to put back, of all that can be cloned and copied to."""
+"""Copies of memory that is put back after a run: as few as there is memory to put back, of all that
+can be cloned and copied to.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from dist_tune.measure import Snapshot
 
 
 def test_copies_die_with_their_tensors():
-    """A hundred layers with temporaries hold one copy; one that lives is put back, also through a view."""
+    """A hundred layers with temporaries hold one copy; one that lives is put back, also through a
+    view.
+    """
     undo, kept = Snapshot(), torch.ones(8)
     undo.copy([kept])
     for _ in range(100):

@@ -1,4 +1,6 @@
-"""Problems shared out over ranks, and tuned together: real processes, ranks that die or disagree, runs that communicate, full disks."""
+"""Problems shared out over ranks, and tuned together: real processes, ranks that die or disagree,
+runs that communicate, full disks.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ SPACE = [{"i": i, "waves_per_eu": 2} for i in range(4)]
 
 
 def problem(name: str, best: int, folder: str, rank: int = -1, dies_at: int = -1) -> Problem:
-    """Fastest with ``i=best``; writes down who has run what. Rank ``rank`` is killed by its run with ``dies_at``."""
+    """Fastest with ``i=best``; writes down who has run what.
+
+    Rank ``rank`` is killed by its run with ``dies_at``.
+    """
 
     def make(config: dict[str, Any]) -> Any:
         i = config["i"]
@@ -89,7 +94,9 @@ def test_each_problem_is_tuned_by_one_rank(tmp_path: Path):
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_one_rank_is_killed_and_the_others_go_on_with_the_rest(tmp_path: Path, killed: int):
-    """They end with an error that names it; started again, the job tunes what is missing, and nothing else but the winners' checks."""
+    """They end with an error that names it; started again, the job tunes what is missing, and
+    nothing else but the winners' checks.
+    """
     env = {"DIST_TUNE_CACHE_DIR": str(tmp_path / "cache")}
     outcomes = on_ranks(3, _own_share, str(tmp_path), killed, env=env)
     assert outcomes.pop(killed).error == "Died"
@@ -131,7 +138,7 @@ def test_deaths_of_any_rank_put_a_config_into_quarantine(tmp_path: Path):
     assert not list((tmp_path / "journals").iterdir())
 
 
-# -- runs that communicate ---------------------------------------------------------------------------------------------
+# -- runs that communicate -------------------------------------------------------------------------
 
 
 def _all_reduce(rank: int, mode: Any, from_config: int) -> Any:
@@ -156,7 +163,9 @@ def _all_reduce(rank: int, mode: Any, from_config: int) -> Any:
 
 @pytest.mark.parametrize(("kind", "from_config"), [("fake", 0), ("interpret", 0), ("interpret", 4)])
 def test_sharing_out_what_communicates_is_refused(kind: Any, from_config: int):
-    """On all ranks, in time, before the collective is made, with the reason; also where one config alone does."""
+    """On all ranks, in time, before the collective is made, with the reason; also where one config
+    alone does.
+    """
     outcomes = on_ranks(
         2,
         _all_reduce,
@@ -180,7 +189,9 @@ def test_sharing_out_what_communicates_is_refused(kind: Any, from_config: int):
 
 @on_each_rank()
 def test_what_all_ranks_tune_together_is_decided_by_the_slowest_rank(rank: int):
-    """Config 0 is fastest on rank 0 only; one rank's failures drop a config on both, and runs may communicate."""
+    """Config 0 is fastest on rank 0 only; one rank's failures drop a config on both, and runs may
+    communicate.
+    """
 
     def make(config: dict[str, Any]) -> Any:
         if config["i"] == 3 and rank == 1:
@@ -194,7 +205,9 @@ def test_what_all_ranks_tune_together_is_decided_by_the_slowest_rank(rank: int):
 
 @on_each_rank()
 def test_a_winner_that_turns_wrong_on_one_rank_is_out_on_both(rank: int):
-    """The fastest is wrong on rank 1 from its ninth run on, in runs that communicate; the next best is taken, or there is none."""
+    """The fastest is wrong on rank 1 from its ninth run on, in runs that communicate; the next best
+    is taken, or there is none.
+    """
 
     def make(config: dict[str, Any]) -> Any:
         runs = count(1)
@@ -212,7 +225,7 @@ def test_a_winner_that_turns_wrong_on_one_rank_is_out_on_both(rank: int):
         tune_kernel(SPACE[:1], make, num_iters=10)
 
 
-# -- files, and what goes wrong ----------------------------------------------------------------------------------------
+# -- files, and what goes wrong --------------------------------------------------------------------
 
 
 def _count(size: int, folder: str) -> Any:
@@ -231,9 +244,9 @@ def _files(rank: int, folder: str, mode: Any, is_full: bool) -> Any:
         if is_full:
             patch.setattr("dist_tune.offline.files.write_whole", refused)
         files = [
-            ConfigFile(f"k{n}.json", (16, 4096), lambda size, n=n: _count(size + n, folder), SPACE)
+            ConfigFile(f"k{n}.json", (16, 4096), lambda size, n=n: _count(size + n, folder), SPACE)  # type: ignore[misc]
             for n in range(2)
-        ]  # type: ignore[misc]
+        ]
         settled = tune_files(files, folder, mode=mode, num_iters=1)
     return [(each.json_file_name, each.size_class, each.config) for each in settled], load_config(
         f"{folder}/k1.json", 600
@@ -242,7 +255,10 @@ def _files(rank: int, folder: str, mode: Any, is_full: bool) -> Any:
 
 @pytest.mark.parametrize("mode", ["split", "merge"])
 def test_what_was_not_saved_is_not_measured_again(tmp_path: Path, mode: str):
-    """A full disk is told to all ranks. When there is room the next attempt writes the files, which all ranks read when they return."""
+    """A full disk is told to all ranks.
+
+    When there is room the next attempt writes the files, which all ranks read when they return.
+    """
     env = {"DIST_TUNE_CACHE_DIR": str(tmp_path / "cache")}
     outcomes = on_ranks(2, _files, str(tmp_path), mode, True, env=env)
     assert [each.error for each in outcomes] == ["OSError", "PeerFailedError"]
@@ -261,7 +277,9 @@ def test_what_was_not_saved_is_not_measured_again(tmp_path: Path, mode: str):
 
 @on_each_rank()
 def test_a_problem_that_fails_leaves_the_others_alone(rank: int):
-    """Nothing answers rightly in the first, the second cannot begin: these are their results, with the reasons, on all ranks."""
+    """Nothing answers rightly in the first, the second cannot begin: these are their results, with
+    the reasons, on all ranks.
+    """
 
     def fails(config: dict[str, Any]) -> Any:
         return (lambda: torch.zeros(2)), torch.ones(2)
