@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from dist_tune.cache import TuningRecord
-from dist_tune.output.events import EVENT, Won
+from dist_tune.log.events import EVENT, Won
 
 TABLES = Path(__file__).parent / "tables"
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from dist_tune.files import rank_of_job
-from dist_tune.output import Story, closure_name
+from dist_tune.log import Story, closure_name
 from dist_tune.settings import read_settings
 from dist_tune.validation import spelled
 

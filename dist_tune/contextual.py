@@ -23,8 +23,8 @@ from dist_tune.distributed import Calls, Ranks, check_group, group_of, member_ra
 from dist_tune.errors import DistTuneError, NestedTuningError
 from dist_tune.files import rank_of_job, warn_once
 from dist_tune.keys import call_signature, lasting_signature
+from dist_tune.log import Story
 from dist_tune.measure import StepState, is_capturing, is_traced
-from dist_tune.output import Story
 from dist_tune.replays import FirstRun
 from dist_tune.runtime import Buckets, Listener, Timings, Tunable, interception, own_runs
 from dist_tune.search import Objective, Plan, SearchName

@@ -34,7 +34,7 @@ from dist_tune.sites import Sites
 from dist_tune.validation import spelled
 
 if TYPE_CHECKING:
-    from dist_tune.output import Story
+    from dist_tune.log import Story
 
 EXIT_CODE = 86
 """Of a process that ends because a config does not return."""

@@ -1,5 +1,5 @@
 """The lists of events in docs/reference.md, made of the docstrings of
-``dist_tune/output/events.py``.
+``dist_tune/log/events.py``.
 
     python -m tests.event_lists
 
@@ -14,7 +14,7 @@ import inspect
 from itertools import pairwise
 from pathlib import Path
 
-from dist_tune.output import events
+from dist_tune.log import events
 from tests.faults import write_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "dist_tune"
 # files of the package's root.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("accelerator", "errors", "validation", "files", "settings", "configs", "keys", "pruning"),
-    ("output",),
+    ("log",),
     ("distributed",),
     ("measure",),
     ("search",),

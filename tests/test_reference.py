@@ -11,7 +11,7 @@ import pytest
 
 import dist_tune
 from dist_tune.errors import FailureKind
-from dist_tune.output.events import Phase
+from dist_tune.log.events import Phase
 from dist_tune.settings import Settings, variables_read
 from tests import event_lists
 

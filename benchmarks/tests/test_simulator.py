@@ -15,7 +15,7 @@ from benchmarks.meeting_costs import Cost, latency_ms, tuning
 from benchmarks.simulator import Kernel, World, main_online, play
 from benchmarks.timing_tables import load_tables, read_events
 from benchmarks.worlds import kernel_of, many, small, step_of_148
-from dist_tune.output.events import Told, Won
+from dist_tune.log.events import Told, Won
 from dist_tune.search import Plan
 from dist_tune.search.selection import RacingOptions
 from tests.cached_records import candidate, record

@@ -20,7 +20,7 @@ from typing import IO, Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from dist_tune.files import PRIVATE, Rights, read_regular, warn_once
-from dist_tune.output import EVENT, AnyEvent, LineFile, events
+from dist_tune.log import EVENT, AnyEvent, LineFile, events
 
 JOURNALS = "journals"
 """Subfolder for the journals of tunings under way."""

@@ -20,7 +20,7 @@ from dist_tune.search import PriorTimes, Times
 from dist_tune.settings import NEAREST, Settings
 
 if TYPE_CHECKING:
-    from dist_tune.output import Story
+    from dist_tune.log import Story
 
 _ID_CHARS = 6
 """Characters of a record's file name that name it in messages; ``dist-tune show`` takes any

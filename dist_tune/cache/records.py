@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dist_tune.output import first_mistake
+from dist_tune.log import first_mistake
 
 Scalar = bool | int | float | str | None
 Milliseconds = Annotated[float, Field(ge=0)]

@@ -215,7 +215,7 @@ def report(
     Exit code 3 if the events of a rank are damaged: the page is made of the rest.
     """
     from dist_tune.cli.report import LEFT_OUT, story_of
-    from dist_tune.output import amount
+    from dist_tune.log import amount
     from dist_tune.report import render, summary, text
 
     story = story_of(sources or [])
@@ -253,7 +253,7 @@ def diff(
     median), and at least 1 % of the time.
     """
     from dist_tune.cli.report import LEFT_OUT, records_of
-    from dist_tune.output import amount
+    from dist_tune.log import amount
     from dist_tune.report import compare, comparison_lines
 
     (first, damage), (second, more_damage) = records_of(before), records_of(after)

@@ -32,7 +32,7 @@ class RefusedError(Exception):
 
 def complain(text: str) -> None:
     """Write one line to stderr."""
-    from dist_tune.output import plain
+    from dist_tune.log import plain
 
     typer.echo(f"{typer.style('dist-tune:', fg='red', bold=True)} {plain(text, 2000)}", err=True)
 
@@ -46,7 +46,7 @@ def table(
     """Rows, each heading -> cell, as aligned lines in these colours, and an empty line behind
     them.
     """
-    from dist_tune.output import table as aligned
+    from dist_tune.log import table as aligned
 
     lines, styles = (
         aligned(rows, has_header=has_header),

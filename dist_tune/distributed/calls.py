@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from dist_tune.output import closure_name, plain
+from dist_tune.log import closure_name, plain
 
 State = Literal["", "gone", "runs", "stopped"]
 """Of a process, as others of its host see it; empty on another host, or in another namespace."""

@@ -24,7 +24,7 @@ from dist_tune.errors import (
     PeerFailedError,
     StuckConfigError,
 )
-from dist_tune.output import first_mistake, printable
+from dist_tune.log import first_mistake, printable
 
 MAX_BYTES = 8 * 2**20
 """Of one message: c10d's TCPStore closes the connection of a rank that posts more."""

@@ -31,7 +31,7 @@ from dist_tune.distributed.calls import Call, Calls, Card, Place, State
 from dist_tune.distributed.messages import FAILED, Header
 from dist_tune.distributed.store import absent, run_beside, within
 from dist_tune.files import topics_told
-from dist_tune.output import amount
+from dist_tune.log import amount
 
 _LATE_S, _SLOW_S = 1.0, 2.0
 """Where this rank waits, a rank is told as late after so long without an answer, or if it answers

@@ -50,6 +50,7 @@ from dist_tune.errors import (
     StuckDeviceError,
 )
 from dist_tune.files import callers_level, rank_of_job
+from dist_tune.log import Story
 from dist_tune.measure import measure
 from dist_tune.offline.files import (
     ConfigFile,
@@ -70,7 +71,6 @@ from dist_tune.offline.problem import (
     launchable,
 )
 from dist_tune.offline.runs import RunLaunch
-from dist_tune.output import Story
 from dist_tune.replays import FirstRun
 from dist_tune.settings import SettingsError, check_mode, read_settings
 from dist_tune.sites import is_fatal

@@ -17,7 +17,7 @@ from dist_tune.runtime import Tunable, specialisation
 from dist_tune.sites import Site, Sites, Variant
 
 if TYPE_CHECKING:
-    from dist_tune.output import Story
+    from dist_tune.log import Story
 
 MAX_VARIANTS = 8
 """Variants of a site, if one of its arguments has had more than ``_MAX_CLASSES`` classes; timed

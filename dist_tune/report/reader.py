@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from dist_tune.files import read_regular
-from dist_tune.output import EVENT, EVENTS_VERSION, AnyEvent, RunBegun
+from dist_tune.log import EVENT, EVENTS_VERSION, AnyEvent, RunBegun
 from dist_tune.report.story import Story, numbers
 
 MAX_FILE_BYTES = 256 * 2**20

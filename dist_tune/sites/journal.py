@@ -30,7 +30,7 @@ from dist_tune.cache import (
 )
 from dist_tune.errors import CandidateFailure, FailureKind, NoValidConfigError, StuckDeviceError
 from dist_tune.files import warn_once
-from dist_tune.output import AnyEvent, Story, events
+from dist_tune.log import AnyEvent, Story, events
 from dist_tune.search import PriorTimes, Replay, Times
 from dist_tune.sites.site import Site, is_fatal
 

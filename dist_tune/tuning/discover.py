@@ -19,7 +19,7 @@ from dist_tune.errors import (
     RankMismatchError,
     StoreGoneError,
 )
-from dist_tune.output import amount, kernels_told
+from dist_tune.log import amount, kernels_told
 from dist_tune.search import PriorTimes, Trial
 from dist_tune.settings import shared_settings
 from dist_tune.sites import RankManifest, SiteManifest, reduce_manifests

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dist_tune.cache import CandidateRecord, Environment, TuningRecord, account
 from dist_tune.configs import config_fields
-from dist_tune.output import milliseconds, site_name, site_names, table
+from dist_tune.log import milliseconds, site_name, site_names, table
 from dist_tune.replays import StepTimes
 from dist_tune.search import CandidateResult
 from dist_tune.sites import Site

@@ -18,7 +18,7 @@ from dist_tune.cache.lookup import CacheLookup, LookupResult, explain, nearest, 
 from dist_tune.cache.records import CacheKey, TuningRecord
 from dist_tune.cache.records import environment as environment_here
 from dist_tune.cache.store import Cache, Won
-from dist_tune.output import Story
+from dist_tune.log import Story
 from dist_tune.settings import Settings
 from tests.cached_records import NOON, candidate, environment, record
 

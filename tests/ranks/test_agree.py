@@ -32,7 +32,7 @@ from dist_tune import (
     to_hashable,
     tune_all,
 )
-from dist_tune.output.events import EVENT
+from dist_tune.log.events import EVENT
 from dist_tune.search import NOT_TRIED
 from dist_tune.search.guided import ConfigSpace
 from dist_tune.testing import ExactTime, FakeH200

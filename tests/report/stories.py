@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_tune.cache.records import CandidateRecord, Seconds, TuningRecord
-from dist_tune.output import events as kinds
+from dist_tune.log import events as kinds
 from tests import cached_records
 from tests.cached_records import NOON, environment
 

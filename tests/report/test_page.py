@@ -10,7 +10,7 @@ import pytest
 import triton
 
 from dist_tune.configs import config_fields
-from dist_tune.output.events import Told, TuningBegun, TuningEnded
+from dist_tune.log.events import Told, TuningBegun, TuningEnded
 from dist_tune.report import Story, render, story_of_folder, story_of_records, summary, text
 from dist_tune.report.facts import python_config
 from tests.cached_records import candidate

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.output import events as kinds
+from dist_tune.log import events as kinds
 from dist_tune.report import Story, UnreadableEventsError, story_of_folder, story_of_records
 from tests.report.stories import BEGIN, events, header, lines, record, write_story
 

@@ -36,9 +36,9 @@ from dist_tune.files import (
     texts_to_log,
     warn_once,
 )
-from dist_tune.output import events
-from dist_tune.output.terminal import Terminal
-from dist_tune.output.words import closure_name, printable, site_names
+from dist_tune.log import events
+from dist_tune.log.terminal import Terminal
+from dist_tune.log.words import closure_name, printable, site_names
 from dist_tune.settings import Settings
 
 TRACE = 5

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dist_tune.output.terminal import LIVE_EVERY_S, Terminal
+from dist_tune.log.terminal import LIVE_EVERY_S, Terminal
 
 
 class _Screen(io.TextIOWrapper):

@@ -4,10 +4,10 @@ for people.
 Knows texts, numbers and files; nothing of kernels or ranks.
 """
 
-from dist_tune.output import events
-from dist_tune.output.events import EVENT, EVENTS_VERSION, PHASES, AnyEvent, RunBegun
-from dist_tune.output.story import LineFile, Story
-from dist_tune.output.words import (
+from dist_tune.log import events
+from dist_tune.log.events import EVENT, EVENTS_VERSION, PHASES, AnyEvent, RunBegun
+from dist_tune.log.story import LineFile, Story
+from dist_tune.log.words import (
     amount,
     closure_name,
     first_mistake,

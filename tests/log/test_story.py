@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from dist_tune import autotune
-from dist_tune.output import EVENT, Story, events
+from dist_tune.log import EVENT, Story, events
 from dist_tune.settings import Settings
 from tests.programs import run_python
 from tests.steps import BLOCKS, QUICK, quiet

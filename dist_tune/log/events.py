@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dist_tune.output.words import amount, printable
+from dist_tune.log.words import amount, printable
 
 EVENTS_VERSION: Literal[1] = 1
 
