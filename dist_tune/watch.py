@@ -25,9 +25,9 @@ import torch
 
 from dist_tune.accelerator import api, device_type
 from dist_tune.compiler import is_compiling, noted
-from dist_tune.distributed import Asked, Ranks, run_beside, within
 from dist_tune.errors import CandidateFailure, FailureKind, StuckConfigError
 from dist_tune.files import to_terminal, warn_once
+from dist_tune.ranks import Asked, Ranks, run_beside, within
 from dist_tune.search import Replay
 from dist_tune.settings import Settings
 from dist_tune.sites import Sites

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "dist_tune"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("accelerator", "errors", "validation", "files", "settings", "configs", "keys", "pruning"),
     ("log",),
-    ("distributed",),
+    ("ranks",),
     ("measure",),
     ("search",),
     ("compiler",),
@@ -47,7 +47,7 @@ ONLY_USERS = {
         "cli.doctor",
         "testing",
     },
-    "torch.distributed": {"distributed", "testing"},
+    "torch.distributed": {"ranks", "testing"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -205,10 +205,10 @@ def test_a_folder_says_what_it_is_for(folder: str):
         (
             "import torch.distributed as dist",
             "search.race",
-            "distributed.ranks",
+            "ranks.group",
         ),  # another place's job
-        ("from torch import distributed", "search.race", "distributed.ranks"),
-        ("def f():\n torch.distributed.barrier()", "search.race", "distributed.ranks"),
+        ("from torch import distributed", "search.race", "ranks.group"),
+        ("def f():\n torch.distributed.barrier()", "search.race", "ranks.group"),
         ("import triton", "search.race", "runtime.kernel"),
     ],
 )

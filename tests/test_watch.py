@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dist_tune import watch
-from dist_tune.distributed import Asked
+from dist_tune.ranks import Asked
 from dist_tune.watch import EXIT_CODE, Kind, Watchdog
 
 DEADLINE_S = 4.0

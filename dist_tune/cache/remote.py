@@ -67,7 +67,7 @@ class RemoteFolder:
         try:
             from fsspec.core import get_filesystem_class, url_to_fs
 
-            from dist_tune.distributed import (
+            from dist_tune.ranks import (
                 within,
             )  # here, because that imports torch, and records are read without it
 

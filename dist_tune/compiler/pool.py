@@ -27,8 +27,8 @@ from dist_tune.compiler.compilation import Compilation, Failure, Toolchain, Turn
 from dist_tune.compiler.patches import SharedContext
 from dist_tune.compiler.processes import folder_in_use, is_possible
 from dist_tune.compiler.triton_cache import await_digest, begin_digest, writable_folder
-from dist_tune.distributed import run_beside
 from dist_tune.measure import is_interpreted
+from dist_tune.ranks import run_beside
 
 EXIT_WAIT_S = 10.0
 """Longest wait for compiling threads at the end of the process."""

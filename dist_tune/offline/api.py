@@ -29,18 +29,6 @@ from pydantic import ConfigDict, TypeAdapter
 from dist_tune.accelerator import device_type
 from dist_tune.cache import Cache, CacheKey
 from dist_tune.configs import describe
-from dist_tune.distributed import (
-    Part,
-    Ranks,
-    Reduction,
-    Result,
-    WorkQueue,
-    all_came,
-    check_group,
-    device_identity,
-    group_of,
-    member_ranks,
-)
 from dist_tune.errors import (
     CommunicatesError,
     DistTuneError,
@@ -71,6 +59,18 @@ from dist_tune.offline.problem import (
     launchable,
 )
 from dist_tune.offline.runs import RunLaunch
+from dist_tune.ranks import (
+    Part,
+    Ranks,
+    Reduction,
+    Result,
+    WorkQueue,
+    all_came,
+    check_group,
+    device_identity,
+    group_of,
+    member_ranks,
+)
 from dist_tune.replays import FirstRun
 from dist_tune.settings import SettingsError, check_mode, read_settings
 from dist_tune.sites import is_fatal

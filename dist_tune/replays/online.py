@@ -22,9 +22,9 @@ from threading import Condition
 from typing import Any, NamedTuple, TypeVar
 
 from dist_tune.compiler import Compiler, noted
-from dist_tune.distributed import Calls, Ranks, Reduction
 from dist_tune.errors import DistTuneError, JobEndedError
 from dist_tune.measure import Clock, Span
+from dist_tune.ranks import Calls, Ranks, Reduction
 from dist_tune.replays.replays import WARM_UP, Conditions, Replayer, StepTimes
 from dist_tune.replays.trials import Trials
 from dist_tune.replays.turns import Turn

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dist_tune.compiler import Compiler, noted, reason_of
-from dist_tune.distributed import Ranks
 from dist_tune.errors import DistTuneError, StuckDeviceError, free_frames
 from dist_tune.measure import (
     Clock,
@@ -26,6 +25,7 @@ from dist_tune.measure import (
     obstacle_in,
     wait_for_device,
 )
+from dist_tune.ranks import Ranks
 from dist_tune.replays.first_run import FirstRun
 from dist_tune.replays.trials import Trials
 from dist_tune.runtime import Tunable, interception

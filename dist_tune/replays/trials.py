@@ -15,7 +15,6 @@ from threading import get_ident
 from typing import Any
 
 from dist_tune.compiler import NotLoaded, Refusal, reason_of, refused
-from dist_tune.distributed import Ranks, is_secondary, n_collectives
 from dist_tune.errors import (
     CandidateFailure,
     DistTuneError,
@@ -25,6 +24,7 @@ from dist_tune.errors import (
     kind_of,
 )
 from dist_tune.measure import Clock, Inputs, Snapshot, Span, is_capturing, written
+from dist_tune.ranks import Ranks, is_secondary, n_collectives
 from dist_tune.replays.turns import Turn
 from dist_tune.replays.variants import Variants
 from dist_tune.runtime import Buckets, Tunable, around_launches, interception

@@ -29,9 +29,9 @@ from triton.runtime.jit import JITFunction
 
 from dist_tune.compiler import SharedContext, replaced
 from dist_tune.configs import FunctionConfig, kind_of
-from dist_tune.distributed import is_symmetric
 from dist_tune.errors import CommunicatesError
 from dist_tune.measure import tensors_in
+from dist_tune.ranks import is_symmetric
 
 _MAX_OF_KERNEL = 2
 """Recorded launches of a kernel at one site, so that a loop does not hide the other kernels."""

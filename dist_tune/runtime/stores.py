@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dist_tune.compiler import SharedContext, replaced
-from dist_tune.distributed import is_symmetric
 from dist_tune.measure import tensor_of
+from dist_tune.ranks import is_symmetric
 from dist_tune.runtime.recording import around_launches
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 
 from dist_tune.accelerator import allow_captures, api
-from dist_tune.distributed import Calls, run_beside
+from dist_tune.ranks import Calls, run_beside
 from dist_tune.replays import OnlineRuns
 from dist_tune.tuning.tuning import Tuning
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
-from dist_tune.distributed import Reduction
 from dist_tune.log import amount, closure_name
+from dist_tune.ranks import Reduction
 from dist_tune.replays import RACE, WARM_UP, Conditions
 from dist_tune.search import Replay, Report, Trial, reduce_reports
 from dist_tune.tuning.compilation import compile_variants, lacking

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune.distributed import Ranks, Reduction
+from dist_tune.ranks import Ranks, Reduction
 from tests.steps import FACES, Face, Step, all_reduced, told
 from tests.worlds import further, on_each_rank
 

@@ -27,8 +27,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from triton.runtime.jit import JITFunction
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.distributed import Ranks
 from dist_tune.measure import Clock
+from dist_tune.ranks import Ranks
 from dist_tune.report import render, story_of_folder, text
 from dist_tune.testing import ExactTime, Outcome
 from tests.steps import (

@@ -15,7 +15,6 @@ from typing import Generic, NamedTuple, TypeVar, get_args, get_type_hints
 import torch.distributed as dist
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from dist_tune.distributed.calls import ENDED, Place
 from dist_tune.errors import (
     SHARED_ERRORS,
     AbsentRanksError,
@@ -25,6 +24,7 @@ from dist_tune.errors import (
     StuckConfigError,
 )
 from dist_tune.log import first_mistake, printable
+from dist_tune.ranks.calls import ENDED, Place
 
 MAX_BYTES = 8 * 2**20
 """Of one message: c10d's TCPStore closes the connection of a rank that posts more."""

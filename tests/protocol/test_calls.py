@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.distributed.calls import Call, Card, Limits, Place, has_passed
+from dist_tune.ranks.calls import Call, Card, Limits, Place, has_passed
 
 DEADLINE_S, GATHER_S = 4.0, 60.0
 HERE = Place("f", 3, before=10)

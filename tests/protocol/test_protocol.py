@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_tune.distributed.messages import Reduction
 from dist_tune.errors import DistTuneError
-from tests.distributed.in_memory import ERRORS, GLOO, Rank, Script, World, joined, met, until
+from dist_tune.ranks.messages import Reduction
+from tests.protocol.in_memory import ERRORS, GLOO, Rank, Script, World, joined, met, until
 
 MET = met()
 ACTIONS = ("come", "come", "late", "raise", "pass", "die")

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dist_tune.distributed.calls import Card, Place, State
-from dist_tune.distributed.presence import CARD, Activity, Presence, process_name, state_of
-from tests.distributed.in_memory import DEAD, World, until
+from dist_tune.ranks.calls import Card, Place, State
+from dist_tune.ranks.presence import CARD, Activity, Presence, process_name, state_of
+from tests.protocol.in_memory import DEAD, World, until
 
 PLACE = Place("step", 1)
 HERE, ABSENT = "rank 1 is late in call 1 of step, 4 s", "rank 1 has not come to call 1 of step, 4 s"

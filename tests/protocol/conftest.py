@@ -4,7 +4,7 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.distributed import in_memory
+from tests.protocol import in_memory
 
 
 @pytest.fixture(autouse=True)

@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 
-from dist_tune.distributed import messages
-from dist_tune.distributed.calls import Call, Calls, Card, Limits, Place, has_passed
-from dist_tune.distributed.messages import FAILED, Group, Header, Part, Reduction, Result, Verdict
-from dist_tune.distributed.presence import Activity, Presence, Questions
-from dist_tune.distributed.store import Asked, WatchedStore, absent, own_client, run_beside
 from dist_tune.errors import DistTuneError, JobEndedError, MachineError, StoreGoneError
 from dist_tune.files import tell_held
+from dist_tune.ranks import messages
+from dist_tune.ranks.calls import Call, Calls, Card, Limits, Place, has_passed
+from dist_tune.ranks.messages import FAILED, Group, Header, Part, Reduction, Result, Verdict
+from dist_tune.ranks.presence import Activity, Presence, Questions
+from dist_tune.ranks.store import Asked, WatchedStore, absent, own_client, run_beside
 
 # Seconds between two requests of one rank, and requests a second of all ranks, which bound those of
 # large groups:

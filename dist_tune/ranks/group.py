@@ -24,12 +24,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from dist_tune.accelerator import api
-from dist_tune.distributed import messages
-from dist_tune.distributed.calls import Calls
-from dist_tune.distributed.meetings import Meetings
-from dist_tune.distributed.messages import Verdict
-from dist_tune.distributed.store import WatchedStore, WorkQueue, own_client
 from dist_tune.errors import DistTuneError
+from dist_tune.ranks import messages
+from dist_tune.ranks.calls import Calls
+from dist_tune.ranks.meetings import Meetings
+from dist_tune.ranks.messages import Verdict
+from dist_tune.ranks.store import WatchedStore, WorkQueue, own_client
 from dist_tune.validation import spelled
 
 _generations: Counter[str] = Counter()

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.distributed.calls import ENDED, Place
-from dist_tune.distributed.messages import (
+from dist_tune.errors import SHARED_ERRORS, DistTuneError, NoValidConfigError, PeerFailedError
+from dist_tune.ranks.calls import ENDED, Place
+from dist_tune.ranks.messages import (
     FAILED,
     HEADER,
     VERDICT,
@@ -30,8 +31,7 @@ from dist_tune.distributed.messages import (
     read,
     timed_out,
 )
-from dist_tune.errors import SHARED_ERRORS, DistTuneError, NoValidConfigError, PeerFailedError
-from tests.distributed.in_memory import GLOO, Rank, joined
+from tests.protocol.in_memory import GLOO, Rank, joined
 
 DEADLINE_S = 0.15
 CALL = Place("f", 1)

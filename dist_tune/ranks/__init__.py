@@ -4,8 +4,8 @@ Meetings, deadlines, aborts and the work queue: the only user of torch.distribut
 Exchanges values that it does not interpret; imports only the leaves.
 """
 
-from dist_tune.distributed.calls import Calls
-from dist_tune.distributed.group import (
+from dist_tune.ranks.calls import Calls
+from dist_tune.ranks.group import (
     Ranks,
     check_group,
     device_identity,
@@ -14,8 +14,8 @@ from dist_tune.distributed.group import (
     member_ranks,
     n_collectives,
 )
-from dist_tune.distributed.messages import Part, Reduction, Result, all_came, is_secondary
-from dist_tune.distributed.store import Asked, WorkQueue, run_beside, within
+from dist_tune.ranks.messages import Part, Reduction, Result, all_came, is_secondary
+from dist_tune.ranks.store import Asked, WorkQueue, run_beside, within
 
 __all__ = [
     "Asked",

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dist_tune.distributed.calls import Place
-from dist_tune.distributed.meetings import Meetings
-from dist_tune.distributed.messages import Reduction
-from dist_tune.distributed.presence import process_name
 from dist_tune.errors import DistTuneError, NoValidConfigError
+from dist_tune.ranks.calls import Place
+from dist_tune.ranks.meetings import Meetings
+from dist_tune.ranks.messages import Reduction
+from dist_tune.ranks.presence import process_name
 
 LONG_S, LIMIT_S = 200.0, 60.0
 """A deadline that does not expire, and the time that a test gives a world, which is shorter."""
