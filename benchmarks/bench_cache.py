@@ -52,8 +52,8 @@ from rich.table import Table
 
 from benchmarks.compared_calls import ComparedStep, more_us, of_all_ranks, without_arithmetic
 from dist_tune import TuningRecord, autotune
-from dist_tune.cache import Cache
 from dist_tune.configs import describe
+from dist_tune.records import Cache
 from kernels.harness import command_line, console_of, join_ranks, parsed, versions, without_hook
 from kernels.operands import Shape, key_fn
 from kernels.shard_gemm import ag_gemm_kernel

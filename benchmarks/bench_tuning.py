@@ -46,7 +46,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dist_tune import contextual_autotune
-from dist_tune.cache import TuningRecord
+from dist_tune.records import TuningRecord
 
 PHASES = ("discover", "compile", "race", "finals", "settle")
 N_BEST = 24

@@ -14,8 +14,8 @@ from itertools import pairwise
 from math import exp, log
 from typing import Any
 
-from dist_tune.cache import digest
 from dist_tune.ranks.messages import Reduction
+from dist_tune.records import digest
 from dist_tune.search.times import Report
 from dist_tune.sites.manifest import RankManifest
 from dist_tune.tuning.context import REPORTS

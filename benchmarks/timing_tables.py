@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from dist_tune.cache import TuningRecord
 from dist_tune.log.events import EVENT, Won
+from dist_tune.records import TuningRecord
 
 TABLES = Path(__file__).parent / "tables"
 

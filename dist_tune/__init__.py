@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dist_tune.ahead import tune_all
-    from dist_tune.cache import CandidateRecord, Environment, TuningRecord
     from dist_tune.contextual import contextual_autotune
     from dist_tune.errors import (
         AbsentRanksError,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from dist_tune.measure import matches
     from dist_tune.operators import as_operator
     from dist_tune.pruning import prune_by_group_size_m, prune_by_shared_memory
+    from dist_tune.records import CandidateRecord, Environment, TuningRecord
     from dist_tune.tuning import TunedClosure, TunedFunction
 
 __version__ = "0.2.0"
@@ -91,7 +91,7 @@ _HOMES = {
     "keys": ("to_hashable", "power_of_two", "size_classes"),
     "pruning": ("prune_by_shared_memory", "prune_by_group_size_m"),
     "measure": ("matches",),
-    "cache": ("TuningRecord", "CandidateRecord", "Environment"),
+    "records": ("TuningRecord", "CandidateRecord", "Environment"),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 """Module -> the names that come from it; the imports above say the same to a type checker."""

@@ -13,7 +13,7 @@ from dist_tune.settings import read_settings
 from dist_tune.validation import spelled
 
 if TYPE_CHECKING:
-    from dist_tune.cache import TuningRecord
+    from dist_tune.records import TuningRecord
 
 
 def tune_all(step: Callable[..., object], calls: Iterable[object]) -> list[TuningRecord]:

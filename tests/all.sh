@@ -16,7 +16,7 @@ of_triton=(
     tests/compiler tests/runtime tests/test_configs.py tests/test_pruning.py
     tests/ranks/test_compiled.py tests/ranks/test_hooks.py tests/ranks/test_libraries.py tests/ranks/test_variants.py
 )
-part=(benchmarks/tests tests/cache tests/cli tests/examples tests/kernels tests/measure tests/offline tests/report tests/search)
+part=(benchmarks/tests tests/records tests/cli tests/examples tests/kernels tests/measure tests/offline tests/report tests/search)
 logs=$(mktemp -d) runs=() code=0
 trap 'rm -rf "$logs"' EXIT
 

@@ -5,7 +5,7 @@ them changed.
 from datetime import UTC, datetime
 from typing import Any
 
-from dist_tune.cache.records import CandidateRecord, Environment, Seconds, TuningRecord
+from dist_tune.records.record import CandidateRecord, Environment, Seconds, TuningRecord
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

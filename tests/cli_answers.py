@@ -8,8 +8,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dist_tune.cache import Cache, TuningRecord
 from dist_tune.cli import main
+from dist_tune.records import Cache, TuningRecord
 
 FILE = "is not ours"
 

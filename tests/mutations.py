@@ -357,29 +357,29 @@ GUARDS = (
         "SIGTERM makes no suspects",
         "Journal._read",
         without("events"),
-        "tests/cache tests/ranks/test_failed.py",
+        "tests/records tests/ranks/test_failed.py",
     ),
     Guard(
         "a journal is of one process",
         "Journal._open",
         without("lockf"),
-        "tests/cache tests/ranks/test_failed.py",
+        "tests/records tests/ranks/test_failed.py",
     ),
     Guard(
-        "a record of another key is refused", "store._checked", never("_place_of"), "tests/cache"
+        "a record of another key is refused", "store._checked", never("_place_of"), "tests/records"
     ),
     Guard("the better record stays", "_take_in", never("tuned_at"), "tests/cli"),
     Guard(
         "a file is whole or absent",
         "write_whole",
         instead("replace", "lambda os: lambda temporary, path: path.write_bytes(content)"),
-        "tests/cache tests/test_files.py",
+        "tests/records tests/test_files.py",
     ),
     Guard(
         "an unmeasured choice is not kept",
         "CacheLookup.record_id",
         always("latency_ms"),
-        "tests/cache tests/tuning tests/ranks/test_failed.py",
+        "tests/records tests/tuning tests/ranks/test_failed.py",
     ),
     Guard(
         "a step that may not be tuned returns its value",
@@ -409,13 +409,13 @@ GUARDS = (
         "a store that has failed is left alone",
         "RemoteFolder._ask",
         never("_is_over"),
-        "tests/cache tests/ranks/test_cache.py",
+        "tests/records tests/ranks/test_cache.py",
     ),
     Guard(
         "a store that hangs is left behind",
         "RemoteFolder._ask",
         instead("within", "lambda seconds, answer: answer()"),
-        "tests/cache tests/ranks/test_cache.py",
+        "tests/records tests/ranks/test_cache.py",
     ),
     Guard(
         "one tuning at a time",

@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 
 from dist_tune import TunedFunction, autotune, contextual_autotune
-from dist_tune.cache import Cache, TuningRecord, record_bytes
+from dist_tune.records import Cache, TuningRecord, record_bytes
 from dist_tune.testing import ExactTime
 from tests.interpreter import ELEMENTWISE
 from tests.worlds import caught, folder, is_interpreted

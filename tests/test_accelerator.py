@@ -18,8 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from dist_tune import accelerator, prune_by_group_size_m, prune_by_shared_memory
-from dist_tune.cache.records import environment
 from dist_tune.measure import clocks, is_capturing
+from dist_tune.records.record import environment
 from dist_tune.testing import FakeH200
 from tests.programs import of_checkout
 from tests.test_pruning import A, B, config, on_gpu

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpretedFunction
 
-from dist_tune.cache import digest
 from dist_tune.configs import (
     ConfigView,
     as_configs,
@@ -22,6 +21,7 @@ from dist_tune.configs import (
     functions_in,
     stable_repr,
 )
+from dist_tune.records import digest
 
 
 def hook(args: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from triton.runtime.autotuner import Autotuner
 
-from dist_tune.cache import Cache, TuningRecord
+from dist_tune.records import Cache, TuningRecord
 from dist_tune.runtime.kernel import Launch
 
 N_LAUNCHES, N_REPLAYS, N_SITES = 10, 20, 10

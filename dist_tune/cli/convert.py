@@ -20,12 +20,12 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dist_tune.cache import TuningRecord
 from dist_tune.cli.records import records_in
 from dist_tune.cli.render import Answer, RefusedError, table, write_file
 from dist_tune.cli.report import records_of
 from dist_tune.files import read_regular
 from dist_tune.log import amount, plain
+from dist_tune.records import TuningRecord
 
 _SIZE = re.compile(r"[1-9]\d{0,17}")
 _FACTS = {

@@ -18,8 +18,8 @@ import triton.language as tl
 from torch.utils import collect_env
 
 from dist_tune import __version__, accelerator, runtime
-from dist_tune.cache import Cache
 from dist_tune.cli.render import Answer, facts, table
+from dist_tune.records import Cache
 from dist_tune.settings import Settings, unread_variables
 from dist_tune.tuning import newer_than_tested
 

@@ -21,7 +21,10 @@ from typing import Any
 
 import typer
 
-from dist_tune.cache import (
+from dist_tune.cli.render import Answer, RefusedError, facts, table, write_file
+from dist_tune.files import read_regular
+from dist_tune.log import amount, phase_told, plain
+from dist_tune.records import (
     LINES_SUFFIX,
     QUARANTINE,
     SOFTWARE,
@@ -38,10 +41,7 @@ from dist_tune.cache import (
     record_bytes,
     record_in,
 )
-from dist_tune.cache import explain as explain_miss
-from dist_tune.cli.render import Answer, RefusedError, facts, table, write_file
-from dist_tune.files import read_regular
-from dist_tune.log import amount, phase_told, plain
+from dist_tune.records import explain as explain_miss
 from dist_tune.settings import Settings
 
 _MAX_EXPORT = 2**30

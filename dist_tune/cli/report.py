@@ -6,9 +6,9 @@ import os
 import warnings
 from pathlib import Path
 
-from dist_tune.cache import BrokenRecordError, TuningRecord
 from dist_tune.cli.records import choose, opened, records_in
 from dist_tune.cli.render import RefusedError
+from dist_tune.records import BrokenRecordError, TuningRecord
 from dist_tune.report import Story, story_of_folder, story_of_records
 from dist_tune.settings import Settings
 

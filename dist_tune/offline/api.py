@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from pydantic import ConfigDict, TypeAdapter
 
 from dist_tune.accelerator import device_type
-from dist_tune.cache import Cache, CacheKey
 from dist_tune.configs import describe
 from dist_tune.errors import (
     CommunicatesError,
@@ -71,6 +70,7 @@ from dist_tune.ranks import (
     group_of,
     member_ranks,
 )
+from dist_tune.records import Cache, CacheKey
 from dist_tune.replays import FirstRun
 from dist_tune.settings import SettingsError, check_mode, read_settings
 from dist_tune.sites import is_fatal

@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from dist_tune.cache import digest
 from dist_tune.configs import describe, describe_all
+from dist_tune.records import digest
 from dist_tune.search import Plan
 from dist_tune.validation import check_function, check_names, check_number, check_space, spelled
 

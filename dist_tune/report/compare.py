@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from dist_tune.cache import TuningRecord, account
 from dist_tune.log import closure_name
+from dist_tune.records import TuningRecord, account
 
 LEAST_NOISE = 0.01
 """Of a time: two tunings of one kernel differ by as much, because of clock rates and temperature.

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from dist_tune.cache import account
 from dist_tune.log import PHASES, amount, events, phase_told, printable, shortened
+from dist_tune.records import account
 from dist_tune.report.story import SiteStory, Story, TuningStory, numbers
 
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")

@@ -18,8 +18,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dist_tune.cache import TuningRecord, account
 from dist_tune.log import AnyEvent, RunBegun, closure_name, events, first_mistake, site_names
+from dist_tune.records import TuningRecord, account
 
 _MIXED = (
     "two jobs have written to this folder at once, and their events are mixed: set"

@@ -24,11 +24,11 @@ from triton.runtime import autotuner
 from triton.runtime.errors import AutotunerError, InterpreterError
 from triton.runtime.jit import JITFunction
 
-from dist_tune.cache import Code, digest, read_code
 from dist_tune.compiler import NotLoaded
 from dist_tune.configs import describe_all, distinct, stable_repr
 from dist_tune.errors import NoValidConfigError
 from dist_tune.measure import Snapshot, Span, tensor_of
+from dist_tune.records import Code, digest, read_code
 from dist_tune.runtime.buckets import NO_BUCKETS, Bucketing
 from dist_tune.runtime.libraries import own_key
 from dist_tune.runtime.tunable import Fits, Slot, Timings, Tunable, name_of, rule_error

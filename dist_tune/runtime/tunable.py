@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from triton.errors import TritonError
 
-from dist_tune.cache import Code, nearest_key
 from dist_tune.files import warn_once
 from dist_tune.keys import key_text
 from dist_tune.measure import Checker, Snapshot, Span, is_interpreted, tensors_in
+from dist_tune.records import Code, nearest_key
 from dist_tune.validation import spelled
 
 

@@ -17,7 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dist_tune.cache import (
+from dist_tune.errors import CandidateFailure, FailureKind, NoValidConfigError, StuckDeviceError
+from dist_tune.files import warn_once
+from dist_tune.log import AnyEvent, Story, events
+from dist_tune.records import (
     JOURNALS,
     LINES_SUFFIX,
     QUARANTINE,
@@ -28,9 +31,6 @@ from dist_tune.cache import (
     quarantine,
     read_quarantine,
 )
-from dist_tune.errors import CandidateFailure, FailureKind, NoValidConfigError, StuckDeviceError
-from dist_tune.files import warn_once
-from dist_tune.log import AnyEvent, Story, events
 from dist_tune.search import PriorTimes, Replay, Times
 from dist_tune.sites.site import Site, is_fatal
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dist_tune.cache import LookupResult, digest
 from dist_tune.errors import Failures
+from dist_tune.records import LookupResult, digest
 from dist_tune.search import PriorTimes
 from dist_tune.settings import NEAREST
 

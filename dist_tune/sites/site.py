@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dist_tune.cache import TuningRecord
 from dist_tune.compiler import Resources
 from dist_tune.errors import (
     CandidateFailure,
@@ -21,6 +20,7 @@ from dist_tune.errors import (
     NoValidConfigError,
 )
 from dist_tune.measure import Checker, is_capturing
+from dist_tune.records import TuningRecord
 from dist_tune.runtime import Argument, NoFitError, Slot, Timings, Tunable
 
 # After one of these the device's context is gone and every later call fails: nothing can stand in.

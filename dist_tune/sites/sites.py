@@ -14,10 +14,10 @@ from itertools import takewhile
 from math import inf
 from typing import Any
 
-from dist_tune.cache import CacheLookup, TuningRecord
 from dist_tune.compiler import Compiler, Failure, Resources, await_digest, quickest
 from dist_tune.errors import CandidateFailure, FailureKind, Failures
 from dist_tune.log import Story
+from dist_tune.records import CacheLookup, TuningRecord
 from dist_tune.runtime import Slot, Timings, Tunable, specialisation
 from dist_tune.search import Replay, SearchName, guide_of
 from dist_tune.sites.journal import TuningJournal

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from dist_tune.cache import TuningRecord, account, environment
 from dist_tune.errors import StoreGoneError, is_machine_failure
 from dist_tune.log import amount, events, phase_told
 from dist_tune.measure import peak_bytes
 from dist_tune.ranks import all_came
+from dist_tune.records import TuningRecord, account, environment
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.notices import tell_of_unmet, tell_of_untuned

@@ -10,7 +10,6 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from dist_tune.cache import TuningRecord, digest
 from dist_tune.errors import (
     AloneError,
     CacheMissError,
@@ -20,6 +19,7 @@ from dist_tune.errors import (
 )
 from dist_tune.log import amount, kernels_told
 from dist_tune.ranks import Reduction
+from dist_tune.records import TuningRecord, digest
 from dist_tune.search import PriorTimes, Trial
 from dist_tune.settings import shared_settings
 from dist_tune.sites import RankManifest, SiteManifest, reduce_manifests

@@ -24,7 +24,7 @@ from dist_tune.validation import deferred_value, within
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from dist_tune.cache import TuningRecord
+    from dist_tune.records import TuningRecord
     from dist_tune.tuning.context import TuningContext
 
 

@@ -1,7 +1,7 @@
 """The end of a tuning: the record of each site, and the lines about it in the log and on the first
 rank's terminal.
 
-What is said of records is said by ``dist_tune.cache.account``, so that the report and ``dist-tune
+What is said of records is said by ``dist_tune.records.account``, so that the report and ``dist-tune
 show`` tell the same.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dist_tune.cache import CandidateRecord, Environment, TuningRecord, account
 from dist_tune.configs import config_fields
 from dist_tune.log import milliseconds, site_name, site_names, table
+from dist_tune.records import CandidateRecord, Environment, TuningRecord, account
 from dist_tune.replays import StepTimes
 from dist_tune.search import CandidateResult
 from dist_tune.sites import Site

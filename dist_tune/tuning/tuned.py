@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, overload
 
-from dist_tune.cache import TuningRecord
 from dist_tune.configs import FunctionConfig
+from dist_tune.records import TuningRecord
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

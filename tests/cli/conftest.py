@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.cache import Cache
+from dist_tune.records import Cache
 from tests.cli_answers import Answers
 from tests.report.stories import write_story
 

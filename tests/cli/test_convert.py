@@ -5,8 +5,8 @@ mistake.
 import json
 from pathlib import Path
 
-from dist_tune.cache import Cache
 from dist_tune.cli.records import packed
+from dist_tune.records import Cache
 from tests.cached_records import candidate, record
 from tests.cli.test_engines import FILES, MOE, NAME, SGLANG, VLLM
 from tests.cli_answers import everything, keep, refusal, run

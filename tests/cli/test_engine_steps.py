@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.cache import Cache
+from dist_tune.records import Cache
 from tests.cli.test_engines import vllm_reads
 from tests.cli_answers import run
 from tests.programs import ROOT, run_python

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache import Environment
 from dist_tune.cli.convert import (
     EngineConfig,
     config_of_record,
@@ -20,6 +19,7 @@ from dist_tune.cli.convert import (
     facts_given,
 )
 from dist_tune.cli.render import RefusedError
+from dist_tune.records import Environment
 from tests.cached_records import candidate, environment, record
 
 FILES = Path(__file__).parent / "engine_files"

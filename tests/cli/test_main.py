@@ -17,9 +17,9 @@ import pytest
 import typer
 
 from dist_tune import __version__
-from dist_tune.cache import Cache
 from dist_tune.cli import main
 from dist_tune.cli.main import app, on_cache, since
+from dist_tune.records import Cache
 from tests.cached_records import candidate, environment, record
 from tests.cli_answers import Answers, keep, refusal, run
 
@@ -74,7 +74,7 @@ def test_help_imports_nothing_heavy_and_reading_records_and_events_no_torch(
     ]
     torch = ["torch", "triton", "numpy"]
     commands = [
-        (each, [*torch, "pydantic_settings", "rich", "dist_tune.cache"]) for each in HELP
+        (each, [*torch, "pydantic_settings", "rich", "dist_tune.records"]) for each in HELP
     ] + [(each, torch) for each in reading]
     done = subprocess.run(
         [sys.executable, "-c", LIGHT, json.dumps(commands)],

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache import Cache, QuarantinedConfig, Seconds, TuningRecord, account, quarantine
-from dist_tune.cache import environment as environment_here
+from dist_tune.records import Cache, QuarantinedConfig, Seconds, TuningRecord, account, quarantine
+from dist_tune.records import environment as environment_here
 from dist_tune.search import NOT_TRIED
 from tests.cached_records import candidate, environment, record
 from tests.cli_answers import FILE, Answers, keep, run

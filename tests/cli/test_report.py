@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.cache import Cache
 from dist_tune.cli.records import packed
+from dist_tune.records import Cache
 from tests.cached_records import candidate, record
 from tests.cli_answers import refusal, run
 from tests.report.stories import events, header, lines, write_story

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache import Cache, record_bytes
 from dist_tune.cli.records import packed
+from dist_tune.records import Cache, record_bytes
 from tests.cached_records import NOON, measured, record
 from tests.cli_answers import FILE, Answers, everything, keep, refusal, run
 

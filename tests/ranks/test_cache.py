@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import autotune
-from dist_tune.cache import Cache, record_bytes
-from dist_tune.cache.remote import RemoteFolder
+from dist_tune.records import Cache, record_bytes
+from dist_tune.records.remote import RemoteFolder
 from dist_tune.testing import values
 from dist_tune.tuning import discover
 from tests.cached_records import record

@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from dist_tune.cache.records import CandidateRecord, Seconds, TuningRecord
 from dist_tune.log import events as kinds
+from dist_tune.records.record import CandidateRecord, Seconds, TuningRecord
 from tests import cached_records
 from tests.cached_records import NOON, environment
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache import TuningRecord
+from dist_tune.records import TuningRecord
 from dist_tune.report import compare, comparison_lines
 from tests.cached_records import candidate, environment, record
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.cache import Journal
+from dist_tune.records import Journal
 from dist_tune.sites.journal import Attempts, read_attempts
 
 pytestmark = pytest.mark.filterwarnings("ignore:journal")

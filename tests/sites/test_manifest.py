@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from dist_tune.cache import digest
-from dist_tune.cache.lookup import LookupResult
+from dist_tune.records import digest
+from dist_tune.records.lookup import LookupResult
 from dist_tune.search.plan import PriorTimes, Times
 from dist_tune.sites.manifest import RankManifest, SharedRecord, SiteManifest, reduce_manifests
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache import CandidateRecord, TuningRecord, account
+from dist_tune.records import CandidateRecord, TuningRecord, account
 from dist_tune.tuning.results import Settled, outcome, page, site_lines, table_rows
 from tests.cached_records import candidate, record
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dist_tune.cache import (
+from dist_tune.records import (
     CandidateRecord,
     Environment,
     Seconds,

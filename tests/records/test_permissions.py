@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from dist_tune import autotune
-from dist_tune.cache import QuarantinedConfig, quarantine
-from dist_tune.cache.store import Cache
 from dist_tune.cli.main import main
 from dist_tune.files import PRIVATE, SHARED
+from dist_tune.records import QuarantinedConfig, quarantine
+from dist_tune.records.store import Cache
 from tests.cached_records import record
 from tests.steps import BLOCKS, QUICK, quiet
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.cache import read_code
+from dist_tune.records import read_code
 from dist_tune.testing import on_ranks, values
-from tests.cache.hit_program import calls_in, first_call
 from tests.programs import ROOT, of_checkout, run_python
+from tests.records.hit_program import calls_in, first_call
 
 
 def test_code_that_functions_share_is_read_once_in_a_process(
@@ -48,7 +48,7 @@ def test_a_hit_imports_nothing_of_tuning_and_reads_each_thing_once(tmp_path: Pat
     environment |= {"DIST_TUNE_VERBOSITY": "quiet"}
     del environment["DIST_TUNE_LOG_LEVEL"]
     program = (
-        "import json; from tests.cache.hit_program import first_call;"
+        "import json; from tests.records.hit_program import first_call;"
         " print(json.dumps(first_call(is_dist=False)))"
     )
     tuned = run_python("-c", program, env=environment, cwd=ROOT)

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.cache import HARDWARE, SOFTWARE, TuningRecord, record_bytes
-from dist_tune.cache.store import Cache, Entry
-from tests.cache.hit_program import calls_in
+from dist_tune.records import HARDWARE, SOFTWARE, TuningRecord, record_bytes
+from dist_tune.records.store import Cache, Entry
 from tests.cached_records import NOON, environment, measured, record
+from tests.records.hit_program import calls_in
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache import Cache, TuningRecord, record_in
+from dist_tune.records import Cache, TuningRecord, record_in
 from tests.cached_records import candidate, environment, record
 from tests.programs import of_checkout, run_python
 

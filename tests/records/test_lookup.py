@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.cache.lookup import CacheLookup, LookupResult, explain, nearest, nearest_usable
-from dist_tune.cache.records import CacheKey, TuningRecord
-from dist_tune.cache.records import environment as environment_here
-from dist_tune.cache.store import Cache, Won
 from dist_tune.log import Story
+from dist_tune.records.lookup import CacheLookup, LookupResult, explain, nearest, nearest_usable
+from dist_tune.records.record import CacheKey, TuningRecord
+from dist_tune.records.record import environment as environment_here
+from dist_tune.records.store import Cache, Won
 from dist_tune.settings import Settings
 from tests.cached_records import NOON, candidate, environment, record
 

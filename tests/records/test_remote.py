@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from dist_tune.cache import Cache, record_bytes
-from dist_tune.cache.remote import RemoteFolder
-from dist_tune.cache.store import MAX_BYTES
+from dist_tune.records import Cache, record_bytes
+from dist_tune.records.remote import RemoteFolder
+from dist_tune.records.store import MAX_BYTES
 from dist_tune.settings import Settings
-from tests.cache.test_store import kept, warned
 from tests.cached_records import record
+from tests.records.test_store import kept, warned
 
 KEY = record().cache_key
 

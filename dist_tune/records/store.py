@@ -19,8 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from dist_tune.cache.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, warn_not_kept
-from dist_tune.cache.records import (
+from dist_tune.files import PRIVATE, SHARED, make_folder, read_regular, warn_once, write_whole
+from dist_tune.records.journal import JOURNALS, LINES_SUFFIX, QUARANTINE, warn_not_kept
+from dist_tune.records.record import (
     HARDWARE,
     SOFTWARE,
     BrokenRecordError,
@@ -30,8 +31,7 @@ from dist_tune.cache.records import (
     record_bytes,
     record_in,
 )
-from dist_tune.cache.remote import LIMIT_S, RemoteFolder, remote_folder
-from dist_tune.files import PRIVATE, SHARED, make_folder, read_regular, warn_once, write_whole
+from dist_tune.records.remote import LIMIT_S, RemoteFolder, remote_folder
 from dist_tune.settings import Settings
 
 MAX_BYTES = 16 * 2**20

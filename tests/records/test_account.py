@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache.account import (
+from dist_tune.records.account import (
     confidence,
     facts,
     fates,

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from dist_tune.cache import Cache
 from dist_tune.cli import main
+from dist_tune.records import Cache
 from dist_tune.settings import Settings
 from dist_tune.testing import on_ranks, values
-from tests.cache.hit_program import first_call
-from tests.cache.test_store import kept, warned
 from tests.cached_records import environment, record
+from tests.records.hit_program import first_call
+from tests.records.test_store import kept, warned
 
 PROJECT = """
 [build-system]

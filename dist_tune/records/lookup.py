@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dist_tune.cache.records import SOFTWARE, CacheKey, TuningRecord, digest, environment
-from dist_tune.cache.store import Cache, Won
+from dist_tune.records.record import SOFTWARE, CacheKey, TuningRecord, digest, environment
+from dist_tune.records.store import Cache, Won
 from dist_tune.search import PriorTimes, Times
 from dist_tune.settings import NEAREST, Settings
 

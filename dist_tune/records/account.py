@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dist_tune.cache.records import CandidateRecord, TuningRecord
 from dist_tune.log import milliseconds
+from dist_tune.records.record import CandidateRecord, TuningRecord
 from dist_tune.search import NOT_TRIED
 
 _TRIED = ("timed", "raced out", "not timed", "the same kernel as another", "failed")

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.cache import Journal, QuarantinedConfig, quarantine, read_quarantine
-from dist_tune.cache import journal as module
-from tests.cache.test_store import warned
+from dist_tune.records import Journal, QuarantinedConfig, quarantine, read_quarantine
+from dist_tune.records import journal as module
 from tests.programs import run_python
+from tests.records.test_store import warned
 
 pytestmark = pytest.mark.filterwarnings("ignore:tuning goes on without", "ignore:journal")
 
@@ -92,7 +92,7 @@ def test_one_process_holds_a_file(tmp_path: Path):
     path = tmp_path / "one.jsonl"
     file = Journal(path)
     code = (
-        "from pathlib import Path\nfrom dist_tune.cache import Journal\none ="
+        "from pathlib import Path\nfrom dist_tune.records import Journal\none ="
         f" Journal(Path({str(path)!r}))\n"
     )
     code += "print(one.is_over, one.is_taken)"
@@ -115,7 +115,7 @@ def test_sigterm_ends_a_process_as_before_and_leaves_its_stacks(tmp_path: Path):
     code = f"""
 import re, signal, threading
 from pathlib import Path
-from dist_tune.cache import Journal
+from dist_tune.records import Journal
 heard = []
 signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
 journal = Journal(Path({str(tmp_path / "one.jsonl")!r}))

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 
 from dist_tune import autotune
-from dist_tune.cache import read_code
+from dist_tune.records import read_code
 from tests.steps import BLOCKS, quiet
 
 HELPERS = """
@@ -240,7 +240,7 @@ def test_place_comments_and_hash_seed_do_not_count(tmp_path: Path):
         moved = moved.replace(old, new)
     (tmp_path / "program.py").write_text("# A comment\n\n" + moved)
     (tmp_path / "helpers.py").write_text("# A comment\n\n" + HELPERS)
-    again = "import json, program; from tests.cache.test_fingerprints import NAMES, fingerprint; "
+    again = "import json, program; from tests.records.test_fingerprints import NAMES, fingerprint; "
     again += "print(json.dumps({name: fingerprint(vars(program)[name]) for name in NAMES}))"
     path = os.pathsep.join(
         [str(Path(__file__).parents[2]), str(tmp_path), os.environ.get("PYTHONPATH", "")]

@@ -8,8 +8,8 @@ A failure here costs a warning and a repeated tuning, never the tuning itself.
 from typing import TYPE_CHECKING
 
 from dist_tune import found_on_use
-from dist_tune.cache import account
-from dist_tune.cache.journal import (
+from dist_tune.records import account
+from dist_tune.records.journal import (
     JOURNALS,
     LINES_SUFFIX,
     QUARANTINE,
@@ -18,8 +18,8 @@ from dist_tune.cache.journal import (
     quarantine,
     read_quarantine,
 )
-from dist_tune.cache.lookup import CacheLookup, LookupResult, differences, explain, nearest_key
-from dist_tune.cache.records import (
+from dist_tune.records.lookup import CacheLookup, LookupResult, differences, explain, nearest_key
+from dist_tune.records.record import (
     HARDWARE,
     SOFTWARE,
     BrokenRecordError,
@@ -33,10 +33,10 @@ from dist_tune.cache.records import (
     record_bytes,
     record_in,
 )
-from dist_tune.cache.store import Cache, Entry
+from dist_tune.records.store import Cache, Entry
 
 if TYPE_CHECKING:
-    from dist_tune.cache.fingerprints import Code, read_code
+    from dist_tune.records.fingerprints import Code, read_code
 else:  # these import torch, and reading records does not need it
     __getattr__, __dir__ = found_on_use(__name__, {"fingerprints": ("Code", "read_code")})
 
