@@ -21,12 +21,12 @@ from torch.compiler import is_dynamo_compiling
 from dist_tune.errors import DistTuneError, NestedTuningError
 from dist_tune.files import rank_of_job, warn_once
 from dist_tune.keys import call_signature, lasting_signature
+from dist_tune.launches import Buckets, Listener, Timings, Tunable, interception, own_runs
 from dist_tune.log import Story
 from dist_tune.measure import StepState, is_capturing, is_traced
 from dist_tune.ranks import Calls, Ranks, check_group, group_of, member_ranks
 from dist_tune.records import CacheLookup, TuningRecord
 from dist_tune.replays import FirstRun
-from dist_tune.runtime import Buckets, Listener, Timings, Tunable, interception, own_runs
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import Settings, check_mode, read_settings
 from dist_tune.sites import Site, check_not_capturing, in_turn

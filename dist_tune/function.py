@@ -22,10 +22,10 @@ from dist_tune.configs import FunctionConfig, as_configs, distinct
 from dist_tune.contextual import Tuner
 from dist_tune.errors import DistTuneError
 from dist_tune.keys import exact_sizes, named_key, signature_of
+from dist_tune.launches import FunctionLaunch, Slot, TunableFunction, interception
 from dist_tune.measure import StepState, is_capturing, is_traced
 from dist_tune.ranks import Calls, Ranks, check_group, group_of, member_ranks
 from dist_tune.replays import FirstRun
-from dist_tune.runtime import FunctionLaunch, Slot, TunableFunction, interception
 from dist_tune.search import Plan, SearchName
 from dist_tune.settings import NEAREST, Settings, read_settings
 from dist_tune.sites import in_turn

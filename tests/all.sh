@@ -13,7 +13,7 @@ fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 of_ranks=(tests/ranks tests/faults)
 of_triton=(
-    tests/compiler tests/runtime tests/test_configs.py tests/test_pruning.py
+    tests/compiler tests/launches tests/test_configs.py tests/test_pruning.py
     tests/ranks/test_compiled.py tests/ranks/test_hooks.py tests/ranks/test_libraries.py tests/ranks/test_variants.py
 )
 part=(benchmarks/tests tests/records tests/cli tests/examples tests/kernels tests/measure tests/offline tests/report tests/search)

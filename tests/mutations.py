@@ -571,10 +571,13 @@ GUARDS = (
         "each kind of configs is compiled ahead",
         "warm_up",
         never("kinds"),
-        "tests/runtime tests/offline",
+        "tests/launches tests/offline",
     ),
     Guard(
-        "a block of unknown source is not predicted", "_exchanged", never("others"), "tests/runtime"
+        "a block of unknown source is not predicted",
+        "_exchanged",
+        never("others"),
+        "tests/launches",
     ),
     Guard(
         "a config with a 1 launches otherwise",
@@ -582,13 +585,13 @@ GUARDS = (
         does(
             r're.compile(r"num_(?:warps|stages)=\d+|(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)")'
         ),
-        "tests/runtime",
+        "tests/launches",
     ),
     Guard(
         "a predicted launch is counted by its kernel",
         "compilation.precompile",
         instead("n_of", "Counter({name: n_of.total()})"),
-        "tests/runtime",
+        "tests/launches",
     ),
     # Other devices
     Guard(
@@ -614,7 +617,7 @@ GUARDS = (
         "Triton is restored",
         "_Patch.leave",
         without("__code__"),
-        "tests/ranks/test_failed.py tests/runtime tests/ranks/test_agree.py",
+        "tests/ranks/test_failed.py tests/launches tests/ranks/test_agree.py",
     ),
     Guard(
         "a config that the rules drop at a size is not used there",
@@ -699,7 +702,7 @@ GUARDS = (
         "a bucket that no launch would find again is an error",
         "_bucket.of",
         never("found"),
-        "tests/runtime",
+        "tests/launches",
     ),
     Guard(
         "a file has no name that its engine does not look for",

@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("search",),
     ("compiler",),
     ("records",),
-    ("runtime",),
+    ("launches",),
     ("sites",),
     ("watch",),
     ("replays",),
@@ -43,7 +43,7 @@ ONLY_USERS = {
         "pruning",
         "measure.clocks",
         "compiler",
-        "runtime",
+        "launches",
         "cli.doctor",
         "testing",
     },
@@ -209,7 +209,7 @@ def test_a_folder_says_what_it_is_for(folder: str):
         ),  # another place's job
         ("from torch import distributed", "search.race", "ranks.group"),
         ("def f():\n torch.distributed.barrier()", "search.race", "ranks.group"),
-        ("import triton", "search.race", "runtime.kernel"),
+        ("import triton", "search.race", "launches.kernel"),
     ],
 )
 def test_an_import_that_is_no_module_s_own_is_seen(source: str, from_where: str, allowed_in: str):

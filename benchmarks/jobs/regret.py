@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from triton.runtime.autotuner import Autotuner
 
+from dist_tune.launches.kernel import Launch
 from dist_tune.records import Cache, TuningRecord
-from dist_tune.runtime.kernel import Launch
 
 N_LAUNCHES, N_REPLAYS, N_SITES = 10, 20, 10
 NEAR_MS, NEAR_SHARE = 0.003, 0.05

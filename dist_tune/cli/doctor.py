@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch.utils import collect_env
 
-from dist_tune import __version__, accelerator, runtime
+from dist_tune import __version__, accelerator, launches
 from dist_tune.cli.render import Answer, facts, table
 from dist_tune.records import Cache
 from dist_tune.settings import Settings, unread_variables
@@ -106,7 +106,7 @@ def _settings() -> Found:
 
 
 def _triton() -> Found:
-    runtime.interception.triton_patch()
+    launches.interception.triton_patch()
     if newer := newer_than_tested({name: version(name) for name in ("torch", "triton")}):
         return "warn", f"{newer}. If a tuning fails, try a tested version"
     return "ok", f"Autotuner.run of Triton {triton.__version__} is understood"

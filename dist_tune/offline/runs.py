@@ -14,10 +14,10 @@ from typing import Any
 
 from dist_tune.accelerator import api
 from dist_tune.configs import describe_all
+from dist_tune.launches import FunctionLaunch, TunableFunction, refusing_talk
 from dist_tune.measure import Checker, Matches, Snapshot, Span
 from dist_tune.offline.problem import Problem, Run, SearchOptions
 from dist_tune.records import Code, digest, read_code
-from dist_tune.runtime import FunctionLaunch, TunableFunction, refusing_talk
 from dist_tune.validation import spelled
 
 Made = tuple[Run, Any]

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from dist_tune.errors import DistTuneError, free_frames
+from dist_tune.launches import noting_tensors, noting_training
 from dist_tune.measure import RngState, Snapshot, StepState, difference, flat, sums_of
 from dist_tune.ranks import is_secondary
-from dist_tune.runtime import noting_tensors, noting_training
 from dist_tune.sites import LEFT, is_fatal
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from dist_tune.compiler import Compiler, noted, reason_of
 from dist_tune.errors import DistTuneError, StuckDeviceError, free_frames
+from dist_tune.launches import Tunable, interception
 from dist_tune.measure import (
     Clock,
     Lead,
@@ -28,7 +29,6 @@ from dist_tune.measure import (
 from dist_tune.ranks import Ranks
 from dist_tune.replays.first_run import FirstRun
 from dist_tune.replays.trials import Trials
-from dist_tune.runtime import Tunable, interception
 from dist_tune.search import Account, Race, Replay
 from dist_tune.sites import Sites, is_fatal, note_progress
 from dist_tune.watch import Kind, Watchdog

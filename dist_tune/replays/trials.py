@@ -23,11 +23,11 @@ from dist_tune.errors import (
     is_machine_failure,
     kind_of,
 )
+from dist_tune.launches import Buckets, Tunable, around_launches, interception
 from dist_tune.measure import Clock, Inputs, Snapshot, Span, is_capturing, written
 from dist_tune.ranks import Ranks, is_secondary, n_collectives
 from dist_tune.replays.turns import Turn
 from dist_tune.replays.variants import Variants
-from dist_tune.runtime import Buckets, Tunable, around_launches, interception
 from dist_tune.search import Replay, Samples, Trial
 from dist_tune.sites import Site, Sites, check_not_capturing, is_fatal, none_left
 from dist_tune.watch import Watchdog

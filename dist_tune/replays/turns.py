@@ -12,8 +12,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from dist_tune.compiler import NotLoaded
+from dist_tune.launches import interception
 from dist_tune.measure import Clock, Span, is_capturing
-from dist_tune.runtime import interception
 from dist_tune.sites import Site
 
 if TYPE_CHECKING:

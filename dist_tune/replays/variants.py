@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dist_tune.compiler import Compiler, compile_cost
-from dist_tune.runtime import Tunable, specialisation
+from dist_tune.launches import Tunable, specialisation
 from dist_tune.sites import Site, Sites, Variant
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from dist_tune.errors import (
     MachineError,
     NoValidConfigError,
 )
+from dist_tune.launches import Argument, NoFitError, Slot, Timings, Tunable
 from dist_tune.measure import Checker, is_capturing
 from dist_tune.records import TuningRecord
-from dist_tune.runtime import Argument, NoFitError, Slot, Timings, Tunable
 
 # After one of these the device's context is gone and every later call fails: nothing can stand in.
 _FATAL = re.compile(

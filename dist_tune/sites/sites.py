@@ -16,9 +16,9 @@ from typing import Any
 
 from dist_tune.compiler import Compiler, Failure, Resources, await_digest, quickest
 from dist_tune.errors import CandidateFailure, FailureKind, Failures
+from dist_tune.launches import Slot, Timings, Tunable, specialisation
 from dist_tune.log import Story
 from dist_tune.records import CacheLookup, TuningRecord
-from dist_tune.runtime import Slot, Timings, Tunable, specialisation
 from dist_tune.search import Replay, SearchName, guide_of
 from dist_tune.sites.journal import TuningJournal
 from dist_tune.sites.site import Site, Variant

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from dist_tune.runtime import LaunchRecorder, RecordedLaunch, predict
+from dist_tune.launches import LaunchRecorder, RecordedLaunch, predict
 from dist_tune.search import Report
 from dist_tune.sites import Site, Variant, note_progress
 from dist_tune.tuning.context import TuningContext

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from dist_tune.compiler import Compiler
 from dist_tune.errors import CandidateFailure, FailureKind, Failures, reasons
+from dist_tune.launches import Buckets
 from dist_tune.log import Story, events
 from dist_tune.ranks import Part, Ranks, Reduction, Result
 from dist_tune.records import CacheLookup, Seconds, TuningRecord
-from dist_tune.runtime import Buckets
 from dist_tune.search import Guide, Plan, Race, Report, reduce_reports
 from dist_tune.settings import Settings
 from dist_tune.sites import Sites, none_left

@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from dist_tune.configs import by_kind
 from dist_tune.errors import CandidateFailure, FailureKind, reasons
+from dist_tune.launches import LaunchRecorder, around_launches
 from dist_tune.log import amount, kernels_told
 from dist_tune.replays import WARM_UP
-from dist_tune.runtime import LaunchRecorder, around_launches
 from dist_tune.search import PriorTimes, Replay, Report, guide_of
 from dist_tune.settings import NEAREST
 from dist_tune.sites import Site, SiteManifest, Variant

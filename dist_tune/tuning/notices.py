@@ -15,9 +15,9 @@ import torch
 from dist_tune import __version__
 from dist_tune.configs import triton_version
 from dist_tune.files import rank_of_job, to_terminal
+from dist_tune.launches import unheard_tuners
 from dist_tune.log import Story, amount, closure_name
 from dist_tune.ranks import Ranks, member_ranks
-from dist_tune.runtime import unheard_tuners
 from dist_tune.settings import NEAREST, Settings, read_settings
 from dist_tune.validation import deferred_value, within
 

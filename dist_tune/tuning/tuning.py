@@ -17,12 +17,12 @@ from typing import Any
 from dist_tune.compiler import Compiler, n_compile_threads
 from dist_tune.errors import JobEndedError, PeerFailedError, StoreGoneError
 from dist_tune.files import tell_held
+from dist_tune.launches import Tunable
 from dist_tune.log import Story, closure_name, events
 from dist_tune.measure import device_clock, no_full_collections, peak_bytes
 from dist_tune.ranks import Calls, Ranks
 from dist_tune.records import CacheLookup, TuningRecord
 from dist_tune.replays import FirstRun, OnlineRuns, Replayer, Trials, Variants
-from dist_tune.runtime import Tunable
 from dist_tune.search import ONLINE, Pace, Race
 from dist_tune.settings import Settings, check_mode
 from dist_tune.sites import Site, Sites, TuningJournal, one_at_a_time

@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 from dist_tune import accelerator
 from dist_tune.cli import doctor
 from dist_tune.errors import DistTuneError
-from dist_tune.runtime import interception
+from dist_tune.launches import interception
 from tests.cli_answers import run
 
 KNOWN = collect_env.get_env_info()

@@ -25,7 +25,7 @@ from dist_tune import (
     autotune,
     contextual_autotune,
 )
-from dist_tune.runtime.kernel import tuning_key
+from dist_tune.launches.kernel import tuning_key
 from tests.programs import run_python
 from tests.steps import (
     BLOCKS,

@@ -30,11 +30,11 @@ from triton.runtime.autotuner import Autotuner
 
 from dist_tune.compiler import begin_digest
 from dist_tune.errors import DistTuneError
-from dist_tune.runtime.buckets import NO_BUCKETS, Bucketing, Buckets
-from dist_tune.runtime.kernel import Launch, key_of
-from dist_tune.runtime.libraries import find_own_runs, note_wrappers, own_key, own_runs
-from dist_tune.runtime.recording import here
-from dist_tune.runtime.tunable import Tunable
+from dist_tune.launches.buckets import NO_BUCKETS, Bucketing, Buckets
+from dist_tune.launches.kernel import Launch, key_of
+from dist_tune.launches.libraries import find_own_runs, note_wrappers, own_key, own_runs
+from dist_tune.launches.recording import here
+from dist_tune.launches.tunable import Tunable
 
 
 class Listener(Protocol):

@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from dist_tune.runtime.libraries import own_runs
-from dist_tune.runtime.tunable import MAX_SIZES, Fits, name_of, rule_error
+from dist_tune.launches.libraries import own_runs
+from dist_tune.launches.tunable import MAX_SIZES, Fits, name_of, rule_error
 from dist_tune.validation import check_function, spelled
 
 

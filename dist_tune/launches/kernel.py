@@ -27,11 +27,11 @@ from triton.runtime.jit import JITFunction
 from dist_tune.compiler import NotLoaded
 from dist_tune.configs import describe_all, distinct, stable_repr
 from dist_tune.errors import NoValidConfigError
+from dist_tune.launches.buckets import NO_BUCKETS, Bucketing
+from dist_tune.launches.libraries import own_key
+from dist_tune.launches.tunable import Fits, Slot, Timings, Tunable, name_of, rule_error
 from dist_tune.measure import Snapshot, Span, tensor_of
 from dist_tune.records import Code, digest, read_code
-from dist_tune.runtime.buckets import NO_BUCKETS, Bucketing
-from dist_tune.runtime.libraries import own_key
-from dist_tune.runtime.tunable import Fits, Slot, Timings, Tunable, name_of, rule_error
 
 _IN_BUCKETS = ("in buckets",)
 """Ends the key of a bucket: a launch elsewhere of the size that names it is no launch in it."""

@@ -17,9 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dist_tune.compiler import SharedContext, replaced
+from dist_tune.launches.recording import around_launches
 from dist_tune.measure import tensor_of
 from dist_tune.ranks import is_symmetric
-from dist_tune.runtime.recording import around_launches
 
 
 @contextmanager

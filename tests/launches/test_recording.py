@@ -26,7 +26,7 @@ from dist_tune import autotune, contextual_autotune
 from dist_tune.compiler.candidate import Candidate
 from dist_tune.compiler.patches import replaced
 from dist_tune.configs import as_configs, describe_all
-from dist_tune.runtime import LaunchRecorder, RecordedLaunch, around_launches, predict
+from dist_tune.launches import LaunchRecorder, RecordedLaunch, around_launches, predict
 from dist_tune.testing import FakeH200
 from tests.worlds import on_each_rank
 

@@ -19,7 +19,7 @@ from triton.runtime.errors import AutotunerError
 
 from dist_tune import contextual_autotune
 from dist_tune.configs import describe
-from dist_tune.runtime import Launch
+from dist_tune.launches import Launch
 from dist_tune.testing import on_ranks, values
 from tests.steps import autotuned, configs
 

@@ -18,9 +18,9 @@ import torch
 from dist_tune.configs import ConfigView, FunctionConfig, describe, distinct, functions_in
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, exact_sizes, key_text, to_hashable
+from dist_tune.launches.tunable import Fits, Slot, Tunable, argument_texts, name_of, rule_error
 from dist_tune.measure import Checker, Snapshot, Span
 from dist_tune.records import Code, digest, read_code
-from dist_tune.runtime.tunable import Fits, Slot, Tunable, argument_texts, name_of, rule_error
 from dist_tune.validation import spelled
 
 

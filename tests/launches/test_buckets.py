@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune import contextual_autotune, power_of_two, size_classes
-from dist_tune.runtime import Buckets, Launch
-from dist_tune.runtime.kernel import key_of
+from dist_tune.launches import Buckets, Launch
+from dist_tune.launches.kernel import key_of
 from tests.steps import add_kernel, autotuned, configs, shift_kernel
 
 POWERS: Any = {"n": power_of_two}
@@ -169,7 +169,7 @@ def test_kernels_that_are_gone_are_forgotten():
 
 def test_a_launch_that_only_compiles_has_triton_s_own_key():
     """``warmup=True`` asks Triton for all configs."""
-    from dist_tune.runtime import interception
+    from dist_tune.launches import interception
 
     patch, kernel = interception.triton_patch(), autotuned()
     listener: Any = SimpleNamespace(

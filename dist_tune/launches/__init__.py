@@ -3,21 +3,21 @@
 The only user of Triton's Autotuner internals. Knows nothing of ranks, times or search.
 """
 
-from dist_tune.runtime import interception
-from dist_tune.runtime.buckets import Buckets
-from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
-from dist_tune.runtime.interception import Listener
-from dist_tune.runtime.kernel import Argument, Launch, NoFitError, specialisation
-from dist_tune.runtime.libraries import own_runs, unheard_tuners
-from dist_tune.runtime.recording import (
+from dist_tune.launches import interception
+from dist_tune.launches.buckets import Buckets
+from dist_tune.launches.function_launch import FunctionLaunch, TunableFunction
+from dist_tune.launches.interception import Listener
+from dist_tune.launches.kernel import Argument, Launch, NoFitError, specialisation
+from dist_tune.launches.libraries import own_runs, unheard_tuners
+from dist_tune.launches.recording import (
     LaunchRecorder,
     RecordedLaunch,
     around_launches,
     predict,
     refusing_talk,
 )
-from dist_tune.runtime.stores import noting_tensors, noting_training
-from dist_tune.runtime.tunable import Slot, Timings, Tunable
+from dist_tune.launches.stores import noting_tensors, noting_training
+from dist_tune.launches.tunable import Slot, Timings, Tunable
 
 __all__ = [
     "Argument",

@@ -23,7 +23,7 @@ import triton.language as tl
 
 from dist_tune import NoValidConfigError, autotune, contextual_autotune, power_of_two, to_hashable
 from dist_tune.configs import as_configs, describe, distinct
-from dist_tune.runtime.function_launch import FunctionLaunch, TunableFunction
+from dist_tune.launches.function_launch import FunctionLaunch, TunableFunction
 from tests.steps import BLOCKS, QUICK, quiet
 
 pytestmark = pytest.mark.once
