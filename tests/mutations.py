@@ -205,7 +205,7 @@ GUARDS = (
     ),
     Guard(
         "a connection has a deadline",
-        "store.within",
+        "clients.within",
         instead("result", "lambda future: lambda seconds: future.result()"),
         "tests/protocol tests/ranks/test_late.py",
     ),
@@ -589,7 +589,7 @@ GUARDS = (
     ),
     Guard(
         "a predicted launch is counted by its kernel",
-        "compilation.precompile",
+        "compiling.precompile",
         instead("n_of", "Counter({name: n_of.total()})"),
         "tests/launches",
     ),

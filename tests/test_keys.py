@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from dist_tune import contextual_autotune, keys
 from dist_tune.keys import bucketed, key_text, power_of_two, size_classes, to_hashable
-from dist_tune.measure.compare import difference
+from dist_tune.measure.differences import difference
 from tests.steps import quiet
 
 SCALARS = (

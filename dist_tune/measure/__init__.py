@@ -21,7 +21,7 @@ from dist_tune.measure.clocks import (
     wait_for_device,
     without_outliers,
 )
-from dist_tune.measure.compare import difference, flat
+from dist_tune.measure.differences import difference, flat
 from dist_tune.measure.graphs import captured, graph_pool, obstacle_in
 from dist_tune.measure.inputs import Inputs, RngState
 from dist_tune.measure.memory import Snapshot, tensor_of, tensors_in

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dist_tune.measure.compare import difference
+from dist_tune.measure.differences import difference
 from dist_tune.measure.inputs import RngState, ask, generators_in, name_of
 from dist_tune.measure.memory import leaves_of, shares_memory, tensors_in, version_of
 from dist_tune.measure.poison import Place, ResultMemory, n_nan

@@ -18,7 +18,7 @@ import torch
 
 from dist_tune.accelerator import api
 from dist_tune.errors import DistTuneError
-from dist_tune.measure.compare import difference
+from dist_tune.measure.differences import difference
 from dist_tune.measure.memory import (
     Snapshot,
     leaves_of,

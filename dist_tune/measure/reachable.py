@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from dist_tune.accelerator import api
-from dist_tune.measure.compare import difference, flat
+from dist_tune.measure.differences import difference, flat
 from dist_tune.measure.memory import is_mapping, plain_tensors, version_of
 from dist_tune.ranks import is_symmetric
 

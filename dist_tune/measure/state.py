@@ -17,7 +17,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dist_tune.accelerator import api
-from dist_tune.measure.compare import difference, flat
+from dist_tune.measure.differences import difference, flat
 from dist_tune.measure.memory import (
     Region,
     Snapshot,

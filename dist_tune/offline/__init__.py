@@ -13,7 +13,7 @@ from dist_tune.offline.api import (
     tune_kernel,
     tune_problems,
 )
-from dist_tune.offline.files import (
+from dist_tune.offline.config_files import (
     ConfigFile,
     Settled,
     load_config,

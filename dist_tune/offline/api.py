@@ -39,7 +39,7 @@ from dist_tune.errors import (
 from dist_tune.files import callers_level, rank_of_job
 from dist_tune.log import Story
 from dist_tune.measure import measure
-from dist_tune.offline.files import (
+from dist_tune.offline.config_files import (
     ConfigFile,
     Settled,
     classes_of,

@@ -5,6 +5,7 @@ Exchanges values that it does not interpret; imports only the leaves.
 """
 
 from dist_tune.ranks.calls import Calls
+from dist_tune.ranks.clients import Asked, WorkQueue, run_beside, within
 from dist_tune.ranks.group import (
     Ranks,
     check_group,
@@ -15,7 +16,6 @@ from dist_tune.ranks.group import (
     n_collectives,
 )
 from dist_tune.ranks.messages import Part, Reduction, Result, all_came, is_secondary
-from dist_tune.ranks.store import Asked, WorkQueue, run_beside, within
 
 __all__ = [
     "Asked",

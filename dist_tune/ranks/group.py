@@ -27,9 +27,9 @@ from dist_tune.accelerator import api
 from dist_tune.errors import DistTuneError
 from dist_tune.ranks import messages
 from dist_tune.ranks.calls import Calls
+from dist_tune.ranks.clients import WatchedStore, WorkQueue, own_client
 from dist_tune.ranks.meetings import Meetings
 from dist_tune.ranks.messages import Verdict
-from dist_tune.ranks.store import WatchedStore, WorkQueue, own_client
 from dist_tune.validation import spelled
 
 _generations: Counter[str] = Counter()

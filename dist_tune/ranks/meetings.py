@@ -21,9 +21,9 @@ from dist_tune.errors import DistTuneError, JobEndedError, MachineError, StoreGo
 from dist_tune.files import tell_held
 from dist_tune.ranks import messages
 from dist_tune.ranks.calls import Call, Calls, Card, Limits, Place, has_passed
+from dist_tune.ranks.clients import Asked, WatchedStore, absent, own_client, run_beside
 from dist_tune.ranks.messages import FAILED, Group, Header, Part, Reduction, Result, Verdict
 from dist_tune.ranks.presence import Activity, Presence, Questions
-from dist_tune.ranks.store import Asked, WatchedStore, absent, own_client, run_beside
 
 # Seconds between two requests of one rank, and requests a second of all ranks, which bound those of
 # large groups:

@@ -30,8 +30,8 @@ from pydantic import TypeAdapter, ValidationError
 from dist_tune.files import topics_told
 from dist_tune.log import amount
 from dist_tune.ranks.calls import Call, Calls, Card, Place, State
+from dist_tune.ranks.clients import absent, run_beside, within
 from dist_tune.ranks.messages import FAILED, Header
-from dist_tune.ranks.store import absent, run_beside, within
 
 _LATE_S, _SLOW_S = 1.0, 2.0
 """Where this rank waits, a rank is told as late after so long without an answer, or if it answers

@@ -26,7 +26,7 @@ from dist_tune.errors import DistTuneError, JobEndedError
 from dist_tune.launches import Slot, Timings, Tunable, interception
 from dist_tune.measure import Clock, Span
 from dist_tune.ranks import Calls, Ranks, Reduction
-from dist_tune.replays.replays import WARM_UP, Conditions, Replayer, StepTimes
+from dist_tune.replays.replayer import WARM_UP, Conditions, Replayer, StepTimes
 from dist_tune.replays.trials import Trials
 from dist_tune.replays.turns import Turn
 from dist_tune.search import N_PLAIN, Account, Pace, Race, Replay

@@ -7,7 +7,7 @@ tunes nothing and changes no record.
 from dist_tune.report.compare import compare, comparison_lines
 from dist_tune.report.facts import render, summary, text
 from dist_tune.report.reader import UnreadableEventsError, story_of_folder
-from dist_tune.report.story import Story, story_of_records
+from dist_tune.report.tunings import Story, story_of_records
 
 __all__ = [
     "Story",

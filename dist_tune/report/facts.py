@@ -15,7 +15,7 @@ from typing import Any
 
 from dist_tune.log import PHASES, amount, events, phase_told, printable, shortened
 from dist_tune.records import account
-from dist_tune.report.story import SiteStory, Story, TuningStory, numbers
+from dist_tune.report.tunings import SiteStory, Story, TuningStory, numbers
 
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 

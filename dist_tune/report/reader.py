@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from dist_tune.files import read_regular
 from dist_tune.log import EVENT, EVENTS_VERSION, AnyEvent, RunBegun
-from dist_tune.report.story import Story, numbers
+from dist_tune.report.tunings import Story, numbers
 
 MAX_FILE_BYTES = 256 * 2**20
 """Of an event file; a tuning of 20 sites of 200 candidates writes about 2 MB on each rank."""

@@ -5,8 +5,8 @@ Knows candidates, records and compilation; nothing of replays or of the order of
 """
 
 from dist_tune.sites.exclusive import in_turn, note_progress, one_at_a_time
-from dist_tune.sites.journal import TuningJournal
 from dist_tune.sites.manifest import LEFT, RankManifest, SiteManifest, reduce_manifests
+from dist_tune.sites.restart import TuningJournal
 from dist_tune.sites.site import Site, Variant, check_not_capturing, is_fatal, none_left
 from dist_tune.sites.sites import Sites
 

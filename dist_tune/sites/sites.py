@@ -20,7 +20,7 @@ from dist_tune.launches import Slot, Timings, Tunable, specialisation
 from dist_tune.log import Story
 from dist_tune.records import CacheLookup, TuningRecord
 from dist_tune.search import Replay, SearchName, guide_of
-from dist_tune.sites.journal import TuningJournal
+from dist_tune.sites.restart import TuningJournal
 from dist_tune.sites.site import Site, Variant
 
 

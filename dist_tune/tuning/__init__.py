@@ -4,9 +4,9 @@ Ranks talk only between replays; each decision follows from what all of them agr
 Used by the two decorators and by tuning scripts.
 """
 
+from dist_tune.tuning.background import Online
 from dist_tune.tuning.context import TuningOptions
 from dist_tune.tuning.notices import newer_than_tested, note_of_tracing, note_use
-from dist_tune.tuning.online import Online
 from dist_tune.tuning.tuned import TunedClosure, TunedFunction, shown_signature
 from dist_tune.tuning.tuning import Tuning
 

@@ -18,7 +18,7 @@ from dist_tune.replays import WARM_UP
 from dist_tune.search import PriorTimes, Replay, Report, guide_of
 from dist_tune.settings import NEAREST
 from dist_tune.sites import Site, SiteManifest, Variant
-from dist_tune.tuning.compilation import Waves, compile_ahead, precompile, tell_of_work
+from dist_tune.tuning.compiling import Waves, compile_ahead, precompile, tell_of_work
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
 from dist_tune.tuning.notices import note_use, tell_of_sites, tell_of_untuned

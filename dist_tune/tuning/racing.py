@@ -14,7 +14,7 @@ from dist_tune.log import amount, closure_name
 from dist_tune.ranks import Reduction
 from dist_tune.replays import RACE, WARM_UP, Conditions
 from dist_tune.search import Replay, Report, Trial, reduce_reports
-from dist_tune.tuning.compilation import compile_variants, lacking
+from dist_tune.tuning.compiling import compile_variants, lacking
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.entering import enter_met, try_waves
 

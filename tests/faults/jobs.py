@@ -18,8 +18,8 @@ import torch.distributed as dist
 import triton
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.replays.replays import Conditions, Replayer
-from dist_tune.tuning import compilation
+from dist_tune.replays.replayer import Conditions, Replayer
+from dist_tune.tuning import compiling
 
 Phase = Literal["discover", "compile", "race", "finals", "apply"]
 Face = Literal["contextual", "function"]
@@ -150,7 +150,7 @@ class Job:
 
     def watch(self) -> None:
         """Follow the phases of the tuning."""
-        load_all, run_batch, last_run = compilation.load_all, Replayer.run_batch, Replayer.last_run
+        load_all, run_batch, last_run = compiling.load_all, Replayer.run_batch, Replayer.last_run
         job = self
 
         def loading(*args: Any, **kwargs: Any) -> Any:
@@ -168,7 +168,7 @@ class Job:
             job.phase = "apply"
             return last_run(replayer, closure)
 
-        compilation.load_all, Replayer.run_batch, Replayer.last_run = loading, batch, last  # type: ignore[assignment, method-assign]
+        compiling.load_all, Replayer.run_batch, Replayer.last_run = loading, batch, last  # type: ignore[assignment, method-assign]
 
 
 def run(

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.measure.compare import difference
+from dist_tune.measure.differences import difference
 from tests.steps import BLOCKS, QUICK, autotuned, failures
 from tests.worlds import on_each_rank
 

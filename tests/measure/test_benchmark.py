@@ -13,7 +13,7 @@ from dist_tune.errors import WrongResultError
 from dist_tune.measure import benchmark
 from dist_tune.measure.benchmark import Latency, benchmark_config, measure
 from dist_tune.measure.clocks import Clock
-from dist_tune.measure.compare import difference
+from dist_tune.measure.differences import difference
 
 
 @pytest.fixture(autouse=True)

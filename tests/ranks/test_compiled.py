@@ -32,7 +32,7 @@ from triton.runtime.driver import driver
 from dist_tune import autotune, contextual_autotune
 from dist_tune.search import Report, reduce_reports
 from dist_tune.testing import FakeH200
-from dist_tune.tuning.compilation import equals as same_kernels
+from dist_tune.tuning.compiling import equals as same_kernels
 from tests.steps import (
     Job,
     add_kernel,

@@ -32,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 from triton.runtime.interpreter import InterpretedFunction
 
 from dist_tune import autotune, contextual_autotune
-from dist_tune.replays import replays
+from dist_tune.replays import replayer
 from dist_tune.testing import ExactTime
 from dist_tune.tuning import tuning
 from tests.steps import (
@@ -1074,9 +1074,9 @@ def graphs(
         return obstacle
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replays, "captured", captured)
-        patch.setattr(replays, "graph_pool", lambda: None)
-        patch.setattr(replays, "obstacle_in", obstacle_in)
+        patch.setattr(replayer, "captured", captured)
+        patch.setattr(replayer, "graph_pool", lambda: None)
+        patch.setattr(replayer, "obstacle_in", obstacle_in)
         yield captured_so_far
 
 

@@ -242,7 +242,7 @@ def _files(rank: int, folder: str, mode: Any, is_full: bool) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         if is_full:
-            patch.setattr("dist_tune.offline.files.write_whole", refused)
+            patch.setattr("dist_tune.offline.config_files.write_whole", refused)
         files = [
             ConfigFile(f"k{n}.json", (16, 4096), lambda size, n=n: _count(size + n, folder), SPACE)  # type: ignore[misc]
             for n in range(2)

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.measure import compare
-from dist_tune.measure.compare import difference, tolerance
+from dist_tune.measure import differences
+from dist_tune.measure.differences import difference, tolerance
 from dist_tune.measure.memory import bits_of
 
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
@@ -238,7 +238,7 @@ def test_one_wrong_element_is_found_in_any_layout(
     got = expected.clone()
     place = tuple(order.randrange(size) for size in got.shape)
     got[place] += 1000.0
-    with mock.patch.object(compare, "PIECE", piece):
+    with mock.patch.object(differences, "PIECE", piece):
         found = difference(got, expected)
         assert found.startswith(f"wrong by 1e+03 at {list(place)} ")
         assert f"; 1 of {got.numel()} elements beyond" in found
@@ -253,7 +253,7 @@ def test_memory_is_that_of_a_piece():
     """No more is compared at once."""
     expected = torch.ones(128, 128, dtype=torch.bfloat16)
     with (
-        mock.patch.object(compare, "PIECE", 1 << 10),
+        mock.patch.object(differences, "PIECE", 1 << 10),
         mock.patch.object(torch, "isclose", wraps=torch.isclose) as isclose,
     ):
         assert difference(expected.t(), expected) == ""

@@ -17,14 +17,14 @@ from dist_tune.offline import (
     Ended,
     Failed,
     Outcome,
-    files,
+    config_files,
     load_config,
     m_leq,
     save_configs_to_json,
     small_medium_large,
     tune_files,
 )
-from dist_tune.offline.files import classes_of
+from dist_tune.offline.config_files import classes_of
 from dist_tune.testing import ExactTime
 
 NAME = "GEMM.json"
@@ -173,7 +173,7 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytes
     save_configs_to_json(NAME, tmp_path, {"any": {"BM": 16}})
     load_config(tmp_path / NAME, 1)["BM"] = 99
     with monkeypatch.context() as patch:
-        patch.delattr(files, "read_regular")
+        patch.delattr(config_files, "read_regular")
         assert load_config(tmp_path / NAME, 5000) == {"BM": 16}
     save_configs_to_json(NAME, tmp_path, {"any": {"BM": 32}})
     assert load_config(tmp_path / NAME, 1) == {"BM": 32}

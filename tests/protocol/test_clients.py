@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from dist_tune.errors import StoreGoneError
 from dist_tune.ranks import WorkQueue, is_symmetric
+from dist_tune.ranks.clients import absent
 from dist_tune.ranks.meetings import Meetings
 from dist_tune.ranks.messages import Reduction
-from dist_tune.ranks.store import absent
 from tests.programs import of_checkout
 
 HOST = """
@@ -145,7 +145,7 @@ def test_a_call_that_was_left_behind_does_not_abort_the_program_at_its_end(tmp_p
     program = """
 from datetime import timedelta
 import torch.distributed as dist
-from dist_tune.ranks.store import within
+from dist_tune.ranks.clients import within
 store = dist.TCPStore("127.0.0.1", 0, is_master=True)
 try:
     within(0.01, lambda: store.wait(["never"], timedelta(seconds=0.3)))
@@ -170,7 +170,7 @@ def test_a_silent_host_that_answers_while_python_ends_does_not_abort_the_program
     program = """
 import os, signal, sys, time
 import torch.distributed as dist
-from dist_tune.ranks.store import within
+from dist_tune.ranks.clients import within
 host, port = map(int, sys.argv[1:])
 class Last:  # deleted when daemon threads that come back do not run any more
     def __del__(self, go_on=(os.kill, host, signal.SIGCONT), sleep=time.sleep):

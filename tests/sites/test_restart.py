@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_tune.records import Journal
-from dist_tune.sites.journal import Attempts, read_attempts
+from dist_tune.sites.restart import Attempts, read_attempts
 
 pytestmark = pytest.mark.filterwarnings("ignore:journal")
 
