@@ -160,10 +160,10 @@ GUARDS = (
         "an operator that torch.compile would remove is refused",
         "as_operator",
         never("mutates_args"),
-        "tests/ranks/test_compiled.py",
+        "tests/ranks/test_operators.py",
     ),
     Guard(
-        "one operator of a name", "as_operator", never("hasattr"), "tests/ranks/test_compiled.py"
+        "one operator of a name", "as_operator", never("hasattr"), "tests/ranks/test_operators.py"
     ),
     Guard(
         "a call made again frees its peers",
@@ -289,7 +289,7 @@ GUARDS = (
         "suspects run last",
         "SiteRace.alive",
         instead("sorted", "lambda found, key: list(found)"),
-        "tests/search tests/ranks/test_failed.py",
+        "tests/search tests/ranks/test_journals.py",
     ),
     Guard("the budget ends the search", "Race.is_spent", does("return False"), "tests/search"),
     Guard(
@@ -345,25 +345,25 @@ GUARDS = (
         "two deaths are quarantine",
         "MAX_DEATHS",
         does("10**6"),
-        "tests/sites tests/ranks/test_failed.py",
+        "tests/sites tests/ranks/test_journals.py",
     ),
     Guard(
         "of several suspects one counts",
         "read_attempts",
         always("again"),
-        "tests/sites tests/ranks/test_failed.py",
+        "tests/sites tests/ranks/test_journals.py",
     ),
     Guard(
         "SIGTERM makes no suspects",
         "Journal._read",
         without("events"),
-        "tests/records tests/ranks/test_failed.py",
+        "tests/records tests/ranks/test_journals.py",
     ),
     Guard(
         "a journal is of one process",
         "Journal._open",
         without("lockf"),
-        "tests/records tests/ranks/test_failed.py",
+        "tests/records tests/ranks/test_journals.py",
     ),
     Guard(
         "a record of another key is refused", "store._checked", never("_place_of"), "tests/records"
@@ -656,12 +656,17 @@ GUARDS = (
         "tests/ranks/test_hooks.py tests/ranks/test_nested.py tests/ranks/test_agree.py"
         " tests/tuning",
     ),
-    Guard("a hang ends the process", "Watchdog._run", never("limit_s"), "tests/ranks/test_late.py"),
+    Guard(
+        "a hang ends the process",
+        "Watchdog._run",
+        never("limit_s"),
+        "tests/test_watch.py tests/ranks/test_late.py",
+    ),
     Guard(
         "a released config is out",
         "Watchdog._take_released",
         without("fail"),
-        "tests/ranks/test_late.py",
+        "tests/test_watch.py tests/ranks/test_late.py",
     ),
     Guard(
         "a held interpreter ends the process",
