@@ -20,10 +20,10 @@ PACKAGE = ROOT / "dist_tune"
 # files of the package's root.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("accelerator", "errors", "validation", "files", "settings", "configs", "keys", "pruning"),
+    ("search",),
     ("log",),
     ("ranks",),
     ("measure",),
-    ("search",),
     ("compiler",),
     ("records",),
     ("launches",),
@@ -232,7 +232,7 @@ def test_no_module_has_a_public_name():
     assert {name_of(path) for path in MODULES} & set(dist_tune.__all__) == {"install"}
 
 
-@pytest.mark.parametrize("folder", ["", "records", "search"])
+@pytest.mark.parametrize("folder", ["", "records"])
 def test_names_that_are_imported_on_use_are_those_that_type_checkers_read(folder: str):
     """Each once, of the same module, and never the module itself; a misspelt name is not looked for
     anywhere else.

@@ -15,11 +15,8 @@ from dist_tune.measure.clocks import (
     is_capturing,
     is_interpreted,
     is_traced,
-    median,
     no_full_collections,
-    spread,
     wait_for_device,
-    without_outliers,
 )
 from dist_tune.measure.differences import difference, flat
 from dist_tune.measure.graphs import captured, graph_pool, obstacle_in
@@ -50,15 +47,12 @@ __all__ = [
     "is_traced",
     "matches",
     "measure",
-    "median",
     "no_full_collections",
     "obstacle_in",
     "peak_bytes",
-    "spread",
     "sums_of",
     "tensor_of",
     "tensors_in",
     "wait_for_device",
-    "without_outliers",
     "written",
 ]

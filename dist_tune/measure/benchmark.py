@@ -14,8 +14,9 @@ from typing import Any
 
 from dist_tune.errors import WrongResultError
 from dist_tune.measure.checks import Checker, Matches
-from dist_tune.measure.clocks import MAX_LEAD_MS, device_clock, wait_for_device, without_outliers
+from dist_tune.measure.clocks import MAX_LEAD_MS, device_clock, wait_for_device
 from dist_tune.measure.differences import difference
+from dist_tune.search import without_outliers
 
 _N_WARMUP = 5
 _MAX_OUTLIERS = 0.1

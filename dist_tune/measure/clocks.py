@@ -1,5 +1,4 @@
-"""Clocks: the time of a launch and of a whole replay, the lead that the host is given before it,
-and statistics of samples.
+"""Clocks: the time of a launch and of a whole replay, and the lead of the host before it.
 
 Knows devices and nothing of ranks or sites, and of Triton only whether it interprets. A span is
 begun and ended inside a replay without waiting; it is read at the meeting, when the device has gone
@@ -9,10 +8,9 @@ past it. Times are milliseconds.
 from __future__ import annotations
 
 import gc
-import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, ClassVar
@@ -357,35 +355,3 @@ def is_traced(arguments: Any) -> bool:
 
 def _has_base(value: object, names: frozenset[str]) -> bool:
     return any(base.__name__ in names for base in type(value).__mro__)
-
-
-def median(samples: Sequence[float]) -> float:
-    """Middle sample, the lower one of two: one hiccup does not move it, and hiccups only ever add
-    time.
-    """
-    return statistics.median_low(samples)
-
-
-def without_outliers(samples: Sequence[float], max_share: float = 0.5) -> Sequence[float]:
-    """The samples within 5 x the median absolute deviation (MAD) of their median, or within 0.5 %:
-    equal samples have a MAD of 0.
-
-    All samples, where fewer than five, or where more than ``max_share`` of them are further away:
-    these are a second mode of what is measured and no accidents, and a mean without them would be
-    too low. A median does not mind; at most half are ever further away.
-    """
-    if len(samples) < 5:
-        return samples
-    middle, mad = statistics.median(samples), spread(samples)
-    staying = [
-        sample for sample in samples if abs(sample - middle) <= max(5 * mad, 0.005 * abs(middle))
-    ]
-    return staying if len(samples) - len(staying) <= max_share * len(samples) else samples
-
-
-def spread(samples: Sequence[float]) -> float:
-    """Median absolute deviation (MAD), in the samples' unit: how far a repeat is likely to be
-    off.
-    """
-    middle = statistics.median(samples)
-    return statistics.median([abs(sample - middle) for sample in samples])

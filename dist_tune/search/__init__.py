@@ -4,9 +4,8 @@ Pure: fed with numbers that are equal on all ranks, it answers the same on every
 Triton nor torch.distributed nor clocks nor disk.
 """
 
-from typing import TYPE_CHECKING
-
-from dist_tune import found_on_use
+from dist_tune.search.guided import Guide, guide_of
+from dist_tune.search.pace import N_PLAIN, ONLINE, Pace
 from dist_tune.search.plan import (
     NOT_TRIED,
     Account,
@@ -19,23 +18,9 @@ from dist_tune.search.plan import (
     Times,
     Trial,
 )
-
-if TYPE_CHECKING:
-    from dist_tune.search.guided import Guide, guide_of
-    from dist_tune.search.pace import N_PLAIN, ONLINE, Pace
-    from dist_tune.search.race import Race
-    from dist_tune.search.times import Report, Samples, reduce_reports
-# These import numpy or torch, and the words for a record's choice need the values above alone
-else:
-    __getattr__, __dir__ = found_on_use(
-        __name__,
-        {
-            "guided": ("Guide", "guide_of"),
-            "pace": ("N_PLAIN", "ONLINE", "Pace"),
-            "race": ("Race",),
-            "times": ("Report", "Samples", "reduce_reports"),
-        },
-    )
+from dist_tune.search.race import Race
+from dist_tune.search.statistics import median, spread, without_outliers
+from dist_tune.search.times import Report, Samples, reduce_reports
 
 __all__ = [
     "NOT_TRIED",
@@ -56,5 +41,8 @@ __all__ = [
     "Times",
     "Trial",
     "guide_of",
+    "median",
     "reduce_reports",
+    "spread",
+    "without_outliers",
 ]

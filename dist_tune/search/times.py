@@ -15,8 +15,8 @@ from math import isfinite
 from statistics import fmean
 
 from dist_tune.errors import CandidateFailure, FailureKind, Failures
-from dist_tune.measure import median, spread, without_outliers
 from dist_tune.search.plan import NOTHING, Account, Replay, Times
+from dist_tune.search.statistics import median, spread, without_outliers
 
 MAX_RANKS_LISTED = 16
 """Larger groups list only the slowest and the fastest rank of a candidate, so that messages do not

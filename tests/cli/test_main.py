@@ -72,10 +72,9 @@ def test_help_imports_nothing_heavy_and_reading_records_and_events_no_torch(
         ["report", export, "-o", page],
         ["cache", "clear", "--yes"],
     ]
-    torch = ["torch", "triton", "numpy"]
-    commands = [
-        (each, [*torch, "pydantic_settings", "rich", "dist_tune.records"]) for each in HELP
-    ] + [(each, torch) for each in reading]
+    torch = ["torch", "triton"]
+    heavy = [*torch, "numpy", "pydantic_settings", "rich", "dist_tune.records"]
+    commands = [(each, heavy) for each in HELP] + [(each, torch) for each in reading]
     done = subprocess.run(
         [sys.executable, "-c", LIGHT, json.dumps(commands)],
         capture_output=True,
