@@ -398,7 +398,7 @@ class _FunctionTuner(Tuner):
             is_online, state = options.plan.search == "online", None
             if not (is_free or is_online) and settings.may_tune:
                 state = StepState(launch.function, *launch.given)
-            first = FirstRun(state, 'has search="online"' * is_online)
+            first = FirstRun(state, 'has search="online"' if is_online else "")
         except BaseException as error:  # the user's prune_fn: the other ranks must know
             tuning.leave(error)
             raise
@@ -416,7 +416,8 @@ class _FunctionTuner(Tuner):
         if tuning.goes_online:
             self.begin_online(tuning, self.calls[group])
         if is_endless or not all(each.is_recalled for each in tuning.records):
-            keys += [launch.key_text] * (not is_endless)
+            if not is_endless:
+                keys.append(launch.key_text)
             self.last_tuned = n_calls
         return value
 

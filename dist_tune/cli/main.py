@@ -231,7 +231,7 @@ def report(
         *story.damage.values(),
         *([] if as_text or as_json else story.notes),
     ]  # the text has the notes
-    return Answer(values, lines, LEFT_OUT * bool(story.damage), problems)
+    return Answer(values, lines, LEFT_OUT if story.damage else 0, problems)
 
 
 @app.command()
@@ -260,7 +260,8 @@ def diff(
     found, damage = compare(first, second), damage + more_damage
     lines = comparison_lines(found)
     if found["pairs"]:
-        return Answer(found, lines, 1 if found["n_slower"] else LEFT_OUT * bool(damage), damage)
+        code = LEFT_OUT if damage else 0
+        return Answer(found, lines, 1 if found["n_slower"] else code, damage)
     counts = (
         f"{before} has {amount(len(first), 'record')}, {after} has {amount(len(second), 'record')}"
     )

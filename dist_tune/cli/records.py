@@ -482,9 +482,8 @@ def clear(key: str | None, *, is_sure: bool = False) -> Answer:
         typer.confirm(f"Delete {what} in {cache.folder}?", abort=True, err=True)
     problems = _delete(cache, doomed)
     deleted = [str(each.absolute()) for each in doomed if not os.path.lexists(each)]
-    return Answer(
-        {"deleted": deleted}, [f"deleted {what}"] * bool(deleted), 1 if problems else 0, problems
-    )
+    lines = [f"deleted {what}"] if deleted else []
+    return Answer({"deleted": deleted}, lines, 1 if problems else 0, problems)
 
 
 def _delete(cache: Cache, paths: Iterable[Path]) -> list[str]:

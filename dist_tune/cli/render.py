@@ -48,10 +48,10 @@ def table(
     """
     from dist_tune.log import table as aligned
 
-    lines, styles = (
-        aligned(rows, has_header=has_header),
-        [*[None] * has_header, *(colours or [None] * len(rows))],
-    )
+    lines = aligned(rows, has_header=has_header)
+    styles = [*(colours or [None] * len(rows))]
+    if has_header:
+        styles.insert(0, None)
     coloured = [
         typer.style(line, fg=colour) if colour else line
         for line, colour in zip(lines, styles, strict=False)

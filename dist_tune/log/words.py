@@ -88,7 +88,7 @@ def table(rows: Sequence[Mapping[str, object]], *, has_header: bool = True) -> l
     ) in columns.items():  # by columns: a table of 200 rows by cells takes a hundredth of a tuning
         if any(cells):
             align = str.rjust if all(map(_NUMBER.fullmatch, cells)) else str.ljust
-            texts = [plain(heading, 40)] * has_header + cells
+            texts = [plain(heading, 40), *cells] if has_header else cells
             width = max(map(len, texts))
             aligned.append([align(text, width) for text in texts])
     return ["  ".join(texts).rstrip() for texts in zip(*aligned, strict=True)]
@@ -101,7 +101,7 @@ def _cell(value: object) -> str:
 
 def amount(n: int, noun: str) -> str:
     """Number and noun: "1 site", "2 sites"."""
-    return f"{n} {noun}{'s' * (n != 1)}"
+    return f"1 {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def kernels_told(kernels: Iterable[str], step: str) -> str:
@@ -111,9 +111,8 @@ def kernels_told(kernels: Iterable[str], step: str) -> str:
     counts = Counter(kernels)
     if list(counts.elements()) == [step]:
         return ""
-    return amount(len(counts), "kernel") + f" at {counts.total()} keys" * (
-        counts.total() > len(counts)
-    )
+    kernels, n_keys = amount(len(counts), "kernel"), counts.total()
+    return f"{kernels} at {n_keys} keys" if n_keys > len(counts) else kernels
 
 
 def phase_told(name: str) -> str:

@@ -441,25 +441,23 @@ class Meetings:
                     for rank in ranks
                     if rank not in passed
                 ]
-                self._decide(
-                    key,
-                    messages.alone(
-                        "; ".join([f"ranks {passed} have passed it"] * bool(passed) + late), ranks
-                    ),
-                )
+                if passed:
+                    late.insert(0, f"ranks {passed} have passed it")
+                self._decide(key, messages.alone("; ".join(late), ranks))
             elif outcome == "timed out":
                 last = {rank: cards[rank].text for rank in ranks}
                 when = f"within {now - began:.1f} s (rank {self.rank} at: {mine.text})"
                 self._decide(key, messages.timed_out(last, topic, call.place, when))
-            for theirs in [cards[rank].waits for rank in ranks] if outcome == "crossed" else ():
+            elif outcome == "crossed":
+                (rank,) = ranks
+                theirs = cards[rank].waits
                 assert theirs is not None
                 verdict = messages.crossed(
-                    {self.rank: call.place, ranks[0]: theirs.place},
+                    {self.rank: call.place, rank: theirs.place},
                     is_gathering=limits.is_gathering,
                 )
-                if self._decide(
-                    key, verdict
-                ):  # else this call had ended, and theirs may be the next: it looks itself
+                # Else this call had ended, and theirs may be the next: it looks itself.
+                if self._decide(key, verdict):
                     self._decide(f"{theirs.key}/0", verdict)
         self._show(call.place.closure)
 

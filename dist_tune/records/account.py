@@ -97,9 +97,8 @@ def faster(ratio: float, other: str = "", by_what: str = "") -> str:
         return f"as fast as {other or 'before'}"
     share = max(ratio, 1 / ratio) - 1  # of the shorter time: twice as long is 100 % slower
     amount = f"{ratio:.3g}x" if ratio >= _TIMES else f"{100 * share:.0f} %"
-    return f"{amount} {'faster' if ratio > 1 else 'slower'}{by_what}" + f" than {other}" * bool(
-        other
-    )
+    than = f" than {other}" if other else ""
+    return f"{amount} {'faster' if ratio > 1 else 'slower'}{by_what}{than}"
 
 
 def before_and_after(record: TuningRecord) -> str:
@@ -107,11 +106,10 @@ def before_and_after(record: TuningRecord) -> str:
     first, best = record.candidates[0], record.best
     if best.latency_ms is None:
         return "not timed"
-    has_first = first is not best and first.latency_ms is not None
-    return (
-        f"{milliseconds(first.latency_ms or 0.0)} -> " * has_first
-        + f"{milliseconds(best.latency_ms)} ms"
-    )
+    after = f"{milliseconds(best.latency_ms)} ms"
+    if first is best or first.latency_ms is None:
+        return after
+    return f"{milliseconds(first.latency_ms)} -> {after}"
 
 
 def chosen_fields(record: TuningRecord) -> str:
@@ -131,14 +129,12 @@ def why_chosen(record: TuningRecord) -> str:
     first, ratio = record.candidates[0], gain(record)
     is_slower = ratio is not None and ratio < _AS_FAST and record.reason.startswith("fastest step")
     reason = f"{record.reason}, though its kernel is slower" if is_slower else record.reason
-    no_first = (
-        "the first config cannot run here"
-        if first.failure is not None
-        else "the first config" * (record.winner == 0)
-    )
-    return ", ".join(
-        filter(None, [reason, lead_told(record), no_first * (len(record.candidates) > 1)])
-    )
+    parts = [reason, lead_told(record)]
+    if len(record.candidates) > 1 and first.failure is not None:
+        parts.append("the first config cannot run here")
+    elif len(record.candidates) > 1 and record.winner == 0:
+        parts.append("the first config")
+    return ", ".join(filter(None, parts))
 
 
 def gain_told(record: TuningRecord) -> str:
@@ -147,13 +143,14 @@ def gain_told(record: TuningRecord) -> str:
     """
     first, ratio = record.candidates[0], gain(record)
     if record.winner == 0:
-        return "the first config" * (len(record.candidates) > 1)
+        return "the first config" if len(record.candidates) > 1 else ""
     if ratio is not None:
-        gained = faster(ratio, "the first config", " by its kernel" * (ratio < _AS_FAST))
+        by_what = " by its kernel" if ratio < _AS_FAST else ""
+        gained = faster(ratio, "the first config", by_what)
         return f"{gained} ({milliseconds(first.latency_ms or 0.0)} ms)"
     if first.failure is not None:
         return "the first config cannot run here"
-    return "the first config was not timed" * (first.latency_ms is None)
+    return "the first config was not timed" if first.latency_ms is None else ""
 
 
 def lead(record: TuningRecord) -> tuple[float, float] | None:

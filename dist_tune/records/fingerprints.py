@@ -285,7 +285,8 @@ class _Walker:
             # hooks are code, however many configs.
             hooks = [_attributes_of(config).get("pre_hook") for config in held.get("configs", ())]
             held["configs"] = list({id(hook): hook for hook in hooks if hook is not None}.values())
-        self._own += [held[name] for name in _WRAPPED if name in held] * is_own
+        if is_own:
+            self._own += [held[name] for name in _WRAPPED if name in held]
         if type(source := held.get("_src", held.get("src"))) is str:
             self._sources |= {id(held[name]): source for name in names}
         return self._reference(type(thing)), [
@@ -450,7 +451,8 @@ def _body_of_tree(tree: ast.AST, own: set[str]) -> _Body:
         *(members for _, members in imports)
     )
     imports += [(each.name, ()) for node in nodes[ast.Import] for each in node.names]
-    imports += [("import_module(...)", ())] * ("import_module" in attributes)
+    if "import_module" in attributes:
+        imports.append(("import_module(...)", ()))
     written = {name for node in nodes[ast.Global] + nodes[ast.Nonlocal] for name in node.names}
     return _Body(
         " ".join(texts),

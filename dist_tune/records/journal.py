@@ -116,11 +116,9 @@ class Journal(LineFile):
         for line in file.read(MAX_BYTES).splitlines(keepends=True):
             is_in_stacks = line.startswith(_STACKS) or (is_in_stacks and not line.startswith(b"{"))
             try:
-                if is_in_stacks:
-                    self.events += [
-                        events.UnderWay(at=0.0, rank=0, candidates=[])
-                    ] * line.startswith(_STACKS)
-                elif line.strip():
+                if line.startswith(_STACKS):
+                    self.events.append(events.UnderWay(at=0.0, rank=0, candidates=[]))
+                elif line.strip() and not is_in_stacks:
                     self.events.append(EVENT.validate_json(line))
             except (ValueError, RecursionError):
                 told = (

@@ -520,7 +520,7 @@ class OnlineRuns(Replayer):
         )
         self._take_durations()
         n, n_timed = (self.ended_at or 0) - self.began_at, self.n_replays - 1
-        waited = f", {self.n_waits} calls waited" * bool(self.n_waits)
+        waited = f", {self.n_waits} calls waited" if self.n_waits else ""
         told = (
             f"took {self.pace.slowdown:.1%} of the job's time (at most"
             f" {self.pace.max_slowdown:.0%})"

@@ -72,7 +72,9 @@ def comparison_lines(found: dict[str, Any]) -> list[str]:
         f"{n} {verdict}"
         for verdict, n in Counter(pair["verdict"] for pair in found["pairs"]).items()
     )
-    return [*lines, *[f"{len(found['pairs'])} compared: {counts}"] * bool(counts)]
+    if counts:
+        lines.append(f"{len(found['pairs'])} compared: {counts}")
+    return lines
 
 
 def _pair(before: TuningRecord, after: TuningRecord) -> dict[str, Any]:
@@ -115,9 +117,8 @@ def _differences(before: TuningRecord, after: TuningRecord) -> list[tuple[str, s
     named = [(name, getattr(before, name), getattr(after, name)) for name in ("kernel", "key")] + [
         ("code", before.source, after.source)
     ]
-    named += [("candidates", *candidates)] * (
-        before.cache_key.candidates != after.cache_key.candidates
-    )
+    if before.cache_key.candidates != after.cache_key.candidates:
+        named.append(("candidates", *candidates))
     named += [
         (name.replace("_", " "), str(value), str(getattr(after.environment, name)))
         for name, value in before.environment

@@ -26,7 +26,9 @@ def summary(story: Story) -> dict[str, Any]:
     Texts are empty, and numbers None, where the story does not tell them.
     """
     titles = list(dict.fromkeys(shortened(tuning.title, 80) for tuning in story.tunings.values()))
-    title = ", ".join(titles[:3]) + f" and {len(titles) - 3} more" * (len(titles) > 3)
+    title = ", ".join(titles[:3])
+    if len(titles) > 3:
+        title += f" and {len(titles) - 3} more"
     sites = []
     for number, (tuning, name, site) in enumerate(story.sites, 1):
         of = story.name_of(tuning) if len(story.tunings) > 1 else ""
@@ -91,7 +93,7 @@ def _tuning(story: Story, tuning: TuningStory) -> dict[str, Any]:
             f"{end.seconds.get('total', 0.0):.1f} s ({seconds}), {amount(end.n_replays, 'replay')}"
         )
     meetings = end.seconds.get("meetings", 0.0)
-    return told | {"meetings": f"{meetings:.2f} s, a part of the phases" * bool(meetings)}
+    return told | {"meetings": f"{meetings:.2f} s, a part of the phases" if meetings else ""}
 
 
 def messages(story: Story, limit: int) -> list[str]:
@@ -109,7 +111,7 @@ def messages(story: Story, limit: int) -> list[str]:
         ranks[each.level, text].add(each.rank)
     found = list(ranks.items())[-limit:]
     return [
-        f"rank{'s' * (len(writers) > 1)} {numbers(writers)}, {level}: {text}"
+        f"{'ranks' if len(writers) > 1 else 'rank'} {numbers(writers)}, {level}: {text}"
         for (level, text), writers in found
     ]
 
@@ -227,15 +229,16 @@ def text(story: Story) -> str:
         *(f"  {name}: {value}" for name, value in told["machine"].items()),
     ]
     for each in told["tunings"]:
-        of = f"{each['name']}, " * (len(told["tunings"]) > 1)
+        of = f"{each['name']}, " if len(told["tunings"]) > 1 else ""
         facts = {"step": each["step"], "took": each["took"], "waits": each["meetings"]}
         lines += [f"  {of}{name}: {value}" for name, value in facts.items() if value]
     lines += [f"  note: {note}" for note in told["notes"]]
     lines += [f"  {shortened(each)}" for each in messages(story, 20)]
     of = ""
     for row in told["sites"]:
-        lines += ["", f"{row['tuning']}:"] * (row["tuning"] != of)
-        of = row["tuning"]
+        if row["tuning"] != of:
+            of = row["tuning"]
+            lines += ["", f"{of}:"]
         pruned = {"pruned before": row["n_pruned"]} if row["n_pruned"] else {}
         lines += [
             "",

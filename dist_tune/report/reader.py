@@ -45,7 +45,7 @@ class EventFile:
             wrong = self._take(read_regular(path, MAX_FILE_BYTES))
         except OSError as error:
             wrong = f": {error.strerror or error}"
-        left_out = f"{'the rest of ' * bool(self.events)}rank {rank} is left out"
+        left_out = f"{'the rest of ' if self.events else ''}rank {rank} is left out"
         self.damage = f"{path}{wrong}: {left_out}" if wrong else ""
         """The file, the line, what is wrong there and what is left out; empty if it is whole."""
 

@@ -219,4 +219,5 @@ def story_of_records(records: Iterable[TuningRecord]) -> Story:
 
 def numbers(ranks: Collection[int]) -> str:
     """The first eight of them: "0, 1, 2, 3, 4, 5, 6, 7, ..."."""
-    return ", ".join(map(str, sorted(ranks)[:8])) + ", ..." * (len(ranks) > 8)
+    first = ", ".join(map(str, sorted(ranks)[:8]))
+    return f"{first}, ..." if len(ranks) > 8 else first

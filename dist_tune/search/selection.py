@@ -273,8 +273,10 @@ def select(
         reason = "fastest in the race"  # the others were hopeless beside it by both times
     elif len(tied) == 1:
         reason = "fastest step" if weight >= _COUNTS else "fastest kernel"
+    elif times[winner].launches_ms <= least_ms:
+        reason = "tied within noise, faster kernel"
     else:
-        reason = "tied within noise" + ", faster kernel" * (times[winner].launches_ms <= least_ms)
+        reason = "tied within noise"
     return Selection(winner, worse - {winner}, is_clear, weight, reason)
 
 

@@ -209,7 +209,7 @@ class SiteRace:
         if self.n_candidates == 1:
             return "the only config"
         if len(runnable) < 2:
-            return "only one that runs" + " of those tried" * bool(self.untried)
+            return "only one that runs of those tried" if self.untried else "only one that runs"
         if measured := self._measured(runnable):
             return "fastest in the race" if len(measured) > 1 else "only one that was measured"
         if winner in self.prior_times:
@@ -520,7 +520,9 @@ class SiteRace:
         # Half as many again, where repeats are all that is left to do.
         n_more = 1 if goes_on else min(max(1, n_rungs // 2), n_left // max(1, len(staying)))
         if len(staying) > 1 and n_more > 0:
-            self._n_repeats += n_more * len(staying) - n_plain * goes_on
+            self._n_repeats += n_more * len(staying)
+            if goes_on:
+                self._n_repeats -= n_plain
             self._rung += n_more
             self._want(staying, self._rung + 1)
             turns = [

@@ -197,7 +197,9 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
     mode = next((each for each in ("first", "cached", NEAREST) if each in modes), "")
     all_left = bool(against) and all(why.startswith(LEFT) for _, why in against)
     goes_online = bool(against) and all(manifests[rank].may_go_online for rank, _ in against)
-    untuned = [why + f" (on rank {rank})" * (len(manifests) > 1) for rank, why in against]
+    untuned = [why for _, why in against]
+    if len(manifests) > 1:
+        untuned = [f"{why} (on rank {rank})" for rank, why in against]
     is_equal = bool(sites) and all(
         len(mine.sites) == len(sites) and not mine.is_watched for mine in everyone
     )

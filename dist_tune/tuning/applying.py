@@ -110,7 +110,8 @@ def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
     records = [each.record for each in settled]
     tables = [row for each in settled for row in table_rows(each)]
     spent = " ".join(f"{phase_told(name)}={value:.3f}" for name, value in seconds)
-    again = f", {context.replays.n_run_again} of them run again" * bool(context.replays.n_run_again)
+    n_again = context.replays.n_run_again
+    again = f", {n_again} of them run again" if n_again else ""
     told = outcome(context.name, records, seconds.total, steps)
     context.story.info(told, shown=True)
     for line in [

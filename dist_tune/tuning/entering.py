@@ -70,7 +70,8 @@ def _enter(context: TuningContext, manifest: SiteManifest) -> None:
     n_candidates = sum(len(context.entries[label].texts) for label in labels)
     kernels = [label.partition("[")[0] for label in labels]
     scope = filter(None, [kernels_told(kernels, context.name), amount(n_candidates, "config")])
-    on_ranks = f" on {len(context.ranks.members)} ranks" * (len(context.ranks.members) > 1)
+    n_ranks = len(context.ranks.members)
+    on_ranks = f" on {n_ranks} ranks" if n_ranks > 1 else ""
     context.story.info(f"tuning {context.name}{on_ranks}: {', '.join(scope)}", shown=True)
     tell_of_sites(context, labels)
     loaded = compile_ahead(context, {label: context.entries[label].tried for label in labels})
@@ -144,11 +145,11 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
     failed = context.reduce_reports(
         "not tuned", Report(failures=context.sites.take_failures())
     ).failures
-    by_mode = (
-        " (autotune=False)"
-        if manifest.mode == NEAREST
-        else f" (DIST_TUNE_MODE={manifest.mode})" * bool(manifest.mode)
-    )
+    by_mode = ""
+    if manifest.mode == NEAREST:
+        by_mode = " (autotune=False)"
+    elif manifest.mode:
+        by_mode = f" (DIST_TUNE_MODE={manifest.mode})"
     for label, index in chosen.items():
         site = context.sites.met.get(label)
         used = site.stand_in if index in failed.get(label, {}) and site is not None else index

@@ -40,7 +40,7 @@ def make_record(context: TuningContext, label: str, where: Environment) -> Tunin
         source=site.source if site is not None else "",
         not_followed=site.not_followed if site is not None else [],
         winner=winner,
-        reason=race[label].reason + " as a CUDA graph" * is_by_graphs,
+        reason=f"{race[label].reason} as a CUDA graph" if is_by_graphs else race[label].reason,
         candidates=[
             _candidate(i, text, each, site)
             for i, (text, each) in enumerate(zip(texts, results, strict=True))
@@ -101,7 +101,7 @@ def table_rows(site: Settled) -> list[str]:
             f" {account.fates(site.record)}; fastest first"
         ),
         account.weighing(site.record),
-        f"all with {shared}" * bool(shared),
+        f"all with {shared}" if shared else "",
     ]
     return [
         "; ".join(filter(None, title)),
@@ -121,7 +121,8 @@ def outcome(
     if best_ms and first_ms is not None:
         after = f"{milliseconds(first_ms)} -> {after} ({account.faster(first_ms / best_ms)})"
     slowest = account.slowest_rank(records) if steps is None else account.slowest_of(steps.ranks_ms)
-    return f"{name} {after}, tuned in {seconds:.1f} s" + f"; slowest {slowest}" * bool(slowest)
+    told = f"{name} {after}, tuned in {seconds:.1f} s"
+    return f"{told}; slowest {slowest}" if slowest else told
 
 
 def site_lines(sites: Sequence[Settled], *, has_numbers: bool = False) -> list[str]:
@@ -138,7 +139,7 @@ def site_lines(sites: Sequence[Settled], *, has_numbers: bool = False) -> list[s
     )
     rows = [
         {
-            "number": f"site {site.number}" * has_numbers,
+            "number": f"site {site.number}" if has_numbers else "",
             "name": name,
             "time": account.before_and_after(site.record),
             "config": account.chosen_fields(site.record),
@@ -155,14 +156,15 @@ def page(sites: Sequence[Settled], *, has_log: bool) -> list[str]:
     """
     slowest = sorted(sites, key=lambda each: -(each.record.best.latency_ms or 0.0))
     n_more = len(sites) - _MAX_LINES
-    more = [f"  and {n_more} more" if n_more > 0 else ""]
+    lines = site_lines(slowest[:_MAX_LINES])
+    if n_more > 0:
+        lines.append(f"  and {n_more} more")
     record_id = next((each.record_id for each in slowest if each.record_id), "")
-    further = [f"why: dist-tune show {record_id}"] * bool(record_id) + [
-        "report: dist-tune report"
-    ] * has_log
-    return list(
-        filter(
-            None,
-            [*site_lines(slowest[:_MAX_LINES]), *more, f"  {'   '.join(further)}" * bool(further)],
-        )
-    )
+    further = []
+    if record_id:
+        further.append(f"why: dist-tune show {record_id}")
+    if has_log:
+        further.append("report: dist-tune report")
+    if further:
+        lines.append(f"  {'   '.join(further)}")
+    return lines
