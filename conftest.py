@@ -58,9 +58,8 @@ def _demand_mark(event: str, args: tuple[Any, ...]) -> None:
     is_start = event == "dist_tune.test_process" or (
         event == "subprocess.Popen" and sys.executable in (args[0], *args[1][:1])
     )
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # it may have outlived the test that started it
+    # It may have outlived the test that started it.
+    if threading.current_thread() is not threading.main_thread():
         return
     if (
         is_start
@@ -81,9 +80,8 @@ def pytest_configure() -> None:
         start(self)
 
     multiprocessing.process.BaseProcess.start = audited  # type: ignore[method-assign]
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # ignored in what a script starts in the background, and in its children
+    # Ignored in what a script starts in the background, and in its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in [name for name in os.environ if name.startswith(LEAKS)]:
         del os.environ[name]
     os.environ["DIST_TUNE_LOG_LEVEL"] = (
@@ -113,13 +111,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if any("ranks" in item.path.parts for item in session.items):
         from dist_tune.testing import ranks
 
-        ranks.PRELOADED = (
-            "torch._dynamo",
-            *ranks.PRELOADED,
-        )  # optimizers import it; it takes seconds
-    os.environ.pop(
-        "TRITON_INTERPRET", None
-    )  # tests that import kernels/ have set it, where there is no GPU
+        # Optimizers import it; it takes seconds.
+        ranks.PRELOADED = ("torch._dynamo", *ranks.PRELOADED)
+    # Tests that import kernels/ have set it, where there is no GPU.
+    os.environ.pop("TRITON_INTERPRET", None)
 
 
 @pytest.fixture(autouse=True)
@@ -128,9 +123,8 @@ def _environment_stays() -> Generator[None]:
     # Triton's knobs write what is set, and put back, into the environment, where the processes of
     # later tests would find it.
     os.environ.pop("TRITON_INTERPRET", None)
-    if (
-        files := sys.modules.get("dist_tune.files")
-    ) is not None:  # warnings that the log of a later test would have
+    # Warnings that the log of a later test would have.
+    if (files := sys.modules.get("dist_tune.files")) is not None:
         files.texts_to_log()
 
 
@@ -180,9 +174,8 @@ def pytest_runtestloop(session: pytest.Session) -> None:
             _under_way[each] = _AT_ONCE.submit(each.obj, **_cases(each))
         else:
             continue
-        each.add_marker(
-            pytest.mark.timeout(0)
-        )  # it may wait for its turn; what it runs has limits of its own
+        # It may wait for its turn; what it runs has limits of its own.
+        each.add_marker(pytest.mark.timeout(0))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -35,11 +35,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 
-from kernels import (
-    ag_gemm,
-    harness,
-    shard_gemm,
-)  # before triton: without a GPU it chooses the interpreter
+# Before triton: without a GPU it chooses the interpreter.
+from kernels import ag_gemm, harness, shard_gemm
 
 import triton  # isort: skip
 from rich.console import Console

@@ -129,9 +129,8 @@ def without_arithmetic(device: torch.device) -> Iterator[None]:
     if device.type == "cuda":
         yield
         return
-    torch.use_deterministic_algorithms(
-        True, warn_only=True
-    )  # new tensors are filled: a step that returns them returns the same each time
+    # New tensors are filled: a step that returns them returns the same each time.
+    torch.use_deterministic_algorithms(True, warn_only=True)
     with patch.object(interpreter.GridExecutor, "__call__", lambda *args, **kwargs: None):
         yield
     torch.use_deterministic_algorithms(False)

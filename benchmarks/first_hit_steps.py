@@ -76,9 +76,8 @@ def _written(n_kernels: int, folder: Path) -> tuple[Step, tuple[Any, ...]]:
     ]
     files["hit_kernels"] = "\n".join([_KERNELS, *parts])
     for module, text in files.items():
-        if not (
-            folder / f"{module}.py"
-        ).exists():  # ranks and later processes find the files of the first one
+        # Ranks and later processes find the files of the first one.
+        if not (folder / f"{module}.py").exists():
             (folder / f"{module}.py").write_text(text)
     sys.path.insert(0, str(folder))
     kernels = [

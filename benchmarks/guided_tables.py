@@ -97,9 +97,8 @@ def main(n_runs: Mapping[str, int]) -> None:
         together: list[Played] = []
         for name, kernel in found.items():
             is_full = len(kernel.ms) > 1000
-            if (
-                is_full and search == "racing"
-            ):  # all of 3,645 candidates take minutes to play, and are what offline tuning is for
+            # All of 3,645 candidates take minutes to play, and are what offline tuning is for.
+            if is_full and search == "racing":
                 continue
             runs = runs_of(kernel, search, n_runs["full" if is_full else "small"])
             together += runs if is_full else runs[: n_runs["full"]]

@@ -119,9 +119,8 @@ def moe_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
 
 def mamba_step(rank: int) -> tuple[Step, Iterator[tuple[Any, ...]]]:
     """A chunked scan with sequence numbers, and a norm of its results."""
-    package: Any = types.ModuleType(
-        "mamba_ssm"
-    )  # without its __init__, which imports compiled CUDA code
+    # Without its __init__, which imports compiled CUDA code.
+    package: Any = types.ModuleType("mamba_ssm")
     package.__path__ = [f"{each}/mamba_ssm" for each in sys.path]
     sys.modules["mamba_ssm"] = package
     scan = importlib.import_module("mamba_ssm.ops.triton.ssd_combined").mamba_chunk_scan_combined

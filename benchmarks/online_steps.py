@@ -81,9 +81,8 @@ def main() -> None:
     began, first_s, tuned_at, tuned_s = time.perf_counter(), 0.0, 0, 0.0
     for i in range(1, options.calls + 1):
         step()
-        if (
-            i % 10 == 0
-        ):  # as a job that reads its loss now and then; the host is not thousands of steps ahead
+        # As a job that reads its loss now and then; the host is not thousands of steps ahead.
+        if i % 10 == 0:
             torch.cuda.synchronize()
         if i == 1:
             first_s = time.perf_counter() - began

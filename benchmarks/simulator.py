@@ -364,9 +364,8 @@ def main_online(n_runs: int = 20) -> None:
     print(f"max_slowdown=0.05, {n_runs} runs each, 4 ranks, noise 1.0%, hiccups 0.3%")
     for name, world in {**worlds, **recorded}.items():
         step_ms = world.closure_ms({site: kernel.best() for site, kernel in world.sites.items()})
-        for search in (
-            SEARCHES if name in recorded else SEARCHES[:1]
-        ):  # a guided search needs configs that are described
+        # A guided search needs configs that are described.
+        for search in SEARCHES if name in recorded else SEARCHES[:1]:
             print(
                 f"{name:36} best step_ms={step_ms:.3f} {search:7}"
                 f" {online_summary(world, search, n_runs)}"

@@ -86,9 +86,8 @@ def tuned(rank: int, search: Any) -> Any:
     )
     step()
     (record,) = step.records
-    n_compiled = sum(
-        each.left != NOT_TRIED for each in record.candidates
-    )  # at least to the need of shared memory
+    # At least to the need of shared memory.
+    n_compiled = sum(each.left != NOT_TRIED for each in record.candidates)
     return (
         record.seconds,
         record.spent.model_dump(),

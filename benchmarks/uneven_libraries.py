@@ -123,10 +123,8 @@ def mslk_job(rank: int, width: int, sizes: Sequence[tuple[int, int]]) -> Job:
         sys.modules[name] = package
     library: Any = importlib.import_module("mslk.gemm.triton.fp8_gemm")
     prepare = library.prep_matmul
-    library.prep_matmul = lambda *args: (
-        *prepare(*args)[:-1],
-        torch.device("cpu", 0),
-    )  # the device "cpu" is refused
+    # The device "cpu" is refused.
+    library.prep_matmul = lambda *args: (*prepare(*args)[:-1], torch.device("cpu", 0))
     weights, block = (torch.randn(width, 64) / 8).to(torch.float8_e4m3fn), 512
 
     def layer(x: torch.Tensor) -> torch.Tensor:

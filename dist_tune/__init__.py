@@ -128,7 +128,6 @@ def found_on_use(
     return find, names
 
 
-if (
-    not TYPE_CHECKING
-):  # with a __getattr__ to look at, a type checker takes every misspelled name for an existing one
+# With a __getattr__ to look at, a type checker takes every misspelled name for an existing one.
+if not TYPE_CHECKING:
     __getattr__, __dir__ = found_on_use(__name__, _HOMES)

@@ -67,9 +67,8 @@ def free_bytes(device: torch.device) -> float:
     except RuntimeError:
         if kind() != "xpu":
             raise
-        free = (
-            api.get_device_properties(device).total_memory - held
-        )  # some of Intel's do not say; other processes may have some of it
+        # Some of Intel's do not say; other processes may have some of it.
+        free = api.get_device_properties(device).total_memory - held
     return float(free + held - api.memory_allocated(device))
 
 

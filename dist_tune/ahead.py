@@ -52,9 +52,8 @@ def tune_all(step: Callable[..., object], calls: Iterable[object]) -> list[Tunin
     listed, n_known, rank, shown_at = [*calls], len(tuned.records), rank_of_job(), 0.0
     with closing(Story(read_settings(), rank, is_first=rank == 0)) as story:
         for number, given in enumerate(listed, 1):
-            if (now := time.monotonic()) - shown_at >= 1.0 or number == len(
-                listed
-            ):  # those that tune nothing come by the hundred
+            # Those that tune nothing come by the hundred.
+            if (now := time.monotonic()) - shown_at >= 1.0 or number == len(listed):
                 shown_at = now
                 story.info(
                     f"{closure_name(tuned.__qualname__)}: call {number} of {len(listed)}",

@@ -178,9 +178,8 @@ def functions_in(configs: Iterable[FunctionConfig]) -> list[Any]:
 def _is_same(a: Any, b: Any) -> bool:
     """Equality of two configs, or two values in them, that read alike."""
     if isinstance(a, triton.Config) and isinstance(b, triton.Config):
-        return a.pre_hook is b.pre_hook and _is_same(
-            a.kwargs, b.kwargs
-        )  # all else is in their description
+        # All else is in their description.
+        return a.pre_hook is b.pre_hook and _is_same(a.kwargs, b.kwargs)
     try:
         if isinstance(a, dict) and isinstance(b, dict):
             return all(a[name] is b[name] or _is_same(a[name], b[name]) for name in a)

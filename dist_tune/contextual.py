@@ -137,9 +137,8 @@ def contextual_autotune(
         warnings.warn(told, FutureWarning, stacklevel=2)
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
-        if isinstance(
-            function, MethodType
-        ):  # bound again, so that a copy of its object has it for itself
+        # Bound again, so that a copy of its object has it for itself.
+        if isinstance(function, MethodType):
             return cast(
                 "TunedClosure[P, R]", MethodType(decorate(function.__func__), function.__self__)
             )
@@ -252,9 +251,8 @@ class Tuner:
         none twice.
         """
         found = sorted(tuning.records, key=lambda each: each.kernel == self.name)
-        self.records += [
-            each for each in found if each not in self.records
-        ]  # a kernel made anew in each call has its own again
+        # A kernel made anew in each call has its own again.
+        self.records += [each for each in found if each not in self.records]
         self.untuned.note(tuning.untuned)
 
     def begin_online(self, tuning: Tuning, calls: Calls) -> bool:
@@ -266,11 +264,8 @@ class Tuner:
             return False
         try:
             self.online = Online(self.name, tuning, calls, self.keep)
-        except (
-            DistTuneError,
-            RuntimeError,
-            OSError,
-        ) as error:  # a store that is gone, no thread, no descriptor: the job goes on as it is
+        except (DistTuneError, RuntimeError, OSError) as error:
+            # A store that is gone, no thread, no descriptor: the job goes on as it is.
             tuning.end_compiler()
             warn_once(f"{self.name} is not tuned in the calls to come: {error}")
         return self.online is not None
@@ -407,9 +402,8 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         note_tracing = self.note_tracing
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if (
-                is_dynamo_compiling()
-            ):  # a constant for Dynamo, which then traces nothing of what follows
+            # A constant for Dynamo, which then traces nothing of what follows.
+            if is_dynamo_compiling():
                 note_tracing()
                 return function(*args, **kwargs)
             if listeners and interception.listener_here() is not None:
@@ -436,9 +430,8 @@ class _ClosureTuner(Tuner, Generic[P, R]):
                 if own_runs:
                     interception.enter_own_runs()
                 value = function(*args, **kwargs)
-            except (
-                BaseException
-            ) as error:  # raised again: only the listener is taken away, and peers are told
+            except BaseException as error:
+                # Raised again: only the listener is taken away, and peers are told.
                 self.leave(interception.pop(), error)
                 raise
             if listeners[ident] is self:
@@ -491,9 +484,8 @@ class _ClosureTuner(Tuner, Generic[P, R]):
             first = self.first_run(args, kwargs, is_watched=True)
             with first.watched():
                 first.end([self.function(*args, **kwargs)])
-        except (
-            BaseException
-        ) as error:  # raised again: peers are told, and the listener is taken away
+        except BaseException as error:
+            # Raised again: peers are told, and the listener is taken away.
             interception.pop()
             tuning.leave(error)
             raise

@@ -87,9 +87,8 @@ def opener(rights: Rights = PRIVATE, *, follows_links: bool = True) -> Callable[
             rights.file,
         )
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(
-            status.st_mode
-        ):  # folders ``open`` refuses by itself
+        # Folders ``open`` refuses by itself.
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
             os.close(descriptor)
             raise RefusedFileError(errno.EINVAL, "not a regular file", path)
         if flags & os.O_CREAT and status.st_size == 0:
@@ -110,9 +109,8 @@ def read_regular(
     """
     with open(path, "rb", opener=opener(follows_links=follows_links)) as file:
         if os.fstat(file.fileno()).st_size <= max_bytes:
-            content = file.read(
-                max_bytes + 1
-            )  # it may grow meanwhile, or have no size, as in /proc
+            # It may grow meanwhile, or have no size, as in /proc.
+            content = file.read(max_bytes + 1)
             if len(content) <= max_bytes:
                 return content
     raise RefusedFileError(errno.EFBIG, f"larger than {max_bytes} bytes", os.fspath(path))

@@ -235,9 +235,8 @@ class _FunctionTuner(Tuner):
             autotune_allow_arg_overwrite: bool = False,
             **kwargs: Any,
         ) -> Any:
-            if (
-                is_dynamo_compiling()
-            ):  # a constant for Dynamo, which then traces nothing of what follows
+            # A constant for Dynamo, which then traces nothing of what follows.
+            if is_dynamo_compiling():
                 note_tracing()
                 return function(*args, **{**first, **kwargs})
             is_fixed = bool(kwargs) and not names.isdisjoint(kwargs)
@@ -251,9 +250,8 @@ class _FunctionTuner(Tuner):
                 key = self.tunable.key_of(args, kwargs) if is_fixed else key_of(*args, **kwargs)
             except BaseException as error:
                 self.count_raised(autotune_pg)
-                if (
-                    key_fn is not None and not is_fixed and isinstance(error, Exception)
-                ):  # else it says so by itself
+                # Else it says so by itself.
+                if key_fn is not None and not is_fixed and isinstance(error, Exception):
                     raise self.tunable.key_error(error, args, kwargs) from error
                 raise
             slot_key = key if autotune_pg is None else (autotune_pg, key)
@@ -343,9 +341,8 @@ class _FunctionTuner(Tuner):
         in it.
         """
         if interception.listener_here() is None:
-            with suppress(
-                DistTuneError, ValueError
-            ):  # no such group, which is not what went wrong first
+            # No such group, which is not what went wrong first.
+            with suppress(DistTuneError, ValueError):
                 self.calls[group] = self.ranks(read_settings().deadline_s, group).calls(self.name)
             self.calls[group].n_calls += 1
 
@@ -390,9 +387,8 @@ class _FunctionTuner(Tuner):
         tuning = Tuning(launch.name, ranks, options, settings)
         self.calls[group] = ranks.calls(launch.name)
         n_calls = self.calls[group].n_calls
-        is_free = (
-            options.reset is not None or self.tunable.check is not None
-        )  # to be called again: with fresh arguments for a check
+        # To be called again: with fresh arguments for a check.
+        is_free = options.reset is not None or self.tunable.check is not None
         try:
             tuning.meet(launch)
             is_online, state = options.plan.search == "online", None

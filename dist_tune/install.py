@@ -44,14 +44,11 @@ class _Target:
         """
         from multiprocessing import current_process
 
-        from dist_tune.files import (
-            rank_of_job,
-            to_terminal,
-        )  # here and below: what a process that tunes nothing need not import
+        # Here and below: what a process that tunes nothing need not import.
+        from dist_tune.files import rank_of_job, to_terminal
 
-        if (
-            rank_of_job() == 0 and current_process().name == "MainProcess"
-        ):  # named before a child imports anything
+        # Named before a child imports anything.
+        if rank_of_job() == 0 and current_process().name == "MainProcess":
             to_terminal(f"dist_tune: {self.module}:{self.name} {what}\n")
 
     def wrap(self, module: Any) -> None:
@@ -78,19 +75,14 @@ class _Target:
             else:  # inherited, under another name, an object's
                 tuned = decorate(function)
                 setattr(parent, name, kind(tuned) if kind else tuned)
-        except (
-            AttributeError,
-            ImportError,
-            RuntimeError,
-            TypeError,
-        ) as error:  # the middle ones of modules that import names on use
+        except (AttributeError, ImportError, RuntimeError, TypeError) as error:
+            # The middle ones of modules that import names on use.
             _targets.remove(self)
             self.refuse(f"{self.missing}{self.nearest(module)}" if found is ... else str(error))
         else:
             self.tuner = vars(tuned)["_tuner"]
-            if (
-                not isinstance(tuned, MethodType) and tuned is not function
-            ):  # pickle looks for it where it has been put
+            # Pickle looks for it where it has been put.
+            if not isinstance(tuned, MethodType) and tuned is not function:
                 tuned.__module__, tuned.__qualname__ = self.module, self.name
 
     def refuse(self, why: str) -> None:
@@ -143,9 +135,8 @@ class _Target:
                     ],
                     1,
                 )
-                if not (
-                    outer or near
-                ):  # the program may add a folder to sys.path before it imports that
+                # The program may add a folder to sys.path before it imports that.
+                if not (outer or near):
                     return
                 known = f"; the nearest is {'.'.join(filter(None, [outer, *near]))}" if near else ""
                 self.refuse(f"there is no module {name} on sys.path when the program begins{known}")
@@ -169,13 +160,10 @@ def _exchange(function: FunctionType, decorate: Any) -> FunctionType:
     vars(own).update(vars(function))
     tuned = decorate(own)
     vars(function).update(vars(tuned))
-    function.__defaults__, function.__kwdefaults__ = (
-        None,
-        {"_dist_tune": tuned},
-    )  # torch.compile cannot read a constant that is a function
-    function.__code__ = _run.__code__.replace(
-        co_freevars=function.__code__.co_freevars
-    )  # Python wants as many
+    # torch.compile cannot read a constant that is a function.
+    function.__defaults__, function.__kwdefaults__ = (None, {"_dist_tune": tuned})
+    # Python wants as many.
+    function.__code__ = _run.__code__.replace(co_freevars=function.__code__.co_freevars)
     return function
 
 
@@ -333,9 +321,8 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     sys.path.remove(script)
-    program = sys.modules["__main__"] = ModuleType(
-        "__main__"
-    )  # stays: threads and exit handlers that outlive its code may pickle
+    # Stays: threads and exit handlers that outlive its code may pickle.
+    program = sys.modules["__main__"] = ModuleType("__main__")
     try:
         if options.module:
             runpy._run_module_as_main(sys.argv[0])  # type: ignore[attr-defined]  # as python -m

@@ -70,9 +70,8 @@ def _shared_size(nested: torch.Tensor, dimension: int) -> int | None:
         size = nested.size(dimension)
     except RuntimeError:  # of a strided one
         return None
-    return (
-        size if type(size) is int else None
-    )  # a jagged one has a symbol, another one in each tensor
+    # A jagged one has a symbol, another one in each tensor.
+    return size if type(size) is int else None
 
 
 def signature_of(value: Any) -> Any:
@@ -128,9 +127,8 @@ def exact_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...
     """
     if not kwargs:
         try:
-            return tuple(
-                map(_shape_and_dtype, args)
-            )  # where all are tensors, in a third of the time
+            # Where all are tensors, in a third of the time.
+            return tuple(map(_shape_and_dtype, args))
         except (AttributeError, RuntimeError):  # a nested tensor may have no shape
             pass
     return (*kwargs, *map(_exact, args), *map(_exact, kwargs.values()))

@@ -54,9 +54,8 @@ def as_operator(
     check_function("fake", fake, "fake(*args, **kwargs) -> empty tensors")
     name = name or f"dist_tune::{getattr(launcher, '__name__', '')}"
     namespace, _, short = str(name).partition("::")
-    if not short.isidentifier() or hasattr(
-        getattr(torch.ops, namespace), short
-    ):  # torch would put this launcher in the place of that one
+    # Torch would put this launcher in the place of that one.
+    if not short.isidentifier() or hasattr(getattr(torch.ops, namespace), short):
         raise ValueError(
             'name must be "namespace::name" of an operator that is not there yet, got'
             f" {spelled(name)}"
@@ -74,9 +73,8 @@ def as_operator(
     signature = signature.replace(
         parameters=[each for each in signature.parameters.values() if each.name not in filled]
     )
-    if (
-        signature.return_annotation is None and not mutates_args
-    ):  # torch.compile removes such a node
+    # torch.compile removes such a node.
+    if signature.return_annotation is None and not mutates_args:
         raise ValueError(
             f"{name} returns nothing and mutates nothing: name what it writes in mutates_args"
         )

@@ -139,12 +139,8 @@ def _shared_limit_bytes() -> int | None:
         return int(
             driver.utils.get_device_properties(driver.get_current_device())["max_shared_mem"]
         )
-    except (
-        RuntimeError,
-        AttributeError,
-        KeyError,
-        AssertionError,
-    ):  # no driver, or one without such a limit
+    except (RuntimeError, AttributeError, KeyError, AssertionError):
+        # No driver, or one without such a limit.
         return None
 
 

@@ -206,9 +206,8 @@ def check_mode() -> None:
 
 def variables_read() -> list[str]:
     """All variables of ours that something reads."""
-    return sorted(
-        f"{_PREFIX}{name.upper()}" for name in (*Settings.model_fields, "config_dir")
-    )  # that one by a script of kernels/
+    # That one by a script of kernels/.
+    return sorted(f"{_PREFIX}{name.upper()}" for name in (*Settings.model_fields, "config_dir"))
 
 
 def unread_variables(names: Iterable[str]) -> list[str]:
@@ -319,6 +318,5 @@ def _variable(name: str) -> str:
     return ours if os.environ.get(ours) else _OTHER_NAMES.get(name, ours)
 
 
-_read(
-    _variables()
-)  # at import, where no call waits for it; a call in a changed environment reads them again
+# At import, where no call waits for it; a call in a changed environment reads them again.
+_read(_variables())

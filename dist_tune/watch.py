@@ -179,9 +179,8 @@ class Watchdog:
                 return
             try:
                 self._thread = run_beside(self._run, "watchdog")
-            except (
-                RuntimeError
-            ) as error:  # no more threads: not the doing of the config whose launch this is
+            except RuntimeError as error:
+                # No more threads: not the doing of the config whose launch this is.
                 self._over.set()
                 warn_once(f"dist_tune does not watch for configs that never return: {error}")
 
@@ -212,9 +211,8 @@ class Watchdog:
 
         ``is_known``: it has run before, and needs no watch of its own.
         """
-        if (
-            not self._is_armed and not is_known
-        ):  # a thread takes a millisecond to start, as much as the rest of a hit
+        # A thread takes a millisecond to start, as much as the rest of a hit.
+        if not self._is_armed and not is_known:
             self.watch()
             self.mind()
             self._arm()
@@ -297,10 +295,8 @@ class Watchdog:
                 else 0.0
             )
             if late_s >= tell_at_s and now - subject.since < waits_s:
-                excused_s, late_s = (
-                    now - subject.since,
-                    0.0,
-                )  # a collective in it may wait for a rank that has yet to come to this call
+                # A collective in it may wait for a rank that has yet to come to this call.
+                excused_s, late_s = (now - subject.since, 0.0)
             if not is_told and late_s >= tell_at_s:
                 is_told = True
                 self._tell(subject, late_s)

@@ -8,6 +8,5 @@ import os
 import torch
 
 if not torch.cuda.is_available():
-    os.environ.setdefault(
-        "TRITON_INTERPRET", "1"
-    )  # read where a kernel is defined, so before any module of this package
+    # Read where a kernel is defined, so before any module of this package.
+    os.environ.setdefault("TRITON_INTERPRET", "1")

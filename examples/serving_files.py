@@ -26,9 +26,8 @@ from dist_tune.offline import load_config, small_medium_large, tune_and_save_con
 
 FILE = "SILU_AND_MUL.json"
 SPACE = [{"BLOCK": block, "num_warps": warps} for block in (1024, 4096) for warps in (4, 8)]
-DEVICE, WIDTH = (
-    ("cuda", 4096) if torch.cuda.is_available() else ("cpu", 8)
-)  # the interpreter takes its time
+# The interpreter takes its time.
+DEVICE, WIDTH = ("cuda", 4096) if torch.cuda.is_available() else ("cpu", 8)
 
 
 @triton.jit

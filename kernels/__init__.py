@@ -8,9 +8,8 @@ import os
 import torch
 
 if not torch.cuda.is_available():
-    os.environ.setdefault(
-        "TRITON_INTERPRET", "1"
-    )  # read where a kernel is defined, so before any module of this package
+    # Read where a kernel is defined, so before any module of this package.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 # NVLink multicast is of no use here, and torch and NCCL would set it up: a crash with it open can
 # cost a host its GPUs.
 os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")

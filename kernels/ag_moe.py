@@ -17,9 +17,8 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-if (
-    __name__ == "__main__"
-):  # first: the kernels are loaded once, under the module name that their records carry
+# First: the kernels are loaded once, under the module name that their records carry.
+if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from kernels.cases import main
 

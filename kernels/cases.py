@@ -655,9 +655,8 @@ class Experts(Step):
             routing.experts.shape,
             len(b),
         )
-        counts: list[int] = torch.bincount(
-            experts.long(), minlength=n_experts
-        ).tolist()  # for nothing: no other way needs them on the host
+        # For nothing: no other way needs them on the host.
+        counts: list[int] = torch.bincount(experts.long(), minlength=n_experts).tolist()
         rows, partial = (gathered(a), a) if self.gathers else (a, a.new_zeros(n_tokens, b.shape[1]))
         out = rows if self.gathers else a.new_empty(n_tokens // dist.get_world_size(), b.shape[1])
         collective = dist.all_gather_into_tensor if self.gathers else dist.reduce_scatter_tensor

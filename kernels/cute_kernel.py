@@ -223,9 +223,8 @@ class CuteGemm:
         ):
             row, col = self.block_tile(index, n_rows, n_cols)
             for k in cutlass.range(n_k, unroll=1):
-                ring.producer_acquire(
-                    state
-                )  # the stage is empty; its barrier now waits for the bytes of both tiles
+                # The stage is empty; its barrier now waits for the bytes of both tiles.
+                ring.producer_acquire(state)
                 full = ring.producer_get_barrier(state)
                 cute.copy(
                     a_atom,
@@ -263,10 +262,8 @@ class CuteGemm:
         sums = cute.make_rmem_tensor(
             mma.partition_shape_C((self.rows, self.tile[1])), cutlass.Float32
         )
-        n_used, n_tiles = (
-            cutlass.Int32(0),
-            n_rows * n_cols,
-        )  # stages that the block has used before this warpgroup's tile
+        # Stages that the block has used before this warpgroup's tile.
+        n_used, n_tiles = (cutlass.Int32(0), n_rows * n_cols)
         next_tile = step
         if cutlass.const_expr(self.is_ping_pong):
             n_used, first, step = group * n_k, first + group * step, step * N_CONSUMERS
@@ -308,9 +305,8 @@ class CuteGemm:
             n_used += n_k * (N_CONSUMERS if self.is_ping_pong else 1)
             self.store(sums, c_smem, c_store, (row, col, group))
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % (WARPGROUP // 32) == 0:
-            cute.arch.cp_async_bulk_wait_group(
-                0, read=True
-            )  # shared memory is gone when the block is
+            # Shared memory is gone when the block is.
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
     def pass_turn(self, group: Any) -> None:
@@ -351,14 +347,12 @@ class CuteGemm:
         )
         for each in cutlass.range_constexpr(self.rows // WGMMA_ROWS * n_across):
             buffer = group * self.n_buffers + each % self.n_buffers
-            for value in cutlass.range_constexpr(
-                n_values
-            ):  # a thread's sums go along columns first, as the pieces do
+            # A thread's sums go along columns first, as the pieces do.
+            for value in cutlass.range_constexpr(n_values):
                 rounded[value] = self.dtype(sums[each * n_values + value])
             if is_storing:
-                cute.arch.cp_async_bulk_wait_group(
-                    self.n_buffers - 1, read=True
-                )  # the buffer's last store has read it
+                # The buffer's last store has read it.
+                cute.arch.cp_async_bulk_wait_group(self.n_buffers - 1, read=True)
             cute.arch.barrier(barrier_id=STORE_BARRIER + group, number_of_threads=WARPGROUP)
             cute.copy(to_smem, lane.retile(rounded), buffers[(None, None, None, buffer)])
             cute.arch.fence_proxy(

@@ -41,11 +41,8 @@ CONFIG_KEYS = (
     "num_warps",
     "num_stages",
 )
-AMD_KEYS = (
-    "waves_per_eu",
-    "kpack",
-    "matrix_instr_nonkdim",
-)  # for AMD's compiler; a config can have them anywhere
+# For AMD's compiler; a config can have them anywhere.
+AMD_KEYS = ("waves_per_eu", "kpack", "matrix_instr_nonkdim")
 USE_TMA = (  # whether tiles come by TMA; a config without it, as other tuners write them, says no
     "USE_TMA"
 )
@@ -69,9 +66,8 @@ def make_config(
     return dict(zip((*CONFIG_KEYS, *AMD_KEYS, USE_TMA), values, strict=True))
 
 
-DEFAULT_CONFIG = make_config(
-    128, 128, warps=8, stages=3
-)  # a tile and the product to add to it would not fit in the registers of 4 warps
+# A tile and the product to add to it would not fit in the registers of 4 warps.
+DEFAULT_CONFIG = make_config(128, 128, warps=8, stages=3)
 
 
 # Not specialised on the values of these: one compiled kernel serves all row counts, depths of a
@@ -129,9 +125,8 @@ def gemm_a8w8_blockscale_kernel(
     # Past the edge the last row is read again and never stored: loads in the loop need no mask.
     x_rows, w_rows = tl.minimum(rows, M - 1).to(tl.int64), tl.minimum(cols, N - 1).to(tl.int64)
     first = split * blocks_per_split
-    last = tl.minimum(
-        first + blocks_per_split, tl.cdiv(K, BLOCK_SIZE_K)
-    )  # below `first` in an empty split
+    # Below `first` in an empty split.
+    last = tl.minimum(first + blocks_per_split, tl.cdiv(K, BLOCK_SIZE_K))
     depths = first * BLOCK_SIZE_K + tl.arange(0, BLOCK_SIZE_K)
     if not USE_TMA:
         x_at = x + x_rows[:, None] * stride_xm + depths[None, :]
@@ -354,9 +349,10 @@ def _config_of(m: int, n: int, k: int, folder: str) -> Config:
         for name in (config_file_name(n, k), f"{device_name()}-GEMM-A8W8_BLOCKSCALE.json")
     ):
         if path.exists():
+            # Here: a launch with a given config needs no tuner.
             from dist_tune.offline import (
                 load_config,
-            )  # here: a launch with a given config needs no tuner
+            )
 
             return load_config(path, m)
     return DEFAULT_CONFIG

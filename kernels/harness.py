@@ -558,9 +558,8 @@ def run_kernel(kernel: Kernel, options: argparse.Namespace) -> int:
     console.print(versions())
     shapes = kernel.check_shapes + (kernel.perf_shapes[:1] if device.type == "cuda" else ())
     for shape, dtype in chosen(options, kernel.perf_shapes if options.case == "perf" else shapes):
-        for problem in kernel.problems(
-            shape, dtype, device
-        ):  # all of them, also after one that failed
+        # All of them, also after one that failed.
+        for problem in kernel.problems(shape, dtype, device):
             if options.case == "check":
                 is_good &= check(problem.name, ways_of(problem), console)
             elif problem.configs and options.case == "perf":

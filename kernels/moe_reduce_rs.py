@@ -18,9 +18,8 @@ import sys
 from collections.abc import Hashable
 from pathlib import Path
 
-if (
-    __name__ == "__main__"
-):  # first: the kernels are loaded once, under the module name that their records carry
+# First: the kernels are loaded once, under the module name that their records carry.
+if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from kernels.cases import main
 
@@ -118,16 +117,14 @@ class MoeReduceScatter(GroupStep):
                 config=config,
             )
         except BaseException:
-            done.fill_(
-                MUCH
-            )  # peers wait for this rank's sums, right or wrong: the error is for the caller alone
+            # Peers wait for this rank's sums, right or wrong: the error is for the caller alone.
+            done.fill_(MUCH)
             raise
         finally:
             # Before the reduction, which waits for peers: what they wait for is queued first.
             if self.n_ranks > 1:
-                with torch.cuda.stream(
-                    side
-                ):  # None is a CPU's, which does one thing after the other
+                # None is a CPU's, which does one thing after the other.
+                with torch.cuda.stream(side):
                     push(partials, done, n_chunks, n_push_sms)
             buffers.n_done += 1  # what peers wait for is queued, even if the rest fails
             try:
@@ -198,9 +195,8 @@ def config_space() -> list[dict[str, int]]:
     """Knobs of the communication, as arguments of `moe_reduce_rs`; the product's configs are those
     of its own `triton.autotune`.
     """
-    push_sms = (
-        N_PUSH_SMS[:1] if triton.knobs.runtime.interpret else N_PUSH_SMS
-    )  # under the interpreter it changes nothing
+    # Under the interpreter it changes nothing.
+    push_sms = N_PUSH_SMS[:1] if triton.knobs.runtime.interpret else N_PUSH_SMS
     return [
         {"n_chunks": n_chunks, "n_push_sms": n_push_sms}
         for n_chunks in N_CHUNKS

@@ -117,9 +117,8 @@ class GroupStep:
             dist.get_rank(group),
             dist.get_world_size(group),
         )
-        n_per_host = int(
-            os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())
-        )  # torchrun numbers ranks host by host
+        # Torchrun numbers ranks host by host.
+        n_per_host = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
         self.n_local_ranks = max(
             Counter(rank // n_per_host for rank in dist.get_process_group_ranks(group)).values()
         )

@@ -436,9 +436,8 @@ class PartialSums:
             memory, rank, ranks = self._memory, self._rank, range(self._n_ranks)
             has_parts = self.plan.n_parts > 1
             arrivals = [memory.on(r)["arrivals"][rank] for r in ranks]
-            if (
-                move == "pull"
-            ):  # kept here, in the place of the part's owner, or in one place for all
+            # Kept here, in the place of the part's owner, or in one place for all.
+            if move == "pull":
                 targets = [memory.own["received"][slot, r if has_parts else rank] for r in ranks]
                 sources = [memory.on(r)["received"][slot, rank if has_parts else r] for r in ranks]
             else:

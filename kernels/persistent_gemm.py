@@ -23,9 +23,8 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-if (
-    __name__ == "__main__"
-):  # first: the kernel is loaded once, under the module name that its records carry
+# First: the kernel is loaded once, under the module name that its records carry.
+if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from kernels.cases import main
 

@@ -272,9 +272,8 @@ def _finish(
         at = rows.to(tl.int64)[:, None] * N + cols[None, :]
         mask = (rows < end_row)[:, None] & (cols < N)[None, :]
         for i in tl.static_range(1, WORLD):
-            source = (
-                rank + WORLD - i
-            ) % WORLD  # in the order in which they send: rank - 1 sends this part first
+            # In the order in which they send: rank - 1 sends this part first.
+            source = (rank + WORLD - i) % WORLD
             zero = wait_rows(
                 own_arrivals + source * n_flags, row, end_row, N, count, BLOCK_M, FLAG_ROWS
             )

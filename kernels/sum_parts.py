@@ -58,12 +58,10 @@ def wait_rows(flags, row, end_row, N, count, ROWS: tl.constexpr, FLAG_ROWS: tl.c
     for i in tl.static_range((ROWS + FLAG_ROWS - 1) // FLAG_ROWS):
         flag = row // FLAG_ROWS + i
         n_rows = tl.minimum(end_row - flag * FLAG_ROWS, FLAG_ROWS)
-        if (
-            n_rows > 0
-        ):  # a flag of no rows stays 0, which after 2^31 elements of another one counts as behind
-            zero += wait_until(
-                flags + flag, (n_rows.to(tl.int64) * N * count).to(tl.int32)
-            )  # modulo 2^32
+        # A flag of no rows stays 0, which after 2^31 elements of another one counts as behind.
+        if n_rows > 0:
+            # Modulo 2^32.
+            zero += wait_until(flags + flag, (n_rows.to(tl.int64) * N * count).to(tl.int32))
     return zero
 
 

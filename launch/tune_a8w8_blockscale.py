@@ -30,9 +30,8 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout
 
-from kernels import (
-    gemm_a8w8_blockscale as gemm,
-)  # before triton: without a GPU it chooses the interpreter
+# Before triton: without a GPU it chooses the interpreter.
+from kernels import gemm_a8w8_blockscale as gemm
 
 from rich.console import Console  # isort: skip
 from rich.table import Table
@@ -333,9 +332,8 @@ def main() -> int:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if "RANK" in os.environ:
-        dist.init_process_group(
-            "gloo"
-        )  # for its store alone: ranks that share out problems make no collective
+        # For its store alone: ranks that share out problems make no collective.
+        dist.init_process_group("gloo")
     is_first = os.environ.get("RANK", "0") == "0"
     console = Console(width=None if sys.stdout.isatty() else 200, quiet=not is_first)
     console.print(

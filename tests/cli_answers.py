@@ -27,9 +27,8 @@ def run(*words: str | Path, code: int = 0) -> Done:
 
 def refusal(*words: str | Path) -> str:
     """The one line on stderr of a command that cannot do what was asked."""
-    done = run(
-        *words, code=2 if words[0] == "diff" else 1
-    )  # as of diff(1): 1 says that there is a difference
+    # As of diff(1): 1 says that there is a difference.
+    done = run(*words, code=2 if words[0] == "diff" else 1)
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     return line

@@ -137,9 +137,8 @@ def _main(
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    torch.set_num_threads(
-        int(env.get("OMP_NUM_THREADS", os.cpu_count() or 1))
-    )  # OpenMP has read the variable in the fork server
+    # OpenMP has read the variable in the fork server.
+    torch.set_num_threads(int(env.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     choose_interpreter(env.get("TRITON_INTERPRET") == "1")
     if "TRITON_INTERPRET" not in env:
         del os.environ["TRITON_INTERPRET"]

@@ -128,9 +128,8 @@ def test_a_mapping_is_one_line_and_plain_fields():
 def test_what_differs_is_kept_and_what_is_equal_is_not():
     """By description and then by equality; what cannot be compared is not known to be equal."""
     one, other, touchy = Plain(), Plain(), Touchy()
-    hooks = [
-        triton.Config({}, pre_hook=functools.partial(hook)) for _ in range(2)
-    ]  # they read alike and may do different things
+    # They read alike and may do different things.
+    hooks = [triton.Config({}, pre_hook=functools.partial(hook)) for _ in range(2)]
     values: list[Any] = [
         1,
         True,

@@ -15,9 +15,8 @@ from tests.programs import ROOT, Done, of_checkout, run_python
 pytestmark = pytest.mark.processes
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-PROGRAMS = [
-    page for page in PAGES if "```python" in page.read_text() and page.stem != "index"
-]  # that one: tests/test_readme.py
+# That one: tests/test_readme.py.
+PROGRAMS = [page for page in PAGES if "```python" in page.read_text() and page.stem != "index"]
 NODES = {
     path: [*ast.walk(ast.parse(path.read_text()))] for path in (ROOT / "dist_tune").rglob("*.py")
 }

@@ -91,10 +91,8 @@ FP8, INT8 = B.to(torch.float8_e4m3fn), torch.empty(4096, 1024, dtype=torch.int8,
 ACROSS, ALONG = (
     torch.empty(shape, dtype=torch.int8, device="meta") for shape in ((1024, 2048), (2048, 1024))
 )
-LARGE, TINY = (
-    config(128, 256, 128, stages=6),
-    config(16, 16, 32, stages=1000),
-)  # half a KB in 256 threads
+# Half a KB in 256 threads.
+LARGE, TINY = (config(128, 256, 128, stages=6), config(16, 16, 32, stages=1000))
 # Elements count with their size, those of B as well where it is among the arguments, by its shape;
 # else it is like A. What goes through registers does not count: 8-bit operands that do not lie
 # along K, and tiles of less than 4 bytes a thread.

@@ -27,9 +27,8 @@ def test_the_readmes_example_runs(tmp_path: Path):
     assert example.removesuffix("dist.destroy_process_group()\n") in page
     done = run(tmp_path, program(page))
     assert done.returncode == 0, done.stderr
-    winners = re.findall(
-        r"rank \d: (BLOCK=\d+.*?), sum 262144", done.stdout
-    )  # two ranks may print on one line
+    # Two ranks may print on one line.
+    winners = re.findall(r"rank \d: (BLOCK=\d+.*?), sum 262144", done.stdout)
     assert (len(winners), len(set(winners))) == (2, 1)
     for rank in range(2):
         assert "winner" in (tmp_path / f".autotune_logs/rank-{rank}.log").read_text()

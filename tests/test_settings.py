@@ -100,10 +100,8 @@ def test_each_setting_has_its_variable(setting: Set, environment: str, changed: 
     keep their defaults.
     """
     setting(environment)
-    assert Settings().model_dump() == {
-        **DEFAULTS,
-        **changed,
-    }  # set after the import, as by a launcher
+    # Set after the import, as by a launcher.
+    assert Settings().model_dump() == {**DEFAULTS, **changed}
 
 
 def test_a_misspelt_variable_is_told(setting: Set, told: list[str]):

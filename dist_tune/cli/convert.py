@@ -52,9 +52,8 @@ _MOE_NAME = re.compile(
 )
 _NO_DTYPES = ("bf16", "bfloat16", "fp16", "float16")
 """Weights of these are in files whose names have no dtype."""
-_CLASS = re.compile(
-    r"M_[LG]EQ_[1-9]\d{0,17}|any|(small|medium|large)(_\w+)?|default"
-)  # the last is FLA's default_config
+# The last is FLA's default_config.
+_CLASS = re.compile(r"M_[LG]EQ_[1-9]\d{0,17}|any|(small|medium|large)(_\w+)?|default")
 _AITER_BOUNDS = (
     "1",
     "4",
@@ -284,9 +283,8 @@ def config_of_record(record: TuningRecord) -> EngineConfig:
         key = ast.literal_eval(_KEY_WORD.sub(lambda word: word[1] or repr(word[0]), record.key))
     except (ValueError, SyntaxError, RecursionError):
         raise RefusedError(f"{where}: its key holds other than plain values") from None
-    if (
-        len({name.rpartition(".")[0] for name in fields}) == 1
-    ):  # also those of a function's one triton.Config, "config.BLOCK"
+    # Also those of a function's one triton.Config, "config.BLOCK".
+    if len({name.rpartition(".")[0] for name in fields}) == 1:
         fields = {name.rpartition(".")[2]: value for name, value in fields.items()}
     facts = {
         "kernel": record.kernel.rpartition(".")[2],

@@ -113,12 +113,10 @@ def _triton() -> Found:
 
 
 def _sum_steps(total, n):  # type: ignore[no-untyped-def]  # Triton compiles annotations, too
-    accumulator = tl.full(
-        [16], 0, tl.int32
-    )  # not tl.zeros: that is a kernel itself, interpreted or not since Triton was imported
-    for _ in range(
-        n
-    ):  # a bound known at run time: numpy 2.4 breaks just these in the interpreter of Triton 3.6
+    # Not tl.zeros: that is a kernel itself, interpreted or not since Triton was imported.
+    accumulator = tl.full([16], 0, tl.int32)
+    # A bound known at run time: numpy 2.4 breaks just these in the interpreter of Triton 3.6.
+    for _ in range(n):
         accumulator += 1
     tl.store(total + tl.arange(0, 16), accumulator)
 
@@ -165,9 +163,10 @@ def _gpu() -> Found:
 
 
 def _interpreter() -> Found:
+    # Here: it needs numpy, whose absence is a finding.
     from triton.runtime.interpreter import (
         InterpretedFunction,
-    )  # here: it needs numpy, whose absence is a finding
+    )
 
     _run(InterpretedFunction(_sum_steps), "cpu")
     return "ok", "a kernel ran; TRITON_INTERPRET=1 chooses it"

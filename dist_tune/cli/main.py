@@ -24,9 +24,8 @@ from typer.main import get_command
 from dist_tune import __version__
 from dist_tune.cli.render import Answer, RefusedError, complain, write_file
 
-_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[
-    1
-]  # of click, or of typer's own copy of it
+# Of click, or of typer's own copy of it.
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 _EXAMPLES = (
     "Examples:",
     "dist-tune cache ls --since 2h   what was tuned lately, and what won",
@@ -106,9 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.showwarning = lambda message, *_args, **_options: complain(str(message))
         try:
             answer = _ask(words, failed)
-            for problem in dict.fromkeys(
-                answer.problems
-            ):  # both sides of a comparison may be one folder
+            # Both sides of a comparison may be one folder.
+            for problem in dict.fromkeys(answer.problems):
                 complain(problem)
             if "--json" in words or answer.lines:
                 typer.echo(
@@ -131,9 +129,8 @@ def _ask(words: list[str], failed: int) -> Answer:
         answer: Answer | int | None = get_command(app).main(
             words, prog_name="dist-tune", standalone_mode=False
         )
-        return (
-            answer if isinstance(answer, Answer) else Answer({}, exit_code=answer or 0)
-        )  # a help is written already
+        # A help is written already.
+        return answer if isinstance(answer, Answer) else Answer({}, exit_code=answer or 0)
     except _USAGE_ERROR as error:
         error.show()  # type: ignore[attr-defined]
         return Answer({"error": str(error)}, exit_code=2)
@@ -227,10 +224,8 @@ def report(
             f"{output}: {amount(len(story.sites), 'site')}, {output.stat().st_size / 1024:.0f} KiB"
         )
     values = {"page": str(output) if output else None, **summary(story)}
-    problems = [
-        *story.damage.values(),
-        *([] if as_text or as_json else story.notes),
-    ]  # the text has the notes
+    # The text has the notes.
+    problems = [*story.damage.values(), *([] if as_text or as_json else story.notes)]
     return Answer(values, lines, LEFT_OUT if story.damage else 0, problems)
 
 

@@ -204,9 +204,8 @@ def ls(
         {"path": str(path), "reason": reason} for path, reason in sorted(cache.unused.items())
     ]
     values = {"path": str(cache.folder.absolute()), "records": rows, "damaged": damaged}
-    return Answer(
-        values, [*_list(chosen), total], 1 if damaged else 0
-    )  # each damaged file has its warning
+    # Each damaged file has its warning.
+    return Answer(values, [*_list(chosen), total], 1 if damaged else 0)
 
 
 def _list(chosen: Mapping[str, Entry]) -> list[str]:
@@ -260,9 +259,8 @@ def show(key: str) -> Answer:
         for name, seconds in record.spent.model_dump(exclude={"total"}).items()
         if seconds >= 0.05
     )
-    runtime = (
-        where.cuda if " " in (where.cuda or "") else f"CUDA {where.cuda or 'none'}"
-    )  # of other GPUs it has its name
+    # Of other GPUs it has its name.
+    runtime = where.cuda if " " in (where.cuda or "") else f"CUDA {where.cuda or 'none'}"
     versions = f"Python {where.python}, torch {where.torch}, triton {where.triton}, {runtime}"
     pairs = account.facts(record) | {
         "tuned": f"{tuned_at:%Y-%m-%d %H:%M:%S} UTC, {_age(tuned_at.timestamp())} ago",
@@ -384,9 +382,8 @@ def export(target: str, name: str | None = None, device: str = "") -> Answer:
     code = 1 if cache.unused and name is None else 0
     if target.endswith("/"):
         cache = Cache(file)
-        for (
-            each
-        ) in records:  # not by ``store``: what is handed on has the rights that the umask leaves
+        # Not by ``store``: what is handed on has the rights that the umask leaves.
+        for each in records:
             path = cache.path_of(each.cache_key)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(

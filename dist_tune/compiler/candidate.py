@@ -99,9 +99,8 @@ class Candidate:
         Call it when the compilation is done; it does not wait.
         """
         compiled = self.compilation.result
-        if compiled is None or isinstance(
-            compiled, Failure
-        ):  # None under the interpreter, and with a hook of the user's
+        # None under the interpreter, and with a hook of the user's.
+        if compiled is None or isinstance(compiled, Failure):
             return compiled
         if self._loaded is None:
             self._loaded = attempt(
@@ -137,9 +136,8 @@ class Candidate:
     def _ask(self, launch: Compilable, config: triton.Config) -> Compilation:
         def ask() -> Any:
             found = launch.compile(config)
-            return (
-                found.result() if isinstance(found, _async_compile.FutureKernel) else found
-            )  # a future of the user's own
+            # A future of the user's own.
+            return found.result() if isinstance(found, _async_compile.FutureKernel) else found
 
         token = _async_compile.active_mode.set(_AskOnly())
         try:
@@ -149,17 +147,15 @@ class Candidate:
             return Compilation(key, compile_)
         finally:
             _async_compile.active_mode.reset(token)
-        return Compilation(
-            getattr(found, "hash", ""), None, found
-        )  # failed, or compiled in this process before
+        # Failed, or compiled in this process before.
+        return Compilation(getattr(found, "hash", ""), None, found)
 
     def _load(self, compiled: Any) -> Resources:
         if self._finalize is not None:  # puts it into the in-memory cache of its kernel
             triton_s = inspect.getclosurevars(self._finalize).nonlocals
             launched = triton_s.get("kernel_cache", {}).get(triton_s.get("key"))
-            if isinstance(
-                launched, type(compiled)
-            ):  # meanwhile. A graph may hold it, and Triton 3.9 unloads what it frees
+            # meanwhile. A graph may hold it, and Triton 3.9 unloads what it frees.
+            if isinstance(launched, type(compiled)):
                 compiled = launched
             else:
                 self._finalize(compiled)

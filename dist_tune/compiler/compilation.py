@@ -134,9 +134,8 @@ class Toolchain:
         with self._lock:
             while self._idle:
                 each = self._idle.pop()
-                if (
-                    each.is_alive and each.environment == os.environ
-                ):  # Triton reads its settings from there
+                # Triton reads its settings from there.
+                if each.is_alive and each.environment == os.environ:
                     return each
                 each.end()
             with suppress(OSError):
@@ -378,9 +377,8 @@ class Compilation:
                     try:
                         self._made = self._worker.ask(request, self._on_wait)
                     except IdleError:
-                        if (
-                            self.is_given_up
-                        ):  # the tuning may have ended, and the next process would outlive it
+                        # The tuning may have ended, and the next process would outlive it.
+                        if self.is_given_up:
                             raise
                         self._worker = self._tools.take()
             self._made = self._made or compile_kernel(self._on_wait, *request)
@@ -422,9 +420,8 @@ def build_ahead(source: Any) -> None:
             (source.fn.arg_names.index(at),) if isinstance(at, str) else at: value
             for at, value in source.constants.items()
         }
-        with suppress(
-            Exception
-        ):  # what fails here fails again where the kernel is loaded, and becomes a vote there
+        # What fails here fails again where the kernel is loaded, and becomes a vote there.
+        with suppress(Exception):
             text = make_launcher(constants, source.signature, None)
             folders = {
                 "library_dirs": library_dirs(),
@@ -450,9 +447,8 @@ def _add_stages(own: Any) -> Any:
     def add_stages(self: Any, stages: dict[str, Any], options: Any, language: Any = None) -> None:
         own(self, stages, options, language)
         mine: Compilation | None = getattr(_thread, "compilation", None)
-        if mine is not None and not isinstance(
-            options, Observed
-        ):  # else our own stages ask for Triton's
+        # Else our own stages ask for Triton's.
+        if mine is not None and not isinstance(options, Observed):
             mine.add_stages(self, stages, options, language)
 
     return add_stages

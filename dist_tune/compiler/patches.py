@@ -112,9 +112,8 @@ def is_compiling(thread: int) -> bool:
 def _do_compile(own: Any) -> Any:
     @functools.wraps(own)
     def do_compile(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        if (
-            _async_compile.active_mode.get() is None
-        ):  # else Triton is asked, or compiles in the user's threads
+        # Else Triton is asked, or compiles in the user's threads.
+        if _async_compile.active_mode.get() is None:
             for note in list(_notes):
                 note(kernel)
         _compiling.add(ident := threading.get_ident())

@@ -152,9 +152,8 @@ class Compiler:
                 compilation.label, compilation.candidate, compilation.turn = label, i, order[i]
                 found[i].compilation = self._by_key.setdefault(compilation.key, compilation)
                 if self._tools.shared_limit_bytes is None:
-                    with suppress(
-                        RuntimeError, KeyError, AttributeError
-                    ):  # a backend without that number
+                    # A backend without that number.
+                    with suppress(RuntimeError, KeyError, AttributeError):
                         self._tools.shared_limit_bytes = max_shared_mem(
                             triton.runtime.driver.active.get_current_device()
                         )
@@ -351,9 +350,8 @@ class Compiler:
     def _start_thread(self, compilation: Compilation | None) -> None:
         number = min({*range(len(self._threads) + 1)}.difference(self._threads))
         # A daemon, because a compilation that never ends must not keep the process from ending.
-        thread = run_beside(
-            partial(self._run, number, compilation), "compiler"
-        )  # it touches _threads under the lock that the caller holds
+        # It touches _threads under the lock that the caller holds.
+        thread = run_beside(partial(self._run, number, compilation), "compiler")
         self._threads[number] = thread, compilation
 
     def _run(self, number: int, urgent: Compilation | None) -> None:

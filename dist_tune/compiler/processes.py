@@ -51,10 +51,8 @@ def _sweep() -> None:
     root = tempfile.gettempdir()
     for name in os.listdir(root):
         if name.startswith(_PREFIX):
-            with (
-                suppress(OSError),
-                _held(os.path.join(root, name)),
-            ):  # not while its process lives, or another one sweeps
+            # Not while its process lives, or another one sweeps.
+            with suppress(OSError), _held(os.path.join(root, name)):
                 shutil.rmtree(os.path.join(root, name), ignore_errors=True)
 
 
@@ -245,9 +243,8 @@ def is_possible() -> bool:
         for each in ("dist_tune", CUDABackend.__module__)
     ]
     names = ["add_stages", *(f"make_{stage}" for stage in worker.STAGES)]
-    passes = [
-        getattr(getattr(CUDABackend, name), "__code__", None) for name in names
-    ]  # None of a callable object that a user has put there
+    # None of a callable object that a user has put there.
+    passes = [getattr(getattr(CUDABackend, name), "__code__", None) for name in names]
     are_own = all(
         code is not None and any(Path(code.co_filename).is_relative_to(each) for each in own)
         for code in passes

@@ -56,9 +56,8 @@ def claim(key: str) -> Iterator[IO[bytes] | None]:
                 open(os.path.join(folder or os.devnull, "dist_tune.lock"), "a+b")
             )
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            stack.callback(
-                fcntl.flock, file, fcntl.LOCK_UN
-            )  # also where a fork of this process has the file
+            # Also where a fork of this process has the file.
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
             file.seek(0)
         except BlockingIOError:
             yield None
@@ -81,9 +80,8 @@ def writable_folder() -> Iterator[None]:
             with tempfile.TemporaryFile(dir=folder) as file:
                 os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
         except OSError as error:
-            triton.knobs.cache.dir = os.path.join(
-                temporary_folder() or folder, "triton"
-            )  # if there is none: each compilation says so
+            # If there is none: each compilation says so.
+            triton.knobs.cache.dir = os.path.join(temporary_folder() or folder, "triton")
             text = (
                 f"dist_tune: Triton's cache folder {folder} cannot be written ({error.strerror}):"
                 f" this process keeps the kernels of this tuning in {triton.knobs.cache.dir} until"

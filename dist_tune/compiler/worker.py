@@ -175,11 +175,8 @@ def main(descriptor: int, paths: list[str]) -> None:
                 reply = error
             try:
                 connection.send(reply)
-            except (
-                pickle.PicklingError,
-                TypeError,
-                AttributeError,
-            ):  # an error that holds what cannot travel
+            except (pickle.PicklingError, TypeError, AttributeError):
+                # An error that holds what cannot travel.
                 connection.send(RuntimeError(f"{type(reply).__name__}: {reply}"))
         os._exit(os.EX_TEMPFAIL)
     os.killpg(0, signal.SIGKILL)

@@ -287,9 +287,8 @@ class FunctionLaunch(Tunable):
 
     def describe(self, config: FunctionConfig) -> str:
         """A candidate on one line."""
-        return self._text_of.get(id(config)) or describe(
-            config
-        )  # of another call that passed the same config arguments itself
+        # Of another call that passed the same config arguments itself.
+        return self._text_of.get(id(config)) or describe(config)
 
     def run(
         self,

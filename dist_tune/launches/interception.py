@@ -158,13 +158,11 @@ class _Patch:
         listener = listener_here()
         assert listener is not None
         launch = launch_of(kernel, args, kwargs)
-        if (
-            config := launch.slot.config
-        ) is not None:  # of a bucket, at another size or with a hook
+        # Of a bucket, at another size or with a hook.
+        if (config := launch.slot.config) is not None:
             if id(config) in self.turns and launch.keeps(config):
-                if (
-                    launch.slot.fits is not None
-                ):  # else another thread has filled the slot meanwhile
+                # Else another thread has filled the slot meanwhile.
+                if launch.slot.fits is not None:
                     launch.slot.fits.note(launch, config, config)
                 return self.turns[id(config)](kernel, args, kwargs)
             return launch.run_known(config)
@@ -276,9 +274,8 @@ def triton_patch() -> _Patch:
         DistTuneError: ``Autotuner.run`` is not Triton's, or of an unknown version.
     """
     begin_digest()  # of Triton's files: the first launch needs it
-    return _Patch(
-        inspect.unwrap(Autotuner.run)
-    )  # another package may have put a wrapper around it, which calls it
+    # Another package may have put a wrapper around it, which calls it.
+    return _Patch(inspect.unwrap(Autotuner.run))
 
 
 def push(listener: Listener) -> None:
@@ -295,9 +292,8 @@ def push(listener: Listener) -> None:
             _skip_in_dynamo(own.__code__)
         enter_own_runs()
         patch.is_watched |= listener.launching is not None
-    except (
-        BaseException
-    ):  # an interrupt of the user's: later calls would be taken for calls inside this one
+    except BaseException:
+        # An interrupt of the user's: later calls would be taken for calls inside this one.
         pop()
         raise
 
@@ -325,9 +321,8 @@ def enter_own_runs() -> None:
 def leave_own_runs() -> None:
     """Restore them, if no listener is left."""
     for cls, ours in list(own_runs.items()):
-        if (
-            not listeners and cls.__dict__["run"] is ours
-        ):  # asked each time: Python may change threads in between
+        # Asked each time: Python may change threads in between.
+        if not listeners and cls.__dict__["run"] is ours:
             cls.run = ours.__wrapped__  # type: ignore[attr-defined]
 
 
@@ -337,9 +332,8 @@ def replace(old: Listener, new: Listener) -> None:
     """
     mine = get_ident()
     for ident, listener in list(listeners.items()):
-        if listener is old and (
-            ident == mine or mine not in listeners
-        ):  # not that of another thread in a call of the same closure
+        # Not that of another thread in a call of the same closure.
+        if listener is old and (ident == mine or mine not in listeners):
             listeners[ident] = new
     triton_patch().is_watched |= new.launching is not None
 

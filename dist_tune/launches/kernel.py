@@ -63,9 +63,8 @@ class Launch(Tunable):
             buckets.note(self.exact, key)
         self.slot = KernelSlot(kernel, key, buckets.fits if buckets else None)
         self.identify = partial(_identity_of, kernel)
-        if (
-            "<locals>" in kernel.base_fn.__qualname__
-        ):  # at once, because what a kernel of a factory has captured may change
+        # At once, because what a kernel of a factory has captured may change.
+        if "<locals>" in kernel.base_fn.__qualname__:
             self.identify()
 
     def code(self) -> Code:
@@ -78,9 +77,8 @@ class Launch(Tunable):
         before: list[triton.Config] = self.kernel.configs
         self.kernel.nargs = self._named()
         try:
-            configs = list(
-                self.kernel.prune_configs(self.arguments[1])
-            )  # Triton goes through them once: a rule may be a generator
+            # Triton goes through them once: a rule may be a generator.
+            configs = list(self.kernel.prune_configs(self.arguments[1]))
             if not configs:
                 raise AutotunerError(
                     f"No valid autotuner configs after pruning of {self.name}: its rules yield none"
@@ -323,9 +321,8 @@ class NoFitError(NoValidConfigError, triton.OutOfResources):  # type: ignore[mis
     __str__ = Exception.__str__
 
 
-NoFitError.__name__ = NoFitError.__qualname__ = (
-    NoValidConfigError.__name__
-)  # as the other ranks raise it
+# As the other ranks raise it.
+NoFitError.__name__ = NoFitError.__qualname__ = NoValidConfigError.__name__
 
 
 def tuning_key(
@@ -462,9 +459,8 @@ class KernelSlot(Slot):
         cache = self._kernel.cache
         if self.key not in cache:
             return
-        with suppress(
-            TypeError, AttributeError, KeyError, NotImplementedError
-        ):  # it knows no deletion
+        # It knows no deletion.
+        with suppress(TypeError, AttributeError, KeyError, NotImplementedError):
             del cache[self.key]
         if self.key in cache:  # still, or it has the config from elsewhere
             self._kernel.cache = _Forgetful(cache)

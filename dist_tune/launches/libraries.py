@@ -138,9 +138,8 @@ def _run_wrapper(
     finally:
         wrappers.pop()
         for mapping, known in kept:
-            for key in (
-                frozenset(mapping) - known
-            ):  # at once, because other threads may be launching
+            # At once, because other threads may be launching.
+            for key in frozenset(mapping) - known:
                 mapping.pop(key, None)
 
 
@@ -150,8 +149,7 @@ def note_wrappers() -> None:
     """
     for wrapper, kept in _under_way.get(get_ident(), ()):
         for value in vars(wrapper).values():
-            for each in (
-                value if isinstance(value, tuple | list) else (value,)
-            ):  # one for each device
+            # One for each device.
+            for each in value if isinstance(value, tuple | list) else (value,):
                 if isinstance(each, MutableMapping):
                     kept.append((each, frozenset(each)))

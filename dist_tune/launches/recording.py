@@ -84,9 +84,8 @@ def _heard_run(run: Run) -> Run:
     def within(run: Run, around: Around) -> Run:
         return lambda kernel, /, *args, **kwargs: around(run, kernel, args, kwargs)
 
-    def launch(
-        kernel: Any, /, *args: Any, **kwargs: Any
-    ) -> Any:  # an argument may be named so, too
+    # An argument may be named so, too.
+    def launch(kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
         return reduce(within, [] if kwargs.get("warmup") else here(_around) or [], run)(
             kernel, *args, **kwargs
         )
@@ -205,11 +204,8 @@ class LaunchRecorder:
         """Make a launch, and record it; to be given to ``around_launches``."""
         if self._under_way and isinstance(kernel, JITFunction):
             at = self._under_way[-1]
-            given = {
-                **dict(zip(kernel.arg_names, args, strict=False)),
-                **kwargs,
-                "grid": None,
-            }  # a grid may hold tensors, too
+            # A grid may hold tensors, too.
+            given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs, "grid": None}
             launch = RecordedLaunch(
                 *at,
                 kernel,
@@ -273,9 +269,8 @@ def _without_memory(value: Any) -> Any:
         return Pointer(value.dtype, value.data_ptr())
     if isinstance(value, tuple):
         parts = [_without_memory(each) for each in value]
-        if any(
-            part is not each for part, each in zip(parts, value, strict=True)
-        ):  # else it may be a value of the config's
+        # Else it may be a value of the config's.
+        if any(part is not each for part, each in zip(parts, value, strict=True)):
             return value._make(parts) if hasattr(value, "_make") else tuple(parts)
     if isinstance(getattr(value, "base", None), torch.Tensor) and hasattr(value, "block_shape"):
         value = copy.copy(value)  # a hook may write to it, too

@@ -91,6 +91,5 @@ def _heard_training() -> Iterator[None]:
         yield
 
 
-_training = SharedContext(
-    _heard_training
-)  # a second thread that makes a first call would put back the first one's methods
+# A second thread that makes a first call would put back the first one's methods.
+_training = SharedContext(_heard_training)

@@ -45,9 +45,8 @@ TRACE = 5
 """Below DEBUG: a line for each timed launch."""
 logging.addLevelName(TRACE, "TRACE")
 _PROGRAM = logging.getLogger("dist_tune")
-if (
-    _PROGRAM.level == logging.NOTSET
-):  # or tables of candidates would stand in the program's log, once for each rank
+# Or tables of candidates would stand in the program's log, once for each rank.
+if _PROGRAM.level == logging.NOTSET:
     _PROGRAM.setLevel(logging.CRITICAL + 1)
 _headed: set[tuple[int, Path]] = set()
 """Process and file, of files that have the header of this process."""

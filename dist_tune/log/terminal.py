@@ -127,9 +127,8 @@ class Terminal:
 
     def _draw(self, text: str, now: float) -> None:
         self._drawn, self._is_drawn = now, True
-        width = max(
-            0, _columns_of(self._stream) - 1
-        )  # a full row would wrap, and could not be erased
+        # A full row would wrap, and could not be erased.
+        width = max(0, _columns_of(self._stream) - 1)
         # At the right: the second of two lines that come between two draws begins in this row.
         self._write(_BELOW.format(printable(text)[:width].rjust(min(width, _RIGHT))))
 

@@ -304,9 +304,8 @@ def no_full_collections() -> Iterator[None]:
     try:
         yield
     finally:
-        young, middle, now = (
-            gc.get_threshold()
-        )  # of the younger ones the program may have set its own meanwhile
+        # Of the younger ones the program may have set its own meanwhile.
+        young, middle, now = gc.get_threshold()
         if now == raised:
             gc.set_threshold(young, middle, old)
 
@@ -331,11 +330,8 @@ def is_capturing() -> bool:
     """True while the current stream records a graph."""
     try:
         return bool(api.is_current_stream_capturing())
-    except (
-        RuntimeError,
-        AssertionError,
-        AttributeError,
-    ):  # no GPU, no driver, or a torch without graphs of XPU: nothing can be capturing
+    except (RuntimeError, AssertionError, AttributeError):
+        # No GPU, no driver, or a torch without graphs of XPU: nothing can be capturing.
         return False
 
 

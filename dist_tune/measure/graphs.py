@@ -62,9 +62,8 @@ def captured(run: Callable[[], object], pool: Any) -> Any:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(torch.cuda.Stream()):
         try:
-            graph.capture_begin(
-                pool=pool, capture_error_mode="thread_local"
-            )  # watchdogs ask the device meanwhile
+            # Watchdogs ask the device meanwhile.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             run()
             graph.capture_end()
         except BaseException:  # raised again

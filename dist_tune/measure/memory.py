@@ -325,9 +325,8 @@ def leaves_of(value: Any, *, has_fields: bool = False) -> Iterator[tuple[Path, A
 
     A container is searched once: it may hold itself.
     """
-    seen: dict[
-        int, Any
-    ] = {}  # by identity, and kept alive, because an identity that is free may be given to another
+    # By identity, and kept alive, because an identity that is free may be given to another.
+    seen: dict[int, Any] = {}
     waiting: list[tuple[Path, Any]] = [((), value)]
     while waiting:
         path, each = waiting.pop()
@@ -367,14 +366,12 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     value: Any = tensor
-    if is_traceable_wrapper_subclass(
-        value
-    ):  # it may name a storage that has no memory, and reading that ends the process
+    # It may name a storage that has no memory, and reading that ends the process.
+    if is_traceable_wrapper_subclass(value):
         return None
     try:
-        return (
-            tensor.untyped_storage() if tensor.layout is not torch.jagged else None
-        )  # which has one that cannot be asked anything
+        # Which has one that cannot be asked anything.
+        return tensor.untyped_storage() if tensor.layout is not torch.jagged else None
     except (NotImplementedError, RuntimeError):  # sparse, or a wrapper
         return None
 

@@ -216,10 +216,8 @@ def reachable(
                         "captured" if kind == "object" else kind,
                         (),
                     )
-            if type(value) in (
-                torch.Tensor,
-                torch.nn.Parameter,
-            ):  # and no wrapper, whose attributes are its parts
+            # And no wrapper, whose attributes are its parts.
+            if type(value) in (torch.Tensor, torch.nn.Parameter):
                 waiting += [
                     _Found(f"{name}.{path}", each, kind, depth + 1, owners)
                     for path, each in vars_of(value).items()
@@ -346,10 +344,8 @@ def _roots(
         captured = [
             (name, value) for name, value in bound.arguments.items() if name not in arguments
         ]
-    except (
-        TypeError,
-        ValueError,
-    ):  # a builtin, or arguments that do not fit, which the call will say
+    except (TypeError, ValueError):
+        # A builtin, or arguments that do not fit, which the call will say.
         arguments, captured = (
             {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs),
             [],

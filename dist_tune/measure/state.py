@@ -142,10 +142,8 @@ class StepState:
 
         Why that cannot be put back; empty if all is well.
         """
-        before, known = (
-            self._looks,
-            self._reached.leaves,
-        )  # held, so that no identity is given away again
+        # Held, so that no identity is given away again.
+        before, known = (self._looks, self._reached.leaves)
         self._reached = reachable(*self._call)
         self._looks, leaves = self._look(), self._reached.leaves
         if why := self._cannot():
@@ -238,9 +236,8 @@ class StepState:
         changed = list(dict.fromkeys(name for name, is_state in found if is_state))
         if self._unseen and not changed:
             return f"may change {self._unseen}, of which no copy can be made"
-        if (
-            self.repeated and not changed and self._reached.training
-        ):  # a step of it may follow from a counter
+        # A step of it may follow from a counter.
+        if self.repeated and not changed and self._reached.training:
             return (
                 f"changes {_listed(self.repeated)} each time it runs beside"
                 f" {self._reached.training}"

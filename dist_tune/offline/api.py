@@ -269,9 +269,8 @@ def tune_files(
             ]
         )
 
-    there = json.loads(
-        job.agree("files", found)
-    )  # folders of several machines may hold different files
+    # Folders of several machines may hold different files.
+    there = json.loads(job.agree("files", found))
     ended = iter(first)
     classes = [
         each
@@ -380,9 +379,8 @@ class Job:
 
         Every rank returns after the save; an error ends it on all.
         """
-        with suppress(
-            StoreGoneError
-        ):  # its host has saved before us, and its program is at its end
+        # Its host has saved before us, and its program is at its end.
+        with suppress(StoreGoneError):
             self.agree("saving", lambda: str(save()))
         self._forget()
 
@@ -428,9 +426,8 @@ class Job:
         """
         try:
             return self._outcome(problem, options, ranks)
-        except (
-            Exception
-        ) as error:  # becomes a ``Failed``, for all ranks, if only this problem is concerned
+        except Exception as error:
+            # Becomes a ``Failed``, for all ranks, if only this problem is concerned.
             is_own = ranks.is_alone or isinstance(error, NoValidConfigError)
             if (
                 isinstance(error, CommunicatesError | StuckDeviceError | SettingsError)

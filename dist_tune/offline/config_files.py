@@ -185,9 +185,8 @@ def _members(path: str | Path) -> dict[str, Any]:
     """All that is in a file. Raises as ``load_config``, with messages that begin with its path."""
     try:
         members = _MEMBERS.validate_json(read_regular(path))
-        json.dumps(
-            members, allow_nan=False
-        )  # pydantic takes NaN, which other readers of the file would not
+        # Pydantic takes NaN, which other readers of the file would not.
+        json.dumps(members, allow_nan=False)
     except RefusedFileError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -189,9 +189,8 @@ class Problem:
     """Given, inputs are made when the first run is, and freed when the problem is tuned."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "search_space", check_space("search_space", self.search_space)
-        )  # as what can be gone through once
+        # As what can be gone through once.
+        object.__setattr__(self, "search_space", check_space("search_space", self.search_space))
         check_function(
             "make_run_and_gt_fn",
             self.make_run_and_gt_fn,

@@ -191,9 +191,8 @@ class Limits:
             return "alone", passed
         here = {rank for rank, card in missing.items() if call.holds(*card.inside)}
         died = {rank for rank, card in missing.items() if card.state == "gone" and not card.is_over}
-        if self.is_broken and mine.for_s >= min(
-            1.0, self.deadline_s
-        ):  # those in no call so far have had no part in what failed
+        # Those in no call so far have had no part in what failed.
+        if self.is_broken and mine.for_s >= min(1.0, self.deadline_s):
             died |= {rank for rank, card in missing.items() if card.question < 0}
         lost = [
             r

@@ -97,9 +97,8 @@ class Ranks(Meetings):
         self.n_local = int(os.environ.get("LOCAL_WORLD_SIZE") or 0)
         """Ranks of the job on this host, as torchrun says; 0 without it."""
         n_local = self.n_local or len(self.members)
-        here = [
-            each for each in self.members if each // n_local == self.rank // n_local
-        ]  # ranks of a host have consecutive numbers
+        # Ranks of a host have consecutive numbers.
+        here = [each for each in self.members if each // n_local == self.rank // n_local]
         self.neighbours = here.index(self.rank), len(here)
         """Position of this rank among the members on its host, as far as it knows, and how many
         these are.
@@ -115,9 +114,8 @@ class Ranks(Meetings):
         for rank, (theirs, why) in self._elsewhere(outside).items():
             if not theirs.name:
                 return Verdict(kind="RankMismatchError", ranks=[rank], text=why)
-            if mine & set(theirs.members) and closure not in _calls.get(
-                theirs.members, {}
-            ):  # else this rank uses both groups
+            # Else this rank uses both groups.
+            if mine & set(theirs.members) and closure not in _calls.get(theirs.members, {}):
                 why = messages.apart(closure, {self.rank: self.members, rank: theirs.members})
                 self._show(closure, why=why)
                 return Verdict(kind="RankMismatchError", ranks=[rank], text=why)
@@ -281,9 +279,8 @@ def group_of(
         group = dist.group.WORLD
     with _groups_lock:
         for key, known in list(_groups.items()):
-            if (
-                known._group not in c10d._world.pg_map
-            ):  # destroyed since; peers that wait for this rank there are told
+            # Destroyed since; peers that wait for this rank there are told.
+            if known._group not in c10d._world.pg_map:
                 _groups.pop(key).close()
         if isinstance(group, dist.ProcessGroup) and group not in c10d._world.pg_map:
             raise ValueError(
@@ -330,17 +327,14 @@ def is_symmetric(tensor: torch.Tensor) -> bool:
     try:
         if tensor.is_cuda and not tensor.untyped_storage().resizable():
             return True  # a peer's buffer, or a part of one's own
+        # torch.distributed._symmetric_memory takes 0.1 s to import.
         from torch._C._distributed_c10d import (
             _SymmetricMemory,
-        )  # torch.distributed._symmetric_memory takes 0.1 s to import
+        )
 
         return bool(_SymmetricMemory.is_symm_mem_tensor(tensor))
-    except (
-        ImportError,
-        AttributeError,
-        RuntimeError,
-        NotImplementedError,
-    ):  # a build of torch without it, or a tensor without a storage
+    except (ImportError, AttributeError, RuntimeError, NotImplementedError):
+        # A build of torch without it, or a tensor without a storage.
         return False
 
 

@@ -28,16 +28,10 @@ from dist_tune.ranks.presence import Activity, Presence, Questions
 # Seconds between two requests of one rank, and requests a second of all ranks, which bound those of
 # large groups:
 _CHECK_S, _CHECKS_PER_S = 0.25, 1024.0
-_ASK_S, _LATER_S, _ANSWERS_PER_S = (
-    0.02,
-    0.25,
-    500.0,
-)  # questions to missing ranks, the first ones and later ones
-_POLL_S, _POLLS_PER_S, _LATER_PER_S = (
-    1e-4,
-    20_000.0,
-    2000.0,
-)  # of a verdict; the pause grows to a twentieth of the time waited so far
+# Questions to missing ranks, the first ones and later ones.
+_ASK_S, _LATER_S, _ANSWERS_PER_S = (0.02, 0.25, 500.0)
+# Of a verdict; the pause grows to a twentieth of the time waited so far.
+_POLL_S, _POLLS_PER_S, _LATER_PER_S = (1e-4, 20_000.0, 2000.0)
 
 
 class Meetings:
@@ -116,13 +110,11 @@ class Meetings:
         """A call that may end in a meeting; peers that ask learn that this rank is inside it."""
         calls, inside = self.activity.calls.setdefault(closure, Calls()), self.activity.inside
         place = Place(closure, calls.n_calls + 1, self.n_issued)
-        if (
-            self.activity.call.place not in inside
-        ):  # else another thread is tuning: what is said until that ends is about its call
+        # Else another thread is tuning: what is said until that ends is about its call.
+        if self.activity.call.place not in inside:
             self.activity.begin(place)
-        inside.append(
-            place
-        )  # first: a peer that asks between these lines would take the call for one that is over
+        # First: a peer that asks between these lines would take the call for one that is over.
+        inside.append(place)
         calls.n_calls += 1
         try:
             self.calls(
@@ -192,9 +184,8 @@ class Meetings:
         if not self._has_peers:
             return fn({self.rank: part})
         if is_gathering:
-            self.activity.call = self.activity.call._replace(
-                n_issued=self.n_issued
-            )  # a run may have come in between
+            # A run may have come in between.
+            self.activity.call = self.activity.call._replace(n_issued=self.n_issued)
         with self._hosted(topic):
             limits = Limits(self.deadline_s, self.gather_s, self._k == 0, is_gathering, is_optional)
             return fn.load(self._met(topic, fn.dump(part), fn.of_texts, limits))
@@ -293,9 +284,8 @@ class Meetings:
     def _compare(self, tell: Callable[[str], object]) -> None:
         try:
             self.activity.compare(self._placed(self._questions.ask(self.activity.others)), tell)
-        except (
-            dist.DistNetworkError
-        ):  # its host is gone, and torch tells of each further request at length
+        except dist.DistNetworkError:
+            # Its host is gone, and torch tells of each further request at length.
             self._can_look, self.activity.late = False, ""
         except dist.DistError:
             pass  # the next meeting says so
@@ -358,9 +348,8 @@ class Meetings:
                     f"ranks {verdict.ranks} have raised in it and called again", verdict.ranks
                 )
             )
-        while (
-            self._has_gone_on(verdict) and limits.is_broken and self._has_verdict()
-        ):  # of its next attempt, which is the cause
+        # Of its next attempt, which is the cause.
+        while self._has_gone_on(verdict) and limits.is_broken and self._has_verdict():
             verdict, _ = self._read_verdict()
         raise self._error(verdict)
 
@@ -413,9 +402,8 @@ class Meetings:
             missing = [parts[each] for each in absent(self._store, list(parts))]
             if not missing:
                 if now - here_at >= self.deadline_s / 4:
-                    self._agree(
-                        key, reduce
-                    )  # the rank that should have written the verdict has died over it
+                    # The rank that should have written the verdict has died over it.
+                    self._agree(key, reduce)
                 continue
             cards = questions.ask(missing)
             self._apart = self._elsewhere([rank for rank, card in cards.items() if not card.inside])

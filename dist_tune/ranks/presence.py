@@ -333,9 +333,8 @@ class Presence:
         self._thread: Thread | None = None
         self._client.set(f"beat/{activity.rank}", "")
         self._post()  # peers know this process from here on, also if it ends before the thread runs
-        with suppress(
-            RuntimeError
-        ):  # no more threads: peers take this rank for one that does not answer
+        # No more threads: peers take this rank for one that does not answer.
+        with suppress(RuntimeError):
             self._thread = run_beside(self._answer, "presence")
         atexit.register(self.stop)
 
@@ -345,9 +344,8 @@ class Presence:
         ``is_exit``: the program ends.
         """
         atexit.unregister(self.stop)
-        if (
-            self._is_over or self._pid != os.getpid()
-        ):  # not in a forked child, which shares the connection
+        # Not in a forked child, which shares the connection.
+        if self._is_over or self._pid != os.getpid():
             return
         self._is_over = True
         with suppress(dist.DistError, TimeoutError):  # the store's host is gone, or silent

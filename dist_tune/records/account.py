@@ -65,9 +65,8 @@ def _fate(each: CandidateRecord) -> str:
         return "the same kernel as another"
     if each.left == NOT_TRIED:
         return "untried"
-    if each.left is not None and each.left.startswith(
-        "not raced"
-    ):  # compiled, and then left out by the budget or by earlier times
+    # Compiled, and then left out by the budget or by earlier times.
+    if each.left is not None and each.left.startswith("not raced"):
         return "not raced"
     if each.latency_ms is None:
         return "not timed"
@@ -293,9 +292,8 @@ def step_times(records: Sequence[TuningRecord]) -> tuple[float | None, float | N
     known_ms = [ms for each in records if (ms := _timed_step_ms(each.best)) is not None]
     if not records or len(known_ms) < len(records):
         return None, None
-    best_ms = max(
-        min(known_ms), *(each.best.latency_ms or 0.0 for each in records)
-    )  # in the race others ran beside it
+    # In the race others ran beside it.
+    best_ms = max(min(known_ms), *(each.best.latency_ms or 0.0 for each in records))
     losses_ms = [ms for each in records if (ms := _loss_ms(each)) is not None]
     return (None if len(losses_ms) < len(records) else best_ms + sum(losses_ms)), best_ms
 

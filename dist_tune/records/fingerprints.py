@@ -31,10 +31,8 @@ import torch
 
 from dist_tune.errors import parsed
 
-_MAX_STEPS, _STEPS_OF_CODE = (
-    20_000,
-    10,
-)  # values read in one fingerprint; a function or class counts as ten
+# Values read in one fingerprint; a function or class counts as ten.
+_MAX_STEPS, _STEPS_OF_CODE = (20_000, 10)
 _MAX_ELEMENTS, _MAX_DEPTH = 4_096, 32  # of one container; of containers in containers
 # Age of a file at the start of the process from which on it was not changed since: clocks differ by
 # less
@@ -233,9 +231,8 @@ class _Walker:
                 if each in sys.modules
             ]
             found += [each for each in loaded if not _is_foreign(each)]
-            is_installed = (
-                "site-packages" in function.__code__.co_filename
-            )  # what a library imports is its own matter
+            # What a library imports is its own matter.
+            is_installed = "site-packages" in function.__code__.co_filename
             if not loaded and not is_installed and not _is_library(module.partition(".")[0]):
                 self.not_followed |= {f"{module}.{name}" for name in names} or {module}
         return found
@@ -328,9 +325,8 @@ class _Walker:
             if _is_value(kind):
                 return _name_of(kind), self._value(_attributes_of(value) or str(value), depth)
             is_of_numpy = _package_of(kind) == "numpy" and hasattr(kind, "dtype")
-            if is_of_numpy or issubclass(
-                kind, torch.Tensor
-            ):  # a scalar of numpy's is read, a tensor is not: it may be on a device
+            # A scalar of numpy's is read, a tensor is not: it may be on a device.
+            if is_of_numpy or issubclass(kind, torch.Tensor):
                 return (
                     "tensor",
                     tuple(map(int, value.shape)),
@@ -373,9 +369,8 @@ class _Body(NamedTuple):
     """Module, maybe with dots before it, and names of each import."""
 
 
-@functools.lru_cache(
-    maxsize=8_192
-)  # code cannot change, and the kernels of a library share most of what they call
+# Code cannot change, and the kernels of a library share most of what they call.
+@functools.lru_cache(maxsize=8_192)
 def _body_of(code: CodeType, path: str, source: str | None) -> _Body:
     """The code of a function, from ``source`` or the file that it was loaded from, or from its
     bytecode.
@@ -430,9 +425,8 @@ def _body_of_tree(tree: ast.AST, own: set[str]) -> _Body:
         texts.append(f"({kind.__name__}")
         for field in kind._fields:
             value = getattr(node, field, None)
-            if (
-                value is None or value == [] or field == "ctx"
-            ):  # a later Python has more fields that are empty
+            # A later Python has more fields that are empty.
+            if value is None or value == [] or field == "ctx":
                 continue
             texts.append(f"{field}:")
             for each in value if type(value) is list else [value]:
@@ -541,9 +535,8 @@ def _is_library(package: str) -> bool:
     """A package that a fingerprint leaves out: its version or Python's is in the record, or it
     computes nothing.
     """
-    file = (
-        _attributes_of(sys.modules.get(package, sys)).get("__file__") or _STDLIB
-    )  # a file of the user's may have such a name
+    # A file of the user's may have such a name.
+    file = _attributes_of(sys.modules.get(package, sys)).get("__file__") or _STDLIB
     return package in _LIBRARIES or (
         package in sys.stdlib_module_names and str(file).startswith(_STDLIB)
     )

@@ -71,9 +71,8 @@ class Journal(LineFile):
     def close(self, *, delete: bool = False) -> None:
         """Leave the file to other processes, or ``delete`` it."""
         if self._file is not None:
-            if (
-                signal.getsignal(signal.SIGTERM) is self._handler
-            ):  # else the program's new one would be lost
+            # Else the program's new one would be lost.
+            if signal.getsignal(signal.SIGTERM) is self._handler:
                 faulthandler.unregister(signal.SIGTERM)
             with suppress(OSError):
                 if delete:
@@ -91,19 +90,16 @@ class Journal(LineFile):
             # does not keep it.
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (
-                BlockingIOError,
-                PermissionError,
-            ) as error:  # and no others, as where a file system has no locks
+            except (BlockingIOError, PermissionError) as error:
+                # And no others, as where a file system has no locks.
                 raise BlockingIOError(error.errno, "another process is tuning the same") from error
             self._read(file)
         except BaseException:  # an interrupt, too, must not leave the file locked
             file.close()
             raise
         self._handler = signal.getsignal(signal.SIGTERM)
-        with suppress(
-            OSError, RuntimeError
-        ):  # a system that refuses: a death from outside counts as one from inside
+        # A system that refuses: a death from outside counts as one from inside.
+        with suppress(OSError, RuntimeError):
             # Of one thread: those of others run meanwhile, and reading them has ended processes
             # with a signal of its own.
             faulthandler.register(signal.SIGTERM, file=file.fileno(), all_threads=False, chain=True)

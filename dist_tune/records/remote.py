@@ -67,21 +67,20 @@ class RemoteFolder:
         try:
             from fsspec.core import get_filesystem_class, url_to_fs
 
+            # Here, because that imports torch, and records are read without it.
             from dist_tune.ranks import (
                 within,
-            )  # here, because that imports torch, and records are read without it
+            )
 
             def answer() -> Any:
                 if self._opened is None:
-                    self._opened = url_to_fs(
-                        self.url, skip_instance_cache=True
-                    )  # not the program's own, which remembers listings
+                    # Not the program's own, which remembers listings.
+                    self._opened = url_to_fs(self.url, skip_instance_cache=True)
                 files, root = self._opened
                 return question(files, f"{root}/{place}")
 
-            get_filesystem_class(
-                self.url.partition("://")[0]
-            )  # imports it, which may take longer than any answer
+            # Imports it, which may take longer than any answer.
+            get_filesystem_class(self.url.partition("://")[0])
             began = time.monotonic()
             return within(max(0.0, self._left_s), answer)
         except Exception as error:  # noqa: BLE001  # of whatever package: the record is tuned

@@ -104,9 +104,8 @@ class FirstRun:
             sums = sums_of(first)
         if self._undo is not None:
             self._undo.exchange()
-        if (
-            state is None
-        ):  # any run is as good as the first, whose value is not to lie beside this one's
+        # Any run is as good as the first, whose value is not to lie beside this one's.
+        if state is None:
             self._held.clear()
             self._held.append(run())
             return
@@ -170,14 +169,12 @@ class FirstRun:
         """To the state that the run has left."""
         if not self.is_probed:
             return
-        if (
-            not self._is_accepted
-        ):  # else an error, and what it was about may never let the device go on
+        # Else an error, and what it was about may never let the device go on.
+        if not self._is_accepted:
             if self._state is not None:
                 self._state.put_back()
-            if (
-                self._undo is not None
-            ):  # after it: the probe's copies of such memory are of before the first run
+            # After it: the probe's copies of such memory are of before the first run.
+            if self._undo is not None:
                 self._undo.exchange()
         self._after.restore()
 

@@ -231,9 +231,8 @@ class OnlineRuns(Replayer):
     def _run_other(self, launch: Tunable, config: Any, error: Exception) -> Any:
         configs, *_ = launch.candidates()
         for each in configs:
-            with suppress(
-                Exception
-            ):  # of one that cannot run either; the first error is the one to tell
+            # Of one that cannot run either; the first error is the one to tell.
+            with suppress(Exception):
                 if each is not config:
                     value = launch.run(each, None, is_trial=False)
                     self._use_at(launch, each).fill()
@@ -397,9 +396,8 @@ class OnlineRuns(Replayer):
     def _follow_sites(self) -> None:
         """Use the stand-in of sites that were met for the first time."""
         for site in self._sites.met.values():
-            is_new = (
-                site.kernel + site.key not in self._by_name
-            )  # else it may be made anew in each call
+            # Else it may be made anew in each call.
+            is_new = site.kernel + site.key not in self._by_name
             if is_new and site.stand_in is not None and site.winner is None:
                 self.use(site, site.stand_in)
 

@@ -397,9 +397,8 @@ class Replayer:
     def _beat(self, doing: str, *, is_new: bool = False) -> None:
         began = time.monotonic()
         self._ranks.beat(doing, is_new=is_new)
-        self._talked_s += (
-            time.monotonic() - began
-        )  # no time of a replay: with a slow store there would be a meeting for each
+        # No time of a replay: with a slow store there would be a meeting for each.
+        self._talked_s += time.monotonic() - began
 
     def _n_in_phase(self, conditions: Conditions) -> int:
         """Replays of the phase before this batch."""

@@ -350,9 +350,8 @@ class Trials:
 
     def _launch_first(self, site: Site, launch: Tunable, trial: Trial) -> Any:
         """Launch the candidate whose turn it is, or the first one that can stand in for it."""
-        is_kept = launch.keeps(
-            site.configs[trial.candidate]
-        )  # else another one runs at this size whenever the candidate is in use
+        # Else another one runs at this size whenever the candidate is in use.
+        is_kept = launch.keeps(site.configs[trial.candidate])
         if not is_kept and not any(map(launch.keeps, site.configs)):
             assert launch.slot.fits is not None
             return launch.slot.fits.run(launch)
@@ -362,9 +361,8 @@ class Trials:
             if index != trial.candidate and self._schedule and is_kept:
                 self.samples.disturb(self._replay)
             if site.is_compiled and site.is_new and site.record is None:
-                if (
-                    self._schedule and site.stand_in is None
-                ):  # compiled and loaded in the middle of what is timed at other sites
+                # Compiled and loaded in the middle of what is timed at other sites.
+                if self._schedule and site.stand_in is None:
                     self.samples.disturb(self._replay)
                 if not self._sites.load(site, index):
                     continue
@@ -426,9 +424,8 @@ class Trials:
         )
         checker = site.checker if is_checked else None
         site.is_unchecked &= not is_checked
-        inputs = (
-            self.inputs if launch.is_whole else Inputs()
-        )  # of a launch inside a closure only while it is judged
+        # Of a launch inside a closure only while it is judged.
+        inputs = self.inputs if launch.is_whole else Inputs()
         if (
             not (launch.is_whole or trial.is_timed or counts)
             and site.record is None
@@ -476,9 +473,8 @@ class Trials:
                     )
                 if warm_up is not None:
                     warm_up.end()
-            if (
-                isinstance(refusal, Refusal) and refusal.is_raised
-            ):  # a wrapper around the kernel has caught it
+            # A wrapper around the kernel has caught it.
+            if isinstance(refusal, Refusal) and refusal.is_raised:
                 return NotMade()
         except NotLoaded:
             return NotMade()
@@ -509,19 +505,16 @@ class Trials:
                     f' config="{site.texts[index]}"'
                 )
                 raise
-            site.last_error = free_frames(
-                error
-            )  # they hold the memory that the next candidate needs
+            # They hold the memory that the next candidate needs.
+            site.last_error = free_frames(error)
             return Failed(n_collectives() - n_before if launch.is_whole else 0)
         if checker is not None and not self._is_right(site, index, value, launch, inputs):
             return Returned(value)
-        if (
-            checker is None and site.checker is not None and not launch.is_whole and not counts
-        ):  # the run of a stand-in
+        # The run of a stand-in.
+        if checker is None and site.checker is not None and not launch.is_whole and not counts:
             self._undo.take(inputs.values, inputs.changed())
-        if (
-            not counts or site.stand_in is None or site.stand_in in site.failures
-        ):  # else what is in use
+        # Else what is in use.
+        if not counts or site.stand_in is None or site.stand_in in site.failures:
             site.stand_in = index
         if is_turn and trial.is_timed:
             self.samples.add_run(site.label, index, self._replay)

@@ -113,9 +113,8 @@ class Variants:
         }
         name, found = max(classes.items(), key=lambda item: len(item[1]), default=("", {}))
         compiled = [each.compiled for each in site.variants]
-        has_end = (
-            max(len(found), *map(compiled.count, compiled)) <= _MAX_CLASSES
-        )  # of one argument, and of the code around equal ones
+        # Of one argument, and of the code around equal ones.
+        has_end = max(len(found), *map(compiled.count, compiled)) <= _MAX_CLASSES
         if self.endless or has_end or len(met) <= MAX_VARIANTS:
             return
         asked = f"asks for another compilation of every config in each launch of {site.label}"

@@ -104,9 +104,8 @@ def messages(story: Story, limit: int) -> list[str]:
     ranks = defaultdict[tuple[str, str], set[int]](set)
     for each in story.messages:
         text = each.text
-        for label in (
-            sorted(names, key=len, reverse=True) if "site=" in text else ()
-        ):  # one label may begin with another
+        # One label may begin with another.
+        for label in sorted(names, key=len, reverse=True) if "site=" in text else ():
             text = text.replace(label, names[label])
         ranks[each.level, text].add(each.rank)
     found = list(ranks.items())[-limit:]

@@ -133,9 +133,8 @@ class Pace:
             n, sum_s = self._open[is_trial]
             self._open[is_trial] = n + 1, sum_s + seconds
             self._has_tried |= is_trial
-        elif not self.has_begun or (
-            self.is_quiet(call) and self.is_quiet(call - 1)
-        ):  # other ranks see its start later
+        elif not self.has_begun or (self.is_quiet(call) and self.is_quiet(call - 1)):
+            # Other ranks see its start later.
             if self._is_stale:
                 self._recent.clear()
                 if not self._has_tried:

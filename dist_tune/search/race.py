@@ -61,9 +61,8 @@ class Race:
         """Site -> function around it -> the candidate beside which the site has raced."""
         self._elapsed_s = self._replays_s = 0.0
         self._began_s: float | None = None
-        self._latest_s = (
-            inf if plan.budget_s is not None else 0.0
-        )  # of a replay; endless if it may be long
+        # Of a replay; endless if it may be long.
+        self._latest_s = inf if plan.budget_s is not None else 0.0
 
     def add(
         self,
@@ -134,9 +133,8 @@ class Race:
         before: Collection[str] | None = None
         while True:
             turn = () if self.is_spent else self._next_turn()
-            asked = [
-                name for name, site in self._sites.items() if name in turn or site.is_barren
-            ]  # each replay may launch these
+            # Each replay may launch these.
+            asked = [name for name, site in self._sites.items() if name in turn or site.is_barren]
             waves = {name: wave for name in asked if (wave := self._sites[name].wave())}
             if waves or self.is_spent or turn == before:
                 return waves
@@ -160,9 +158,8 @@ class Race:
         """
         orders: dict[str, list[int]] = {}
         for name, n_runs in sites.items():
-            site = self._sites[
-                name
-            ]  # an earlier winner first: where time runs out it has had its turn
+            # An earlier winner first: where time runs out it has had its turn.
+            site = self._sites[name]
             alive = sorted(
                 site.alive(), key=lambda i: (i != site.prior_winner, i not in early[name])
             )
@@ -311,9 +308,8 @@ class Race:
         ready = [name for name in racing if not any(name in around[other] for other in racing)]
         latest, self._fixed = self._fixed, {}
         if nested := [name for name in ready if around[name]]:
-            first = min(
-                nested, key=lambda name: name not in self._beside
-            )  # what is under way goes on
+            # What is under way goes on.
+            first = min(nested, key=lambda name: name not in self._beside)
             latest |= self._beside.get(first, {})
             runs = {
                 name: best for name, site in self._sites.items() if (best := site.best) is not None

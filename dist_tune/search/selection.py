@@ -142,9 +142,8 @@ def hopeless(
     least_ms = options.insured_ms if is_first else 0.0
     slow = {i for i, each in times.items() if each.launches_ms > max(HOPELESS * best_ms, least_ms)}
     if objective != "kernel":
-        slow = {
-            i for i in slow if times[i].closure_ms > closure_ms + options.margin(0) * best_ms
-        }  # else the rest is faster for it
+        # Else the rest is faster for it.
+        slow = {i for i in slow if times[i].closure_ms > closure_ms + options.margin(0) * best_ms}
     if is_first:
         slow = {i for i in slow if typical_ms[i] > HOPELESS * min(typical_ms.values())}
     if (

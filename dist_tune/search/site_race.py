@@ -94,9 +94,8 @@ class SiteRace:
         self._rung = self._n_rounds = 0
         self._n_last = 0  # replays that were asked for after the end of the budget
         self._n_repeats = 0  # replays that a plain race would not have had
-        self._wanted: dict[
-            int, int
-        ] = {}  # candidate -> timed replays that it needs by the end of the queue
+        # Candidate -> timed replays that it needs by the end of the queue.
+        self._wanted: dict[int, int] = {}
         self._n_asked = 0  # times that this was not enough
         self._timed_in_finals: set[int] = set()
         self.drop(failures)
@@ -243,10 +242,8 @@ class SiteRace:
         self.queue = self.queue[n_replays:]
         if times:
             n_launches = max(each.n_launches for each in times.values())
-            for (
-                i,
-                each,
-            ) in self._attempt.items():  # which has not kept how many launches a call makes
+            # Which has not kept how many launches a call makes.
+            for i, each in self._attempt.items():
                 earlier = each._replace(n_launches=n_launches)
                 self.times[i] = (
                     _joined(earlier, times[i])
@@ -305,9 +302,8 @@ class SiteRace:
         queued = {trial.candidate for trial in self.queue}
         joining = [i for i in wave if i in self.alive() and i not in queued]
         self._wanted.update(dict.fromkeys(joining, 1))
-        if (
-            (best := self.best) is not None and joining and not self.queue
-        ):  # the device has rested while they were compiled
+        # The device has rested while they were compiled.
+        if (best := self.best) is not None and joining and not self.queue:
             self.queue = self._warm_up(best)
         self.queue += self._shuffled(joining, f"wave of {len(self._wanted)}")
 
@@ -351,9 +347,8 @@ class SiteRace:
             return
         best = self.best
         is_untried = best is not None and self.known_ms(best) is None
-        if (
-            best is not None and is_untried and self._n_last <= len(self.failures)
-        ):  # once, and again only for one that failed
+        # Once, and again only for one that failed.
+        if best is not None and is_untried and self._n_last <= len(self.failures):
             self._n_last += 1
             self.queue = [Trial(best, is_timed=True)]
         else:
@@ -407,9 +402,8 @@ class SiteRace:
                 self._end_rung(alive)
         elif self.stage == "exhaustive":
             self.end(NOT_MET, None if times else self.best)
-        elif (
-            self._n_rounds > 0
-        ):  # before the first round it waits for other sites to end their races
+        elif self._n_rounds > 0:
+            # Before the first round it waits for other sites to end their races.
             self._end_round()
 
     def begin_round(self, n_replays: int) -> None:
@@ -434,9 +428,8 @@ class SiteRace:
         n_replays = min(self._options.max_finalists, self.n_racing) * min(
             self._plan.n_repeat, self._n_enough()
         )
-        return (
-            n_replays if n_replays >= 2 * len(self.alive()) else 0
-        )  # the noise is known from repeats only
+        # The noise is known from repeats only.
+        return n_replays if n_replays >= 2 * len(self.alive()) else 0
 
     def _leave_by_prior_times(self) -> None:
         """Drop those that lost to the prior winner; without one, those that were hopeless beside

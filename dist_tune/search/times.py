@@ -294,9 +294,8 @@ class Samples:
             for candidate in sorted(
                 {each[site].candidate for each in batch if site in each and each[site].is_timed}
             ):
-                replays = sorted(
-                    self._runs[site][candidate] & self._closures.keys()
-                )  # others are under way
+                # Others are under way.
+                replays = sorted(self._runs[site][candidate] & self._closures.keys())
                 launches = [
                     ms
                     for each in self._launches[site][candidate].values()
@@ -308,9 +307,8 @@ class Samples:
                     for ms in (*launches, *(self._closures[k][0] for k in replays))
                     if not (isfinite(ms) and ms > 0)
                 ]
-                if (
-                    replays and absurd
-                ):  # JSON has no such numbers, and no median or maximum should hide one
+                # JSON has no such numbers, and no median or maximum should hide one.
+                if replays and absurd:
                     failure = CandidateFailure(FailureKind.CLOCK, f"the clock gave {absurd[0]} ms")
                     all_failures.setdefault(site, {}).setdefault(candidate, failure)
                 elif replays and launches:

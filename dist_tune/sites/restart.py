@@ -55,16 +55,11 @@ def read_attempts(journal: Iterable[AnyEvent]) -> dict[str, Attempts]:
     keys: dict[int, str] = {}
     under_way = list[tuple[str, int]]()
     for event in [*journal, None]:
-        if (
-            event is None or event.kind == "run"
-        ):  # the end of an attempt, with all that was under way
+        # The end of an attempt, with all that was under way.
+        if event is None or event.kind == "run":
             again = [pair for pair in under_way if found[pair[0]].deaths[pair[1]]]
-            for (
-                key,
-                i,
-            ) in (
-                under_way
-            ):  # of several one is the cause: at most one that was there before counts twice
+            # Of several one is the cause: at most one that was there before counts twice.
+            for key, i in under_way:
                 if len(under_way) == 1 or len(again) == 1 or (key, i) not in again:
                     found[key].deaths[i] += 1
             under_way = []
@@ -254,9 +249,8 @@ class TuningJournal:
         """Keep it for another attempt after an error; delete it where the tuning has come to its
         end, and no config runs.
         """
-        if not is_fatal(error) and not isinstance(
-            error, StuckDeviceError
-        ):  # else what is under way may be the cause
+        # Else what is under way may be the cause.
+        if not is_fatal(error) and not isinstance(error, StuckDeviceError):
             self._under_way.clear()
             self._mark()
         self.close(delete=isinstance(error, NoValidConfigError))

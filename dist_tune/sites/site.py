@@ -179,9 +179,8 @@ class Site:
         compile, or that of the nearest key.
         """
         first = next(i for i in (self.stand_in, *self.quickest[:1], self.near, 0) if i is not None)
-        return (
-            first if first not in self.suspects else next(self.order(None), first)
-        )  # none where all are in quarantine: its launch tells
+        # None where all are in quarantine: its launch tells.
+        return first if first not in self.suspects else next(self.order(None), first)
 
     def order(self, first: int | None) -> Iterator[int]:
         """Candidates to try for a launch: the one asked for, one known to run, the quickest to

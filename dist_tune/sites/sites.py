@@ -131,9 +131,8 @@ class Sites:
         """Note that a candidate cannot run here. ``output``: of the compiler."""
         site.failures[index] = failure
         self.story.dropped({site.label: {index: failure}})
-        tell = (
-            self.story.warning if site.label in self.met else self.story.debug
-        )  # of a predicted launch, which may not be made
+        # Of a predicted launch, which may not be made.
+        tell = self.story.warning if site.label in self.met else self.story.debug
         tell(
             f"site={site.label} candidate={index} cannot run here: {failure.reason}"
             f' config="{site.texts[index]}"'
@@ -263,9 +262,8 @@ class Sites:
         for kinds in self._kinds.values():
             for label, identify in kinds.items():
                 identity = identify()
-                names = [
-                    *takewhile(lambda name: name not in ("heuristics", "key_fn"), identity)
-                ]  # what comes after the code's own
+                # What comes after the code's own.
+                names = [*takewhile(lambda name: name not in ("heuristics", "key_fn"), identity)]
                 found[label] = {
                     name: identity[name]
                     for name in (names[:1] if "key_fn" in identity and len(kinds) == 1 else names)
@@ -338,9 +336,8 @@ class Sites:
         if racing != texts:
             site.keep(racing)
             configs, texts = site.configs, site.texts
-        if (
-            label in self._outcomes and self._outcomes[label][0] in texts
-        ):  # others have tuned it; it is met in the final run
+        # Others have tuned it; it is met in the final run.
+        if label in self._outcomes and self._outcomes[label][0] in texts:
             self._settle(site)
             return site
         site.checker = launch.checker()
@@ -426,10 +423,8 @@ class Sites:
         quantiles_ms = dict.fromkeys(range(len(site.configs)), (inf, inf, inf))
         for each in record.candidates if record is not None else ():
             if each.latency_ms is not None and each.failure is None:
-                ms, spread_ms = (
-                    each.latency_ms,
-                    each.spread_ms or 0.0,
-                )  # the median absolute deviation
+                # The median absolute deviation.
+                ms, spread_ms = (each.latency_ms, each.spread_ms or 0.0)
                 quantiles_ms[each.index] = ms, max(0.0, ms - spread_ms), ms + spread_ms
         timed = [(each, quantiles_ms[i]) for i, each in enumerate(site.configs)]
         site.timings = Timings(timed, record.seconds if record is not None else 0.0)

@@ -135,7 +135,6 @@ def install_fake_driver() -> None:
     New tensors are filled, because its kernels write nothing: a step that returns them shall return
     the same each time.
     """
-    torch.set_deterministic_debug_mode(
-        "warn"
-    )  # use_deterministic_algorithms imports torch._inductor: a CPU-second in each rank
+    # use_deterministic_algorithms imports torch._inductor: a CPU-second in each rank.
+    torch.set_deterministic_debug_mode("warn")
     driver.set_active(FakeH200())

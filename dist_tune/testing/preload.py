@@ -16,6 +16,5 @@ with suppress(Exception):  # Triton raises it in a rank's first launch
 
 gc.collect()
 gc.freeze()
-atexit.register(
-    gc.unfreeze
-)  # or the bindings of Triton 3.9 report what was never freed when the server ends
+# Or the bindings of Triton 3.9 report what was never freed when the server ends.
+atexit.register(gc.unfreeze)

@@ -210,9 +210,8 @@ def _run_rank(
     pipe: Connection, rank: int, world: _World, call: tuple[str, str, tuple[Any, ...]]
 ) -> None:
     os.environ.update(world.env, RANK=str(rank), WORLD_SIZE=str(world.n), LOCAL_RANK=str(rank))
-    torch.set_num_threads(
-        int(os.environ["OMP_NUM_THREADS"])
-    )  # OpenMP has read the variable already, in the fork server
+    # OpenMP has read the variable already, in the fork server.
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     choose_interpreter(world.mode == "interpret")
     if world.mode == "fake":
         install_fake_driver()

@@ -59,9 +59,8 @@ def apply_winners(
     # All ranks have made their last run: one whose listener raises leaves none of them in a
     # collective.
     context.sites.tell(winners)
-    with suppress(
-        StoreGoneError
-    ):  # its host has come here before us, and its program is at its end
+    # Its host has come here before us, and its program is at its end.
+    with suppress(StoreGoneError):
         context.reduce("done", None, all_came)
     context.expenses.end_phase("settle")
     if not why_not:
@@ -77,9 +76,8 @@ def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[S
     settled = []
     context.records.extend(records.values())
     numbers = context.story.numbers
-    for label, record in sorted(
-        records.items(), key=lambda each: numbers.get(each[0], 0)
-    ):  # as the log has named them
+    # As the log has named them.
+    for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):
         is_kept = label not in context.machine and write_record(
             context, record, context.entries[label].writers
         )
@@ -104,9 +102,8 @@ def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[S
 def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
     """The end of a tuning, in the log, as an event and on the terminal."""
     seconds, n_replays = context.expenses.total().model_copy(), context.replays.n_replays
-    steps = (
-        context.replays.step_times()
-    )  # first: what follows takes the processor from the calls that it times
+    # First: what follows takes the processor from the calls that it times.
+    steps = context.replays.step_times()
     records = [each.record for each in settled]
     tables = [row for each in settled for row in table_rows(each)]
     spent = " ".join(f"{phase_told(name)}={value:.3f}" for name, value in seconds)
@@ -128,6 +125,5 @@ def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
         first_ms=first_ms,
         best_ms=best_ms,
     )
-    context.story.terminal.show(
-        page(settled, has_log=os.access(context.story.path, os.W_OK))
-    )  # without one a warning has said so
+    # Without one a warning has said so.
+    context.story.terminal.show(page(settled, has_log=os.access(context.story.path, os.W_OK)))

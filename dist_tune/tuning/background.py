@@ -41,9 +41,8 @@ class Online:
             os.getpid(),
         )
         self._device = api.current_device() if api.is_available() and api.is_initialized() else None
-        self._thread = run_beside(
-            self._run, "online"
-        )  # before slots are cleared: where there are no more threads the job goes on as it is
+        # Before slots are cleared: where there are no more threads the job goes on as it is.
+        self._thread = run_beside(self._run, "online")
         atexit.register(self._close)
         for site in first.sites:
             if site.winner is not None and site.record is None:

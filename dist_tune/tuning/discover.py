@@ -98,9 +98,8 @@ def discover(
             _await_records(context, manifest.to_tune)
             continue
         if manifest.mode or manifest.why_not or (is_settled and not is_open):
-            for label in (
-                manifest.wrong.keys() & context.sites.met.keys()
-            ):  # nothing is tuned, and no other run may follow
+            # Nothing is tuned, and no other run may follow.
+            for label in manifest.wrong.keys() & context.sites.met.keys():
                 context.story.warning(
                     f"site={label} {_WRONG}; later calls use the first config:"
                     f" {manifest.wrong[label]}",
@@ -116,9 +115,8 @@ def discover(
             context.sites.forget(manifest.refused)
             context.sites.hits.clear()
             is_watched = True
-        if (
-            replays.n_replays == 0
-        ):  # of a function: with the config that is known, or the nearest one
+        # Of a function: with the config that is known, or the nearest one.
+        if replays.n_replays == 0:
             for label in set(manifest.to_tune) & context.sites.met.keys():
                 known = manifest.prior.get(label, PriorTimes())
                 context.sites.met[label].stand_in = (
@@ -181,12 +179,10 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
         )
         tuned = " to ".join(dict.fromkeys([days[0], days[-1]]))
         text = f"{context.name}: {kernels} from the cache, tuned {tuned}"
-        of_process.tell(
-            context.story, {f"hit {context.name}": text}, is_warning=False
-        )  # not of the object: a factory may decorate in every call
-    for label in (
-        manifest.cached.keys() - records.keys()
-    ):  # of other ranks: this one may come to it later
+        # Not of the object: a factory may decorate in every call.
+        of_process.tell(context.story, {f"hit {context.name}": text}, is_warning=False)
+    # Of other ranks: this one may come to it later.
+    for label in manifest.cached.keys() - records.keys():
         context.sites.apply(label, manifest.cached[label].winner)
     return [record.model_copy(update={"is_recalled": True}) for record in records.values()]
 
@@ -236,9 +232,8 @@ def _shared_records(context: TuningContext, manifest: SiteManifest) -> dict[str,
             if rank in manifest.cached[label].lacking:
                 records[label] = TuningRecord.model_validate_json(text)
                 write_record(context, records[label], manifest.writers.get(label, ()))
-    return {
-        label: records[label] for label in manifest.cached if label in records
-    }  # in one order on all ranks
+    # In one order on all ranks.
+    return {label: records[label] for label in manifest.cached if label in records}
 
 
 def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> SiteManifest:
@@ -261,18 +256,16 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
             of_process.tell(context.story, {differing: differing})
         required = "DIST_TUNE_MODE is require: tune once without it"
         shared = {label: texts for label, texts in manifest.shared.items() if texts}
-        is_settled = not shared and (
-            not manifest.unlisted or bool(manifest.shared)
-        )  # all ranks have the same candidates, or none
+        # All ranks have the same candidates, or none.
+        is_settled = not shared and (not manifest.unlisted or bool(manifest.shared))
         if manifest.missed and is_settled:
             more = f" And {differing}." if manifest.differing else ""
             raise CacheMissError(
                 f"{manifest.missed} {required}, or merge a file that has it.{more}"
             )
         if manifest.refused and context.lookup.is_required and is_settled:
-            why = (
-                differing if manifest.differing else required
-            )  # where a rank's settings let it use no record, no tuning helps
+            # Where a rank's settings let it use no record, no tuning helps.
+            why = differing if manifest.differing else required
             raise CacheMissError(
                 f"site {manifest.refused[0]}: ranks have records that not all of them can use:"
                 f" {why}."

@@ -40,9 +40,8 @@ def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest
         _enter(context, manifest)
         if manifest.warm_ups:
             warm_up(context, closure, manifest.warm_ups)
-            enter_met(
-                context, closure
-            )  # kernels inside functions are compiled before anything is timed
+            # Kernels inside functions are compiled before anything is timed.
+            enter_met(context, closure)
         tell_of_work(context)
         context.expenses.end_phase("compile")
 
@@ -133,9 +132,8 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
                 "first" if is_first_config or prior == PriorTimes() else "nearest",
             )
         if site is not None and site.is_new:
-            needed += [
-                (site, variant) for variant in site.variants
-            ]  # none with a record that not all ranks can use
+            # None with a record that not all ranks can use.
+            needed += [(site, variant) for variant in site.variants]
     # All but these: the job's next call launches them, for all arguments that it has met
     context.compiler.postpone()
     for site, variant in needed:
@@ -191,16 +189,13 @@ def warm_up(
     recorder = LaunchRecorder(context.replays.trials.functions)
     with around_launches(recorder.note):
         context.replays.run_batch(closure, replays[:1], WARM_UP)
-        if (
-            context.options.plan.budget_s is not None
-        ):  # nothing is compiled ahead if that run has spent it
+        # Nothing is compiled ahead if that run has spent it.
+        if context.options.plan.budget_s is not None:
             _tell(context, 1)
         if not race.is_enough(n_runs):
             if any(len(found) > 1 for found in kinds.values()) and n_early < len(replays):
-                first, early = (
-                    replays[0],
-                    replays[1 : n_early + 1],
-                )  # one more, because an earlier winner may be the first
+                # One more, because an earlier winner may be the first.
+                first, early = (replays[0], replays[1 : n_early + 1])
                 soon = {
                     label: {each[label].candidate for each in early if label in each}
                     for label in kinds
@@ -248,10 +243,8 @@ def _tell(context: TuningContext, n_replays: int) -> None:
     )
     context.race.tell_warm_up(n_replays, reduced)
     for label, failures in reduced.failures.items():
-        for i, (
-            kind,
-            reason,
-        ) in failures.items():  # a config that computes something else is worth a look
+        # A config that computes something else is worth a look.
+        for i, (kind, reason) in failures.items():
             told = f'site={label} candidate={i} {reason} config="{context.entries[label].texts[i]}"'
             context.story.warning(told, shown=kind is FailureKind.WRONG_RESULT)
 

@@ -64,9 +64,8 @@ class Tuning:
         self._is_beside, self._has_started = calls is not None, False
         self._is_cut_off = False
         """True once it was told that the tuning does not come to its end."""
-        if (
-            options.plan.search == "online" or self._is_beside
-        ):  # no candidate warms up in a call of its own
+        # No candidate warms up in a call of its own.
+        if options.plan.search == "online" or self._is_beside:
             plan = options.plan
             options = replace(
                 options,
@@ -104,9 +103,8 @@ class Tuning:
         else:
             compiler = first._context.compiler
             compiler.n_threads = max(1, n_threads // 2)  # beside a job that goes on
-        self._exit.callback(
-            lambda: None if self.goes_online else compiler.end()
-        )  # else another tuning goes on with it
+        # Else another tuning goes on with it.
+        self._exit.callback(lambda: None if self.goes_online else compiler.end())
         world = {"world_size": len(ranks.members), "ranks_per_host": n_ranks}
         lookup = CacheLookup(settings, story, is_used=options.uses_cache, **world)
         clock = device_clock()
@@ -117,9 +115,8 @@ class Tuning:
         self._exit.callback(self._watchdog.stop)
         if len(ranks.members) > 1 and not self._is_beside:
             self._watchdog.mind()
-        weakref.finalize(
-            self, self._watchdog.stop
-        )  # a tuning that is never made, after an error between the first run and the meeting
+        # A tuning that is never made, after an error between the first run and the meeting.
+        weakref.finalize(self, self._watchdog.stop)
         trials = Trials(
             name, ranks, sites, Variants(sites, compiler, story), clock, watchdog=self._watchdog
         )
@@ -219,9 +216,8 @@ class Tuning:
                 return self._counted()
             # Its config was in the cache, or other ranks are not here.
             self._context.replays.run_first(closure)
-            if not self.is_alone and self._discovered(
-                closure, is_watched=True
-            ):  # kernels inside the function
+            # Kernels inside the function.
+            if not self.is_alone and self._discovered(closure, is_watched=True):
                 return self._finish(closure)
             return self._counted()
 

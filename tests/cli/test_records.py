@@ -225,9 +225,8 @@ def test_a_record_has_many_names(cache: Cache, ask: Answers):
     stem, _ = keep(cache, record(), record(kernel="other"))
     for key in (stem, f"{stem}.json", stem[:5], stem[0], "model.gemm", "gemm"):
         assert [each["stem"] for each in ask.json("show", key)["records"]] == [stem]
-    keep(
-        cache, record(kernel=stem[:6])
-    )  # a name is chosen by a person; a hexadecimal word may begin a file's name by chance
+    # A name is chosen by a person; a hexadecimal word may begin a file's name by chance.
+    keep(cache, record(kernel=stem[:6]))
     assert [each["record"]["kernel"] for each in ask.json("show", stem[:6])["records"]] == [
         stem[:6]
     ]

@@ -140,9 +140,8 @@ def test_a_kernel_that_another_process_compiles_comes_last(rank: int, end: str):
     the deadline if it never does.
     """
     each, done = [config(16, warps) for warps in (1, 2, 4, 8)], list[int]()
-    tuned(fresh(configs=each), is_dist=False)(
-        torch.zeros(64)
-    )  # all are on disk, and take no time that counts
+    # All are on disk, and take no time that counts.
+    tuned(fresh(configs=each), is_dist=False)(torch.zeros(64))
     (path,) = (
         each
         for each in Path(os.environ["TRITON_CACHE_DIR"]).rglob("add_kernel.json")

@@ -227,9 +227,8 @@ def test_a_process_is_used_again_in_the_same_environment_and_ends_with_the_tunin
         [True] * 3,
         [False] * 3,
     ]
-    assert (
-        2 <= len(found) <= 4
-    )  # a thread, and one beside it that a launch waits for, in either environment
+    # A thread, and one beside it that a launch waits for, in either environment.
+    assert 2 <= len(found) <= 4
     until(lambda: {*processes_of(os.getpid()).values()} <= {"Z"})
 
 

@@ -175,11 +175,8 @@ def run(
     rank: int, phase: Phase, fault: str, on_all: bool = False, face: Face = "contextual"
 ) -> dict[str, Any]:
     """Tune the step once, with the fault in it; what is left of it on this rank."""
-    from tests.steps import (
-        autotuned,
-        is_unpatched,
-        launch,
-    )  # decorated for the interpreter, or not, by now
+    # Decorated for the interpreter, or not, by now.
+    from tests.steps import autotuned, is_unpatched, launch
 
     job = Job(phase, fault if on_all or rank == VICTIM else "nothing")
     job.watch()

@@ -59,18 +59,14 @@ def test_a_fault_is_told_in_time_and_nothing_is_lost(case: Case):
     told, own = fault.told, {fault.own}
     if (case.fault, case.phase) == ("no memory", "apply"):  # a launch of the last run is made once
         told, own = "PeerFailedError", {"MemoryError"}
-    if (case.fault, case.face) == (
-        "raise error",
-        "function",
-    ):  # a config that fails between collectives
+    # A config that fails between collectives.
+    if (case.fault, case.face) == ("raise error", "function"):
         own = {"PeerFailedError"}
     if case.fault == "stop 10 s":  # its timer ends it, or it is told the same
         own.add("Died")
     words = fault.words
-    if (case.fault, case.phase) in (
-        ("hold the lock", "discover"),
-        ("hold the lock", "compile"),
-    ):  # no config is told before replays
+    # No config is told before replays.
+    if (case.fault, case.phase) in (("hold the lock", "discover"), ("hold the lock", "compile")):
         words = "rank 1 last seen at: its first run of .*its process has ended"
     assert not result.left, result.row
     assert result.told_s < TOLD_WITHIN_S + 4 * (case.fault == "stop 10 s"), result.row
@@ -83,9 +79,8 @@ def test_a_fault_is_told_in_time_and_nothing_is_lost(case: Case):
         if not is_own:
             assert re.search(words, each.message if told else each.log, re.DOTALL), each
         if not each.error:
-            right = case.n_ranks * (
-                case.n_ranks + 1.0
-            )  # each kernel adds one, and each all-reduce sums over ranks
+            # Each kernel adds one, and each all-reduce sums over ranks.
+            right = case.n_ranks * (case.n_ranks + 1.0)
             assert (each.value["value"], each.value["is_unpatched"]) == (right, True), result.row
     if not told:
         assert result.n_again == 1, result.row  # the record

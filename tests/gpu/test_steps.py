@@ -13,11 +13,8 @@ import torch
 from tests.gpu import needs_two_gpus
 from tests.programs import ROOT
 
-pytestmark = [
-    pytest.mark.gpu,
-    needs_two_gpus,
-    pytest.mark.timeout(400),
-]  # four tunings of each product, compiled for the first time
+# Four tunings of each product, compiled for the first time.
+pytestmark = [pytest.mark.gpu, needs_two_gpus, pytest.mark.timeout(400)]
 
 ROWS, LATE = "--shape {333},1003,{1001} 16,8192,8192", "--case check --straggler"
 

@@ -160,9 +160,8 @@ def test_kernels_compile_for_hopper_once_for_many_shapes(rank: int, case: Callab
         for file in files
         if file.stem == "push_gemm_kernel"
     ]
-    assert (
-        max(shared, default=0) <= HALF_AN_SM
-    )  # two programs on an SM, with what the compiler adds to the stages
+    # Two programs on an SM, with what the compiler adds to the stages.
+    assert max(shared, default=0) <= HALF_AN_SM
     dist.barrier()
 
 
@@ -214,10 +213,8 @@ def check_code(config: triton.Config, dtype: torch.dtype, folder: Path) -> None:
         f"{cute_build.OPTIONS} --keep-ptx --keep-cubin --dump-dir {folder}",
     )
     ptx = next(folder.glob("*.ptx")).read_text(errors="replace")
-    rows, n_boxes = (
-        block["TILE_M"] // (1 if block["PING_PONG"] else 2),
-        block["TILE_K"] // 64,
-    )  # a box of TMA has 128 bytes a row
+    # A box of TMA has 128 bytes a row.
+    rows, n_boxes = (block["TILE_M"] // (1 if block["PING_PONG"] else 2), block["TILE_K"] // 64)
     element = "f16" if dtype is torch.float16 else "bf16"
     counts = {
         f"wgmma.mma_async.sync.aligned.m64n{block['TILE_N']}k16.f32.{element}.{element}": rows
@@ -241,9 +238,8 @@ def check_code(config: triton.Config, dtype: torch.dtype, folder: Path) -> None:
         text=True,
         check=True,
     ).stdout
-    assert re.search("REG:168 STACK:0 .* LOCAL:0 ", usage), (
-        f"{config}: {usage}"
-    )  # 65,536 registers for 384 threads, nothing spilled
+    # 65,536 registers for 384 threads, nothing spilled.
+    assert re.search("REG:168 STACK:0 .* LOCAL:0 ", usage), f"{config}: {usage}"
 
 
 @pytest.mark.slow  # needs the extra cute

@@ -159,9 +159,8 @@ def test_programs_of_a_config_fit_a_multiprocessor_together(rank: int):
         )
     configs = push_gemm.gpu_configs()
     assert push_gemm.drop_hopeless(configs, {"part_rows": 2048}) == configs
-    assert (
-        0 < len(push_gemm.drop_hopeless(configs, {"part_rows": 16})) < len(configs)
-    )  # tiles of mostly padding
+    # Tiles of mostly padding.
+    assert 0 < len(push_gemm.drop_hopeless(configs, {"part_rows": 16})) < len(configs)
 
 
 @on_a_gpu
@@ -240,9 +239,6 @@ def test_a_config_comes_from_the_first_file_there_is(rank: int):
         gemm.get_config.cache_clear()  # type: ignore[attr-defined]
         assert size(64, 256, 512) == 32
         write(gemm.config_file_name(256, 512), 64)
-        assert [size(65, 256, 512), size(64, 256, 256), size(5000, 256, 512)] == [
-            64,
-            32,
-            16,
-        ]  # N and K's, the device's, another class
+        # N and K's, the device's, another class.
+        assert [size(65, 256, 512), size(64, 256, 256), size(5000, 256, 512)] == [64, 32, 16]
     assert size(65, 256, 512) == 128

@@ -395,9 +395,8 @@ def test_rows_and_scales_may_have_strides_and_an_empty_split_adds_zero(rank: int
         torch.full((40, 200), NAN, dtype=half),
     )
     turned = x_scale.T.contiguous().T, w_scale.T.contiguous().T
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # partial sums that are not written keep what was in their memory
+    # Partial sums that are not written keep what was in their memory.
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", lambda size, **options: torch.full(size, NAN, **options))
         one = gemm.gemm_a8w8_blockscale(wide_x[:, :384], w, *turned, half, wide_y[:, :136], config)
         whole = gemm.gemm_a8w8_blockscale(

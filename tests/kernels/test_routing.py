@@ -39,9 +39,8 @@ def sorted_by_loop(
                     tiles.append([expert, len(rows) + first, of[0], of[-1]])
             rows += own + [len(experts)] * (-len(own) % BLOCKS_M[-1])
     if order == "arrival":
-        lists = [
-            sorted(tiles, key=lambda tile: tile[3]) for tiles in lists
-        ]  # a stable sort: by expert within a part
+        # A stable sort: by expert within a part.
+        lists = [sorted(tiles, key=lambda tile: tile[3]) for tiles in lists]
     return rows, lists
 
 
@@ -51,9 +50,8 @@ def routings(draw: st.DrawFn) -> tuple[list[int], Parts, int]:
     experts.
     """
     n_experts = draw(st.integers(1, 5))
-    used = draw(
-        st.lists(st.integers(0, n_experts - 1), min_size=1, max_size=n_experts)
-    )  # often not all: some get no row
+    # Often not all: some get no row.
+    used = draw(st.lists(st.integers(0, n_experts - 1), min_size=1, max_size=n_experts))
     experts = draw(st.lists(st.sampled_from(used), min_size=1, max_size=150))
     cuts = sorted(draw(st.lists(st.integers(0, len(experts)), max_size=2)))
     parts = list(zip([0, *cuts], [*cuts, len(experts)], strict=True))

@@ -263,9 +263,8 @@ def test_help_shows_the_keywords_of_the_tuner():
         "autotune: 'bool' = True, autotune_verbose: 'bool' = False, autotune_pg: 'ProcessGroup |"
         " None' = None, autotune_allow_arg_overwrite: 'bool' = False"
     )
-    flat = re.sub(
-        r"(?<=\() | (?=\))", "", " ".join(text.split())
-    )  # Python 3.13 puts each parameter on a line of its own
+    # Python 3.13 puts each parameter on a line of its own.
+    flat = re.sub(r"(?<=\() | (?=\))", "", " ".join(text.split()))
     assert f"{own}{keywords}, **more: 'Any') -> 'float'" in flat
     assert list(inspect.signature(tuned.__get__(3)).parameters)[:3] == [
         "factor",

@@ -48,9 +48,8 @@ def thrice(x):
 
 
 @triton.jit
-def act_kernel(
-    x_ptr, ACT: tl.constexpr, kernel: tl.constexpr
-):  # an argument with the name of a parameter of our wrappers
+# An argument with the name of a parameter of our wrappers.
+def act_kernel(x_ptr, ACT: tl.constexpr, kernel: tl.constexpr):
     at = tl.arange(0, kernel)
     tl.store(x_ptr + at, ACT(tl.load(x_ptr + at)))
 

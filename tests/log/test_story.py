@@ -163,10 +163,8 @@ def test_sites_have_names_in_the_log_and_on_the_terminal(
         for each in events_of(tmp_path)
         if each.kind == "message"
     ] == [LABEL, other]
-    shown = [
-        "dist_tune: step: k [64] is near",
-        f"dist_tune: {other} candidate=0 cannot run here",
-    ]  # two of one name have their labels
+    # Two of one name have their labels.
+    shown = ["dist_tune: step: k [64] is near", f"dist_tune: {other} candidate=0 cannot run here"]
     assert capsys.readouterr().err.splitlines() == shown
 
 

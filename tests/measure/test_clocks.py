@@ -215,9 +215,8 @@ class Gpu:
         patch.setattr(clocks, "DeviceEvent", lambda: GpuEvent(self))
         patch.setattr(clocks, "events_ms", lambda device: 0.003)
         patch.setattr(clocks, "api", SimpleNamespace(current_device=lambda: 0))
-        patch.setattr(
-            clocks, "current_device", lambda: 0
-        )  # a torch with CUDA would look for a driver
+        # A torch with CUDA would look for a driver.
+        patch.setattr(clocks, "current_device", lambda: 0)
 
     def spin(self, ms: float) -> None:
         self.spins_ms.append(ms)

@@ -61,9 +61,8 @@ def test_rounding_is_right_and_nothing_is_wrong(dtype: torch.dtype):
     found = difference(off.to(dtype), expected)
     assert "at [5, 7]" in found
     assert "; 1 of 4096 elements beyond" in found
-    assert torch.equal(
-        bits_of(expected), bits_of(before)
-    )  # also where the dtype to compute with needs no copy
+    # Also where the dtype to compute with needs no copy.
+    assert torch.equal(bits_of(expected), bits_of(before))
 
 
 @pytest.mark.parametrize("dtype", EXACT, ids=str)

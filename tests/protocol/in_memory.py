@@ -104,9 +104,8 @@ class Rank(Meetings):
 
     def came(self, place: Place, action: str) -> str:
         """What a call came to: the values of its meetings, or the class of its error."""
-        time.sleep(
-            0.05 if action.startswith("late") else 0.0
-        )  # others wait by then, or a test shows less
+        # Others wait by then, or a test shows less.
+        time.sleep(0.05 if action.startswith("late") else 0.0)
         action = action.removeprefix("late ")
         own = ERRORS.get(action)
         try:
@@ -119,9 +118,8 @@ class Rank(Meetings):
                     "other" if action == "stray" else "manifest", "x", joined, is_gathering=True
                 )
             ]
-            if (
-                action == "stop"
-            ):  # after the first meeting, and it learns of the end between replays
+            # After the first meeting, and it learns of the end between replays.
+            if action == "stop":
                 until(partial(self.client.check, ["f/n1/1/verdict"]))
                 self.beat("replay 3")
             values.append(self.reduce("done", "y", joined))

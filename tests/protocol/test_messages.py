@@ -292,9 +292,8 @@ def test_a_group_whose_collective_failed_before_is_named_as_the_cause():
     )
 
 
-CLOSED = RuntimeError(
-    "Application timeout caused pair closure"
-)  # of gloo, once a collective has timed out
+# Of gloo, once a collective has timed out.
+CLOSED = RuntimeError("Application timeout caused pair closure")
 CAUSES = [
     RuntimeError("my signal timed out"),
     ValueError("gloo"),

@@ -68,9 +68,8 @@ def _end(folder: Path, rank: int, block: int, ends: Ends) -> None:
 
 def _counted(folder: Path, rank: int, name: str, ends: Ends | None) -> list[triton.Config]:
     """Configs that write down their launches; the middle two are fast."""
-    os.environ["TURN"] = str(
-        len(list(folder.glob("died-*")))
-    )  # no value of the hook's: with another one the kernel is another
+    # No value of the hook's: with another one the kernel is another.
+    os.environ["TURN"] = str(len(list(folder.glob("died-*"))))
 
     def hook(block: int) -> Any:
         def note(_: dict[str, Any]) -> None:

@@ -116,9 +116,8 @@ def test_a_steady_call_makes_no_collective_no_store_access_and_no_log_line(rank:
             original = getattr(owner, name)
 
             def counted(*args: Any, **kwargs: Any) -> Any:
-                if (
-                    threading.current_thread() is threading.main_thread()
-                ):  # others still answer peers that come later
+                # Others still answer peers that come later.
+                if threading.current_thread() is threading.main_thread():
                     spent.append(name)
                 return original(*args, **kwargs)
 
@@ -349,9 +348,8 @@ def test_ranks_try_the_same_part_of_a_large_space_and_find_the_best(rank: int) -
     ] == untried
     assert [each.index for each in large if each.shared_bytes is None] == untried
     assert NOT_TRIED not in [each.left for each in other]
-    assert (
-        sum(gathered(len(compiled))) <= N_AT_MOST + 2 + 2
-    )  # both may compile what they launch first
+    # Both may compile what they launch first.
+    assert sum(gathered(len(compiled))) <= N_AT_MOST + 2 + 2
     assert re.search(r" tries \d+ more of \d+ candidates, \d+ are untried", log())
     return untried, config, [each.latency_ms for each in large]
 
@@ -542,9 +540,8 @@ def test_events_log_and_terminal_agree_with_the_records(rank: int):
         assert (
             dropped == {each.index for each in record.candidates if each.failure is not None} == {3}
         )
-        assert (
-            f"site {won.site} = tests.steps.add_kernel{site.key}: 4 configs" in log()
-        )  # by which the rows of the end are found
+        # By which the rows of the end are found.
+        assert f"site {won.site} = tests.steps.add_kernel{site.key}: 4 configs" in log()
         assert re.search(rf"  site {won.site}  .*  BLOCK={record.best.fields['BLOCK']}  ", end)
         assert re.search(rf" site {won.site} = \S+: \d tried: .*1 cannot run here", end)
     (done,), record = of["done"], step.records[0]

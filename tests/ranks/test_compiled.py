@@ -631,9 +631,8 @@ def test_equal_on_all_ranks_are_those_that_each_has_found_equal(classes: list[li
     reports = [
         Report(equal={"s": {i: first for i, first in enumerate(row) if i != first}}) for row in rows
     ]
-    equal = reduce_reports(dict(enumerate([*reports, Report()]))).equal[
-        "s"
-    ]  # the last rank has not met the site
+    # The last rank has not met the site.
+    equal = reduce_reports(dict(enumerate([*reports, Report()]))).equal["s"]
     first = [equal.get(i, i) for i in range(4)]
     for i in range(4):
         assert first[i] == min(j for j in range(4) if all(row[i] == row[j] for row in rows))

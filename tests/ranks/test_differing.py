@@ -361,9 +361,8 @@ def test_factory_kernels_have_their_own_winners(rank: int):
             for record in stepped(lambda: map(runs_only, (16, 32, 64), [rank] * 3), [])
         ]
         assert found == [(block, is_recalled) for block in (16, 32, 64)]
-    (record,) = stepped(
-        lambda: [runs_only(16, turn=rank)], [], cache=False
-    )  # all that differs is the rank's own number
+    # All that differs is the rank's own number.
+    (record,) = stepped(lambda: [runs_only(16, turn=rank)], [], cache=False)
     assert record.winner == 0
 
 

@@ -387,10 +387,8 @@ def test_a_call_that_raised_on_one_rank_ends_in_no_error(rank: int, case: tuple[
             raise ValueError("once")
         return y
 
-    steps = [
-        Step(face, rest=rest, name=f"{face} {how} 1"),
-        Step(face, name=f"{face} {how} 2"),
-    ]  # calls of a name are counted
+    # Calls of a name are counted.
+    steps = [Step(face, rest=rest, name=f"{face} {how} 1"), Step(face, name=f"{face} {how} 2")]
 
     def run(*sizes: int) -> list[list[int]]:
         return [
@@ -543,9 +541,8 @@ def test_what_has_run_out_is_told_with_its_rank(rank: int, what: str):
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1 and is_of_files:
             patch.setattr(FileCacheManager, "put", _raise(NO_FILES))
-            patch.setenv(
-                "TRITON_CACHE_DIR", f"{os.environ['TRITON_CACHE_DIR']}-1"
-            )  # what rank 0 has compiled lies elsewhere
+            # What rank 0 has compiled lies elsewhere.
+            patch.setenv("TRITON_CACHE_DIR", f"{os.environ['TRITON_CACHE_DIR']}-1")
         elif rank == 1:
             patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError) as told:
@@ -594,9 +591,8 @@ def _no_second_connection(rank: int) -> Any:
     over_tcp(rank)
     step = Step("contextual")
     group_of(None, 3.0)  # has the first connection
-    read_code(
-        add_kernel
-    )  # a file that cannot be read makes the kernel another one than that of its peers
+    # A file that cannot be read makes the kernel another one than that of its peers.
+    read_code(add_kernel)
     files = _take_descriptors() if rank == 1 else []
     step(X)
     for file in files:

@@ -97,10 +97,8 @@ def test_a_group_decides_for_itself(rank: int):
     mine: Any = {"group": groups[rank], "autotune_pg": groups[rank]}
     assert [step(X, **each)[0].item() for each in (mine, dict[str, Any](), mine)] == [1.0, 2.0, 1.0]
     assert chosen(step) == [f"block={1 + rank}", "block=4"]
-    assert [each.environment.world_size for each in step.records] == [
-        1,
-        2,
-    ]  # so a job of another size hits where its groups are the same
+    # So a job of another size hits where its groups are the same.
+    assert [each.environment.world_size for each in step.records] == [1, 2]
     with pytest.raises(ValueError, match=f"rank {rank} is not in the group"):
         step(torch.ones(5), autotune_pg=groups[1 - rank])
 
@@ -217,9 +215,8 @@ def test_the_seeds_example_runs_as_written(rank: int):
     results.append(my_gemm(x, ctx=ctx, autotune=True))
     assert all(torch.equal(y, x + 1) for y in results)
     assert (len(ran), len(my_gemm.configs)) == (1, 6)
-    assert (
-        seen == [(b, b, b, w) for b in (16, 32, 64) for w in (4, 8)] * 2
-    )  # once for each form of a call with this key
+    # Once for each form of a call with this key.
+    assert seen == [(b, b, b, w) for b in (16, 32, 64) for w in (4, 8)] * 2
     assert re.search(r"BLOCK=(32|64)", chosen(my_gemm)[0])
     assert any(re.match(r"  3  +\d", line) for line in lines)  # a row of the table
 

@@ -201,9 +201,8 @@ def test_a_rank_may_use_two_groups_in_turn(rank: int):
     def rest(y: torch.Tensor) -> torch.Tensor:
         if len(y) == 5:
             raise GLOO
-        time.sleep(
-            0.4 if len(y) == 2 else 0.0
-        )  # with its replays longer than a second, after which others show that they wait
+        # With its replays longer than a second, after which others show that they wait.
+        time.sleep(0.4 if len(y) == 2 else 0.0)
         return y
 
     step = Step("function", (16, 32), rest=rest, name="in turn")

@@ -186,9 +186,8 @@ def _cut_off(rank: int, at_run: int) -> Any:
 
     def rest(y: torch.Tensor) -> torch.Tensor:
         if wires and len(step.ran) == at_run:
-            until(
-                lambda: at_run > 1 or "rank 0 is late" in log_of(1)
-            )  # both have seen each other in this call by then
+            # Both have seen each other in this call by then.
+            until(lambda: at_run > 1 or "rank 0 is late" in log_of(1))
             wires[0].is_cut = True
         return y
 

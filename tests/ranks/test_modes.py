@@ -198,9 +198,8 @@ def test_without_tuning_the_nearest_record_decides_if_asked(rank: int):
     step(torch.zeros(80))
     assert step.best == [32, 64]
     step = Step("function", nearest=True)
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # each rank looks into its own cache, which has a copy
+    # Each rank looks into its own cache, which has a copy.
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         step(torch.zeros(64), autotune=False)
     assert step.ran == [32]

@@ -115,9 +115,8 @@ def test_an_averaged_model_whose_method_was_decorated_computes_with_its_own_para
     ]
     assert values == [[1.0], [5.0], [1.0]] * 2
     assert len(model.forward.records) == len(averaged.module.forward.records) == 2
-    assert (
-        model.method(torch.zeros(256), twice=True)[0] == 2.0
-    )  # a method that the class decorates is bound as any other
+    # A method that the class decorates is bound as any other.
+    assert model.method(torch.zeros(256), twice=True)[0] == 2.0
     assert (Scaled.method.__name__, Scaled.method.__doc__) == ("method", "Adds one.")
     return best(model.kernel)
 
@@ -186,9 +185,8 @@ def test_ranks_that_tune_alone_have_their_own_logs(rank: int):
     an error which says what to call.
     """
     kernel = autotuned(blocks=(16, 32))
-    tuned(kernel, is_dist=False, cache=False)(
-        torch.zeros(64)
-    )  # the quicker one's record would do for the other
+    # The quicker one's record would do for the other.
+    tuned(kernel, is_dist=False, cache=False)(torch.zeros(64))
     assert ", tuned in " in log()
     with pytest.raises(DistTuneError, match=r"call init_process_group\(\)"):
         tuned(kernel)(torch.zeros(64))

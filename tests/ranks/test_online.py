@@ -213,10 +213,8 @@ def test_ranks_that_drift_apart_launch_the_same_in_each_call(rank: int, case: tu
         nonlocal n_met
         value = own(ranks, topic, *args, **options)
         n_met += topic == case[0]
-        if (topic, rank) == case and n_met in (
-            4,
-            6,
-        ):  # after batches that try nothing yet, and that were quickly agreed on
+        # After batches that try nothing yet, and that were quickly agreed on.
+        if (topic, rank) == case and n_met in (4, 6):
             n_late = len(job.by_call) + 100
             while topic == "calls" and len(job.by_call) < n_late:
                 time.sleep(1e-3)

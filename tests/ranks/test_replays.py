@@ -1162,9 +1162,8 @@ def test_no_rank_captures_what_another_one_cannot(rank: int, case: str) -> Any:
 
     @contextual_autotune(is_dist=True, objective="graph")
     def step(x: torch.Tensor) -> torch.Tensor:
-        ExactTime.pass_ms(
-            300.0 if case == "later" else 0.1
-        )  # a long step's finals have batches of few replays
+        # A long step's finals have batches of few replays.
+        ExactTime.pass_ms(300.0 if case == "later" else 0.1)
         return launch(kernel, x)
 
     if case == "no device":

@@ -87,9 +87,8 @@ def records_of(step: Callable[[int], object], **options: Any) -> list[Any]:
 
     By the clock of the test, a launch that compiles takes a second.
     """
-    os.environ["TRITON_CACHE_DIR"] = str(
-        Path(os.environ["DIST_TUNE_CACHE_DIR"]).parents[1]
-    )  # what other steps of this module have compiled
+    # What other steps of this module have compiled.
+    os.environ["TRITON_CACHE_DIR"] = str(Path(os.environ["DIST_TUNE_CACHE_DIR"]).parents[1])
     FakeH200.launch_ms = staticmethod(
         lambda source, _: MS.get(constants_of(source).get("BLOCK", 0), 0.0)
     )

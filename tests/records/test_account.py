@@ -122,9 +122,8 @@ def test_each_candidate_has_one_fate():
         timed(1.1, 2.0, left="not raced: slower in an earlier tuning"),
     ]
     assert fates(of(*rows)) == "2 tried: 1 timed, 1 not timed, 2 not raced"
-    assert (
-        fates(of(timed(1.0, 2.0), timed(1.1, 2.1))) == "2 tried: 2 timed"
-    )  # an exhaustive search has no finals
+    # An exhaustive search has no finals.
+    assert fates(of(timed(1.0, 2.0), timed(1.1, 2.1))) == "2 tried: 2 timed"
 
 
 @pytest.mark.parametrize(

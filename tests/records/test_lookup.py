@@ -390,10 +390,8 @@ def test_a_near_shape_is_of_the_same_code_and_the_newest_of_equals():
         elsewhere,
     )
     alone = won(key="[512]", environment=environment(world_size=1, ranks_per_host=1))
-    assert (best(elsewhere, alone), best(alone, far)) == (
-        alone,
-        far,
-    )  # tuned on one GPU, served on several
+    # Tuned on one GPU, served on several.
+    assert (best(elsewhere, alone), best(alone, far)) == (alone, far)
     assert (
         best(won(key="[64]", source="x"))
         is nearest_usable(wanted(key="[64]"), [near], TEXTS[:0])

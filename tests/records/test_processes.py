@@ -92,9 +92,8 @@ def stopped(folder: Path, n_written: int, writing: Any) -> None:
 
 def main(race: Path, kill: Path) -> None:
     """Print the paths of the race; the others lie in ``kill``."""
-    warnings.simplefilter(
-        "error"
-    )  # nothing is broken here, and a lost file would only be a warning
+    # Nothing is broken here, and a lost file would only be a warning.
+    warnings.simplefilter("error")
     context = get_context("fork")
     for site in SITES:
         Cache(kill).store(tuning(site, 0))

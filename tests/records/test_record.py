@@ -138,10 +138,8 @@ def test_the_key_is_of_what_was_asked_for():
     assert (
         record(winner=2, n_replays=1, closure="g", seconds=9.0, environment=here).cache_key == key
     )
-    for changes in (
-        {"python": "2.7"},
-        {"device_count": 99},
-    ):  # another node, or an upgrade of Python
+    # Another node, or an upgrade of Python.
+    for changes in ({"python": "2.7"}, {"device_count": 99}):
         assert record(environment=here.model_copy(update=changes)).cache_key == key
 
 

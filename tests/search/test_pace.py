@@ -232,9 +232,8 @@ def test_the_budget_is_kept_by_true_times(seed: int, share: float, other_ms: flo
     of what they agreed on.
     """
     played = play(many(2, 12, seed=seed, other_ms=other_ms), PLAN, seed=seed, max_slowdown=share)
-    assert (
-        played.slowdown <= share * 1.15 + 2.5 / played.n_calls
-    )  # the last batch may take some calls more than was foreseen
+    # The last batch may take some calls more than was foreseen.
+    assert played.slowdown <= share * 1.15 + 2.5 / played.n_calls
     assert played.regret <= 0.02
 
 

@@ -157,10 +157,8 @@ def test_a_rung_keeps_fewer_each_time():
         FINALISTS <= later <= max(earlier / 2, FINALISTS) for earlier, later in pairwise(rungs)
     )
     assert len(rungs) <= 5
-    assert [world.batch(), world.batch()] == [
-        FINALISTS * 5,
-        0,
-    ]  # a round of finals that is clear is the last
+    # A round of finals that is clear is the last.
+    assert [world.batch(), world.batch()] == [FINALISTS * 5, 0]
     assert world.search["s"].best == 79
 
 
@@ -207,9 +205,8 @@ def test_long_samples_need_few_repeats():
     assert world.timed() == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
     assert world.search["s"].best == 0
     short = raced([200.0, 210.0, 220.0, 230.0], Plan(n_warmup=0, n_repeat=10))
-    assert (
-        max(short.timed().values()) <= 2 * 5 + 4
-    )  # a second of them in the race, and in each round of finals
+    # A second of them in the race, and in each round of finals.
+    assert max(short.timed().values()) <= 2 * 5 + 4
 
 
 def test_a_site_without_a_choice_is_no_company():

@@ -245,9 +245,8 @@ def test_known_times_cost_no_quality(table: list[tuple[float, bool]], drift: flo
     assert best is not None
     assert times[best] <= min(times) * (1 + 2 * TIE)
     assert not {trial.candidate for trial in world.trials() if trial} & (known.keys() - {winner})
-    assert len(world.replays) <= (
-        bound if len(known) < len(times) else 0
-    )  # where nobody is new the choice stands
+    # Where nobody is new the choice stands.
+    assert len(world.replays) <= (bound if len(known) < len(times) else 0)
     results = search["s"].results()
     assert all(
         (each := results[i].times) is not None and each.n_replays == 10

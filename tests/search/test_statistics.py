@@ -49,8 +49,7 @@ def test_half_of_the_samples_are_no_outliers(samples: list[float]):
     staying = without_outliers(samples)
     assert 2 * len(staying) >= len(samples)
     assert list(staying) == [each for each in samples if each in set(staying)]
-    middle = statistics.median(
-        samples
-    )  # of an even number between two, unlike the package's own, which is the lower one
+    # Of an even number between two, unlike the package's own, which is the lower one.
+    middle = statistics.median(samples)
     furthest = max(abs(each - middle) for each in staying)
     assert all(each in staying for each in samples if abs(each - middle) <= furthest)

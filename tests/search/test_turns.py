@@ -157,9 +157,8 @@ def test_a_kernel_is_timed_beside_one_config_of_the_function_around_it(seed: int
     assert chosen_ms <= 1.02 * min(
         step({"way": world.chosen["way"], "product": i})["way"] for i in range(36)
     )
-    assert chosen_ms <= 1.25 * min(
-        ms.values()
-    )  # alternating descent: the last turn is the product's
+    # Alternating descent: the last turn is the product's.
+    assert chosen_ms <= 1.25 * min(ms.values())
 
 
 def own_kernels(chosen: Mapping[str, int]) -> dict[str, float]:

@@ -121,9 +121,8 @@ def _dies(rank: int, turns: str) -> Any:
     def make(config: dict[str, Any]) -> Any:
         return (lambda: os._exit(7) if config["i"] == 2 and os.environ["DIES"] == "True" else 1), 1
 
-    os.environ["DIES"] = str(
-        turns[:1] == str(rank)
-    )  # a captured value would make it another problem
+    # A captured value would make it another problem.
+    os.environ["DIES"] = str(turns[:1] == str(rank))
     (ended,) = tune_problems([Problem("p", SPACE, make)], num_iters=1, mode="merge")
     assert isinstance(ended, Outcome)
     return list(ended.failures)
