@@ -20,7 +20,7 @@ PROGRAMS = [page for page in PAGES if "```python" in page.read_text() and page.s
 NODES = {
     path: [*ast.walk(ast.parse(path.read_text()))] for path in (ROOT / "dist_tune").rglob("*.py")
 }
-PLACES = {"cache", "errors.py", "measure", "offline", "testing"}
+PLACES = {"records", "errors.py", "measure", "offline", "testing"}
 SHOWN = {
     "TuningRecord",
     "CandidateRecord",
