@@ -397,7 +397,7 @@ GUARDS = (
         "calls that tune nothing have configs of their own",
         "_FunctionTuner.call_untuned",
         without("slot"),
-        "tests/ranks/test_functions.py",
+        "tests/ranks/test_modes.py",
     ),
     Guard(
         "a job waits for the one that tunes the same",
