@@ -200,7 +200,7 @@ def test_a_rank_alone_finds_its_winner(rank: int, face: Face):
     assert {block for call in job.by_call for block in call} == set(MS)
 
 
-@on_each_rank(cases=[("", -1), further(("calls", 1)), further(("in force", 0))], is_alone=True)
+@on_each_rank(cases=[further(("", -1)), further(("calls", 1)), ("in force", 0)], is_alone=True)
 def test_ranks_that_drift_apart_launch_the_same_in_each_call(rank: int, case: tuple[str, int]):
     """No collective holds them.
 

@@ -413,6 +413,7 @@ def over(kernel: Any, n: int) -> float:
 @on_each_rank(
     cases=[
         *((kind, "replayed") for kind in UNFIT),
+        ("a rule drops it", "in one step"),
         ("a rule drops it", "online"),
         *(further((kind, "online")) for kind in ("a rule makes it", "the kernel asserts")),
     ]
@@ -428,9 +429,10 @@ def test_a_config_is_used_only_at_sizes_of_its_bucket_where_it_fits(
     kernel, is_online = unfit(kind), how == "online"
     step: Any = contextual_autotune(
         is_dist=True, bucket=POWERS, search="online" if is_online else None, **QUICK
-    )(lambda n: over(kernel, n))
-    for n in (512, 384, 320) * (20 if is_online else 2):
-        assert step(n) == 2.0 * n
+    )(lambda *sizes: sum(over(kernel, n) for n in sizes))
+    calls = [(512, 384, 320)] if how == "in one step" else [(512,), (384,), (320,)]
+    for sizes in calls * (20 if is_online else 2):
+        assert step(*sizes) == 2.0 * sum(sizes)
     assert wrong == []
     assert len(buckets(step)) <= 1  # none online, which has not come to its end
     used = {n: (step(n), kernel.best_config.kwargs["BLOCK"])[1] for n in (512, 384, 320)}
