@@ -215,10 +215,12 @@ def test_ranks_that_drift_apart_launch_the_same_in_each_call(rank: int, case: tu
         n_met += topic == case[0]
         # After batches that try nothing yet, and that were quickly agreed on.
         if (topic, rank) == case and n_met in (4, 6):
-            n_late = len(job.by_call) + 100
-            while topic == "calls" and len(job.by_call) < n_late:
-                time.sleep(1e-3)
-            time.sleep(0.05)
+            # Until calls have passed the batch, or one has waited for it.
+            n_late, waited_s = len(job.by_call) + 100, 0.0
+            while len(job.by_call) < n_late and waited_s < 0.5:
+                n_calls = len(job.by_call)
+                time.sleep(0.01)
+                waited_s = waited_s + 0.01 if len(job.by_call) == n_calls else 0.0
         return value
 
     job = Job(name=f"step {case[0]}")  # the ranks leave a case after different numbers of calls
