@@ -166,7 +166,9 @@ def test_a_process_that_has_ended_for_want_of_work_costs_no_candidate(rank: int)
     assert len(found) > 2
 
 
-@on_each_rank(**alone, is_alone=True, cases=["a setting", "a patch", "a hook", "/bin/false"])
+@on_each_rank(
+    **alone, is_alone=True, cases=["a setting", "a patch", "a hook", "a stage", "/bin/false"]
+)
 def test_a_compiler_that_is_not_triton_s_alone_stays_in_this_process(rank: int, reason: str):
     """Another process would not have the setting, the patch, or the hook.
 
@@ -185,6 +187,8 @@ def test_a_compiler_that_is_not_triton_s_alone_stays_in_this_process(rank: int, 
             patch.setattr(CUDABackend, "make_llir", make_llir)
         elif reason == "a hook":
             triton.knobs.compilation.listener = lambda **facts: calls.append(facts)
+        elif reason == "a stage":
+            triton.knobs.runtime.add_stages_inspection_hook = lambda *stages: ("", "")
         else:
             patch.setattr(sys, "executable", reason)
         step = tuned(fresh(4, 8), is_dist=False)

@@ -157,7 +157,7 @@ def test_a_hit_compiles_its_config_alone(rank: int):
 
 
 @once
-@on_each_rank(modes=["fake"], cases=[further([0, 1]), [1]])
+@on_each_rank(modes=["fake"], cases=[[0, 1], [1]])
 def test_what_does_not_fit_is_dropped_before_any_launch(rank: int, who: list[int]) -> Any:
     """On one rank or all: on all ranks, with the reason and the need in record and log; where no
     rank has room it is not assembled.
