@@ -188,7 +188,9 @@ def test_a_compiler_that_is_not_triton_s_alone_stays_in_this_process(rank: int, 
         elif reason == "a hook":
             triton.knobs.compilation.listener = lambda **facts: calls.append(facts)
         elif reason == "a stage":
-            triton.knobs.runtime.add_stages_inspection_hook = lambda *stages: ("", "")
+            patch.setattr(
+                triton.knobs.runtime, "add_stages_inspection_hook", lambda *stages: ("", "")
+            )
         else:
             patch.setattr(sys, "executable", reason)
         step = tuned(fresh(4, 8), is_dist=False)

@@ -80,7 +80,7 @@ def test_runs_that_issued_fewer_collectives_are_named(counts: list[int], odd: li
             f"{ABSENT}: it is in call 2 of other",
         ),
         (
-            Card(0, n_of_process=1, doing="x", group=[1, 2]),
+            Card(0, n_of_process=1, doing="x", group=(1, 2)),
             "a call with a group of ranks [1, 2]",
             f"{ABSENT}: its group is ranks [1, 2]",
         ),
