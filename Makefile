@@ -19,14 +19,14 @@ help:  ## this list
 tune: .venv/run.stamp  ## tune AllGather-GEMM on all GPUs, or on two CPU ranks under the Triton interpreter
 	launch/launch.sh kernels/ag_gemm.py --case tune
 
-test: .venv/test.stamp  ## the tests, and those that Triton decides with 3.9.0 as well: six minutes on two cores
+test: .venv/test.stamp  ## the tests, and those that Triton decides with 3.9.0 as well: five minutes on two cores
 	@tests/all.sh $(newer)
 
 test-fast: .venv/test.stamp  ## the tests that start no ranks, programs or compilers, with the installed triton: 45 s on two cores
 	@log=$$(mktemp); code=0; $(pytest) -m "$(fast)" $(half) >$$log 2>&1 & id=$$!; \
 	$(pytest) -m "$(fast)" tests $(addprefix --ignore=,$(half)) || code=1; wait $$id || code=1; cat $$log; rm -f $$log; exit $$code
 
-test-faults: .venv/test.stamp  ## what make test leaves out: all faults in all phases and other slow tests, and the table of logs/faults-cpu: half an hour
+test-faults: .venv/test.stamp  ## what make test leaves out: all faults in all phases and other slow tests, and the table of logs/faults-cpu: a quarter of an hour
 	$(pytest) -m "slow and not gpu"
 	$(pytest) -m "hypothesis and not gpu and not slow" --hypothesis-profile=thorough
 	$(python) -m tests.faults.matrix --write logs/faults-cpu/README.md

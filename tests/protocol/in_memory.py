@@ -54,12 +54,20 @@ class Client:
     def __init__(self, store: dist.Store) -> None:
         self.store = store
         self.before: Callable[..., object] = lambda name, *args: None
+        self.is_dead = False
+        """From here on it has no more to say of itself."""
 
     def __getattr__(self, name: str) -> Any:
+        if self.is_dead and name == "set":
+            return self._set_of_dead
         call = getattr(self.store, name)
         return (
             call if not callable(call) else lambda *args: (self.before(name, *args), call(*args))[1]
         )
+
+    def _set_of_dead(self, key: str, value: str) -> None:
+        if not key.startswith("card/"):
+            self.store.set(key, value)
 
     def clone(self) -> Client:
         return self
@@ -86,11 +94,11 @@ class Rank(Meetings):
         """Make these calls, and come to the end of the program."""
         for closure, action in script:
             if action == "die":  # answer no more, as a process of this host that was killed
+                self.client.is_dead = True
                 self.close()
                 card = json.loads(self.client.get(f"card/{self.rank}"))
-                self.client.set(
-                    f"card/{self.rank}", json.dumps({**card, "is_over": False, "process": DEAD})
-                )
+                dead = json.dumps({**card, "is_over": False, "process": DEAD})
+                self.client.store.set(f"card/{self.rank}", dead)
                 return
             if action in ("pass", "pass slowly"):
                 if action == "pass slowly":
