@@ -113,7 +113,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     }:
         from dist_tune.testing import ranks
 
-        # Optimizers import it; it takes seconds.
+        # Optimizers import it, and it takes seconds: for each rank of the files that have most of
+        # them; for the others it is loaded where it is needed.
         ranks.PRELOADED = ("torch._dynamo", *ranks.PRELOADED)
     # Tests that import kernels/ have set it, where there is no GPU.
     os.environ.pop("TRITON_INTERPRET", None)

@@ -7,7 +7,7 @@ another:
 - tune: tunes AllGather-GEMM into DIST_TUNE_CACHE_DIR (a new temporary folder if that is not set)
   and times the tuned step
 - hit: finds it there. The process's first call through the tuner is compared with untuned calls,
-  made before it with the same config, so that compiling and loading are nobody's cost. Then the
+  made before it with the same config, so that no figure holds compiling and loading. Then the
   same again for functions decorated anew and, their winners forgotten, for further keys; then what
   later calls cost the host, and whether the step is as fast as when it was tuned
 - one-missing: a folder for each rank, and rank 1's is empty

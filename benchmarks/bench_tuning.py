@@ -5,8 +5,8 @@ Side by side in one run, on the same ranks and the same space: vanilla `triton.a
 for itself, the kernel alone), dist_tune's exhaustive search without shared compilation, and
 dist_tune as it comes. The choice is judged by the time of the whole step: the winners and the best
 of the exhaustive search are timed again, interleaved, and regret is the distance to the best of
-them. Seconds are MAX over ranks; those of each meeting the MIN, since the last rank to come waits
-for nobody.
+them. Seconds are MAX over ranks; those of each meeting the MIN, since the last rank to come does
+not wait.
 
     launch/launch.sh benchmarks/bench_tuning.py --shape 4096,11008,4096 --shape 8192,28672,8192
     --json bench.json launch/launch.sh benchmarks/bench_tuning.py                # without a GPU: a

@@ -109,8 +109,8 @@ def kernels_told(kernels: Iterable[str], step: str) -> str:
     counts = Counter(kernels)
     if list(counts.elements()) == [step]:
         return ""
-    kernels, n_keys = amount(len(counts), "kernel"), counts.total()
-    return f"{kernels} at {n_keys} keys" if n_keys > len(counts) else kernels
+    told, n_keys = amount(len(counts), "kernel"), counts.total()
+    return f"{told} at {n_keys} keys" if n_keys > len(counts) else told
 
 
 def phase_told(name: str) -> str:
