@@ -1,7 +1,7 @@
 """Recorded tables of times: what an exhaustive search measured on real devices, read from its
-events and kept under benchmarks/tables.
+records and kept under benchmarks/tables.
 
-python -m benchmarks.timing_tables .autotune_logs/rank-0.jsonl
+python -m benchmarks.timing_tables --run contextual-4xH200 cache/model.gemm/*.json
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from dist_tune.log.events import EVENT, Won
-from dist_tune.records import TuningRecord
+from dist_tune.records import TuningRecord, record_in
 
 TABLES = Path(__file__).parent / "tables"
 
@@ -37,41 +36,29 @@ class Table(BaseModel):
     rows: list[Row]
 
 
-def read_events(path: Path) -> list[Table]:
-    """The table of each site of an exhaustive search, from the events of any of its ranks; of sites
-    tuned again the last.
-    """
-    found: dict[str, list[Row]] = {}
-    for line in path.read_text().splitlines():
-        event = EVENT.validate_json(line)
-        if isinstance(event, Won):
-            record = TuningRecord.model_validate(event.record)
-            found[record.kernel + record.key] = [
-                Row(
-                    config=each.config,
-                    ranks_ms=list(each.rank_latencies_ms.values()),
-                    closure_ms=each.closure_ms,
-                    failure=each.failure,
-                )
-                for each in record.candidates
-            ]
-    return [Table(run=path.parent.name, site=site, rows=rows) for site, rows in found.items()]
+def table_of(record: TuningRecord, run: str) -> Table:
+    """The table of an exhaustive search of a site."""
+    rows = [
+        Row(
+            config=each.config,
+            ranks_ms=list(each.rank_latencies_ms.values()),
+            closure_ms=each.closure_ms,
+            failure=each.failure,
+        )
+        for each in record.candidates
+    ]
+    return Table(run=run, site=record.kernel + record.key, rows=rows)
 
 
-def store_tables(events: Path, folder: Path) -> list[Path]:
-    """Write the tables of the events of a rank, one file a site."""
-    paths = []
-    for table in read_events(events):
-        shape = "x".join(
-            part for part in table.site.partition("[")[2].rstrip("]").split(",") if part.isdigit()
-        )
-        paths.append(folder / f"{table.run}-{shape}.json")
-        rows = ",\n".join(json.dumps(row.model_dump()) for row in table.rows)
-        paths[-1].write_text(
-            f'{{"run": {json.dumps(table.run)}, "site": {json.dumps(table.site)}, "rows":'
-            f" [\n{rows}\n]}}\n"
-        )
-    return paths
+def store_table(path: Path, run: str, folder: Path) -> Path:
+    """Write the table of a record's file."""
+    table = table_of(record_in(path.read_bytes()), run)
+    parts = table.site.partition("[")[2].rstrip("]").split(",")
+    target = folder / f"{run}-{'x'.join(part for part in parts if part.isdigit())}.json"
+    rows = ",\n".join(json.dumps(row.model_dump()) for row in table.rows)
+    head = f'{{"run": {json.dumps(run)}, "site": {json.dumps(table.site)}, "rows": ['
+    target.write_text(f"{head}\n{rows}\n]}}\n")
+    return target
 
 
 def load_tables() -> dict[str, Table]:
@@ -84,8 +71,8 @@ def load_tables() -> dict[str, Table]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "events", nargs="+", type=Path, help="rank-<i>.jsonl of an exhaustive search"
-    )
-    for events in parser.parse_args().events:
-        print(*store_tables(events, TABLES), sep="\n")
+    parser.add_argument("records", nargs="+", type=Path, help="files of an exhaustive search")
+    parser.add_argument("--run", required=True, help="the name of the run")
+    options = parser.parse_args()
+    for path in options.records:
+        print(store_table(path, options.run, TABLES))

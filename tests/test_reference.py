@@ -1,4 +1,4 @@
-"""The page of all options, variables, names and events has those of the code: docs/reference.md."""
+"""The page of all options, variables and names has those of the code: docs/reference.md."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 import dist_tune
 from dist_tune.errors import FailureKind
-from dist_tune.log.events import Phase
+from dist_tune.log import Phase
 from dist_tune.settings import Settings, variables_read
-from tests import event_lists
+from tests.programs import ROOT
 
-PAGE = event_lists.PAGE.read_text()
+PAGE = (ROOT / "docs/reference.md").read_text()
 ROW = re.compile(r"^\| `(\w+)` \|(.*)\|$", re.MULTILINE)
 
 
@@ -77,13 +77,6 @@ def test_the_table_has_each_variable_with_its_default():
     assert listed == {"DIST_TUNE_CONFIG_DIR": ""} | {
         f"DIST_TUNE_{name.upper()}": str(value) for name, value in spelled.items()
     }
-
-
-def test_the_page_is_in_step_with_the_docstrings_of_events():
-    """Else ``python -m tests.event_lists`` writes it anew."""
-    begin, end = f"<!-- {event_lists.NAME}: begin -->", f"<!-- {event_lists.NAME}: end -->"
-    written = PAGE.partition(begin)[2].partition(end)[0]
-    assert written.strip().splitlines() == "\n".join(event_lists.lines()).strip().splitlines()
 
 
 def test_the_page_names_each_phase_and_each_kind_of_failure():

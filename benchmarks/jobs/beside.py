@@ -7,7 +7,6 @@ where the loss was read the loss and the second at which it was there.
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -170,21 +169,13 @@ def slowdown(times: Times, tuned_at: int, plain_ms: float) -> float | None:
     return 100 * (wall_ms - (end - 1) * plain_ms) / wall_ms
 
 
-def winners_in(events: str) -> dict[str, str]:
-    """Kernel and key -> config, of a rank's ``.jsonl``; of several tunings the latest."""
-    winners: dict[str, str] = {}
-    for line in events.splitlines():
-        if '"winner"' not in line:
-            continue
-        try:
-            event = json.loads(line)
-        except ValueError:  # the last line of a job that was ended
-            continue
-        if event.get("kind") == "winner":
-            record = event["record"]
-            best = record["candidates"][event["winner"]]
-            winners[f"{record['kernel']} {record['key']}"] = best["config"]
-    return winners
+_SITE = re.compile(r" INFO +site \d+ {2,}(\S.*?) {2,}.*? ms {2,}(\S.*?)(?: {2,}|$)", re.MULTILINE)
+"""A site's line at the end of a tuning: name, times, config, reason."""
+
+
+def winners_in(log: str) -> dict[str, str]:
+    """Kernel and key -> config, of a rank's log; of several tunings the latest."""
+    return dict(_SITE.findall(log))
 
 
 def agreement(ranks: Sequence[Mapping[str, str]]) -> str:

@@ -150,7 +150,7 @@ class Watch:
         environment = self.environment(name, way, folder)
         ran = run_watched(command, environment, folder, timeout_s, is_enough)
         texts = [each.read_text() for each in sorted(folder.glob("times.*"))]
-        events = [each.read_text() for each in sorted(folder.glob("logs/rank-*.jsonl"))]
+        logs = [each.read_text() for each in sorted(folder.glob("logs/rank-*.log"))]
         self.keep_log(name, way, command, folder)
         return Way(
             way,
@@ -159,7 +159,7 @@ class Watch:
             began_s=ran.began_s,
             ranks=[read_times(each) for each in texts],
             lines=ran.lines,
-            winners=[winners_in(each) for each in events],
+            winners=[winners_in(each) for each in logs],
         )
 
     def command(self, name: str, way: str, folder: Path) -> list[str]:

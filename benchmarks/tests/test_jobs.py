@@ -99,11 +99,14 @@ def test_the_slowdown_is_what_the_tuning_added_to_the_job():
 
 
 def test_ranks_are_compared_by_kernel_and_key():
-    """The winner of a later tuning counts; broken lines do not."""
-    record = {"kernel": "k", "key": "[1]", "candidates": [{"config": "A=1"}, {"config": "A=2"}]}
-    events = [{"kind": "winner", "winner": i, "record": record} for i in (0, 1)]
-    text = "\n".join(map(json.dumps, events)) + '\n{"kind": "winner", "wi'
-    assert winners_in(text) == {"k [1]": "A=2"}
+    """The winner of a later tuning counts."""
+    log = """\
+12:00:00.000 INFO    step 303 -> 30.4 ms (9.95x faster), tuned in 4.9 s
+12:00:00.000 INFO      site 1  k [1]  298 -> 26.1 ms  A=1 num_warps=4  fastest step, 16 % ahead
+12:00:00.000 INFO      site 2  k [2]  26.1 ms         A=1
+12:00:09.000 INFO      site 1  k [1]  298 -> 26.1 ms  A=2 num_warps=4  fastest step, 16 % ahead
+"""
+    assert winners_in(log) == {"k [1]": "A=2 num_warps=4", "k [2]": "A=1"}
     assert agreement([{"a": "1"}, {"a": "1"}]) == "yes, 1 sites"
     assert agreement([{"a": "1", "b": "2"}, {"a": "2"}]).startswith("NO: 1 of 1")
     assert agreement([]) == "-"

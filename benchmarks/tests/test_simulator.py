@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks.meeting_costs import Cost, latency_ms, tuning
 from benchmarks.simulator import Kernel, World, main_online, play
-from benchmarks.timing_tables import load_tables, read_events
+from benchmarks.timing_tables import Table, load_tables, store_table
 from benchmarks.worlds import kernel_of, many, small, step_of_148
-from dist_tune.log.events import Told, Won
+from dist_tune.records import record_bytes
 from dist_tune.search import Plan
 from dist_tune.search.selection import RacingOptions
 from tests.cached_records import candidate, record
@@ -197,31 +197,19 @@ def test_a_large_space_of_short_kernels_costs_little_more():
     assert repeated < plain + 200
 
 
-def test_events_read_back_as_their_table(tmp_path: Path):
-    """The same table from ``rank-<i>.jsonl``; of a site that was tuned again the last one."""
-    path = tmp_path / "run" / "rank-0.jsonl"
-    path.parent.mkdir()
+def test_a_record_is_kept_as_a_table(tmp_path: Path):
+    """And read back."""
     found = record(
         candidates=[
             candidate(0, failure="rank 1: no"),
             candidate(1, rank_latencies_ms={0: 0.2, 1: 0.1}, closure_ms=0.3),
         ]
     )
-    events = [
-        Won(at=0.0, rank=0, site=1, winner=1, reason="", record=each.model_dump(mode="json"))
-        for each in (record(), found)
-    ]
-    path.write_text(
-        "".join(
-            f"{each.model_dump_json()}\n"
-            for each in [Told(at=0.0, rank=0, level="WARNING", text="x"), *events]
-        )
-    )
-    (table,) = read_events(path)
+    (tmp_path / "record.json").write_bytes(record_bytes(found))
+    path = store_table(tmp_path / "record.json", "run", tmp_path)
+    assert path.name == "run-4096x2752.json"
+    table = Table.model_validate_json(path.read_text())
     assert (table.run, table.site) == ("run", "model.gemm[4096,2752,torch.bfloat16]")
-    assert [(row.failure, row.ranks_ms, row.closure_ms) for row in table.rows][1] == (
-        None,
-        [0.2, 0.1],
-        0.3,
-    )
-    assert table.rows[0].failure == "rank 1: no"
+    rows = [(row.failure, row.ranks_ms, row.closure_ms) for row in table.rows]
+    assert rows[1] == (None, [0.2, 0.1], 0.3)
+    assert rows[0][0] == "rank 1: no"

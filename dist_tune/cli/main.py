@@ -2,8 +2,8 @@
 
 ``python -m dist_tune`` is the same. With ``--json`` there is one JSON document on stdout and
 nothing else; warnings and errors go to stderr. Exit codes: 0 done, 1 not found, refused or broken,
-2 not understood, 3 done without a log file that is damaged. Imports nothing heavy, or ``--help``
-would take seconds: what a command does is imported when it runs.
+2 not understood. Imports nothing heavy, or ``--help`` would take seconds: what a command does is
+imported when it runs.
 """
 
 from __future__ import annotations
@@ -47,10 +47,7 @@ _FACTS = (
 _A_KEY = (
     "A record's id or any beginning that no other id has, or a kernel's name for all its records"
 )
-_SOURCES = (
-    "The folder of a tuning's logs (DIST_TUNE_LOG_DIR if left out), or records: files, exports,"
-    " cache folders, ids."
-)
+_SOURCES = "Records: files, exports, cache folders, ids, kernels; the last tuning's if left out."
 _TARGET = (
     "A file: an earlier export there is replaced, anything else is left alone. With / at its end a"
     " folder: records are added to it."
@@ -195,9 +192,7 @@ def show(key: Key, as_json: AsJson = False) -> Answer:
 
 @app.command()
 def report(
-    sources: Annotated[
-        list[str] | None, typer.Argument(metavar="DIR|RECORD", help=_SOURCES)
-    ] = None,
+    sources: Annotated[list[str] | None, typer.Argument(metavar="RECORD", help=_SOURCES)] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", readable=False, help="The page; report.html if left out."),
@@ -207,35 +202,27 @@ def report(
     ] = False,
     as_json: AsJson = False,
 ) -> Answer:
-    """A page about tunings.
-
-    Exit code 3 if the events of a rank are damaged: the page is made of the rest.
-    """
-    from dist_tune.cli.report import LEFT_OUT, story_of
+    """A page about tunings."""
+    from dist_tune.cli.report import records_of
     from dist_tune.log import amount
-    from dist_tune.report import render, summary, text
+    from dist_tune.report import render, summary, text, tunings_of
 
-    story = story_of(sources or [])
-    lines = [text(story).rstrip("\n")] if as_text else []
+    tunings = tunings_of(records_of(*sources or []))
+    told = summary(tunings)
+    lines = [text(tunings).rstrip("\n")] if as_text else []
     output = output or (None if as_text else Path("report.html"))
     if output is not None:
-        write_file(output, render(story).encode())
-        lines.append(
-            f"{output}: {amount(len(story.sites), 'site')}, {output.stat().st_size / 1024:.0f} KiB"
-        )
-    values = {"page": str(output) if output else None, **summary(story)}
-    # The text has the notes.
-    problems = [*story.damage.values(), *([] if as_text or as_json else story.notes)]
-    return Answer(values, lines, LEFT_OUT if story.damage else 0, problems)
+        write_file(output, render(tunings).encode())
+        size = output.stat().st_size / 1024
+        lines.append(f"{output}: {amount(len(told['sites']), 'site')}, {size:.0f} KiB")
+    return Answer({"page": str(output) if output else None, **told}, lines)
 
 
 @app.command()
 def diff(
     before: Annotated[
         str,
-        typer.Argument(
-            metavar="A", help="A record's file or id, an export, a cache folder or a log folder."
-        ),
+        typer.Argument(metavar="A", help="A record's file or id, an export, a cache folder."),
     ],
     after: Annotated[str, typer.Argument(metavar="B", help="The same, of later.")],
     as_json: AsJson = False,
@@ -243,25 +230,23 @@ def diff(
     """What changed between records.
 
     Exit code 1: a winner got slower by more than its noise. Exit code 2: records cannot be read, or
-    have no kernel and key in common. Exit code 3: nothing is slower, and a damaged event file was
-    left out. Noise: the spread_ms of both winners added (the median distance of a launch from the
-    median), and at least 1 % of the time.
+    have no kernel and key in common. Noise: the spread_ms of both winners added (the median
+    distance of a launch from the median), and at least 1 % of the time.
     """
-    from dist_tune.cli.report import LEFT_OUT, records_of
+    from dist_tune.cli.report import records_of
     from dist_tune.log import amount
     from dist_tune.report import compare, comparison_lines
 
-    (first, damage), (second, more_damage) = records_of(before), records_of(after)
-    found, damage = compare(first, second), damage + more_damage
+    first, second = records_of(before), records_of(after)
+    found = compare(first, second)
     lines = comparison_lines(found)
     if found["pairs"]:
-        code = LEFT_OUT if damage else 0
-        return Answer(found, lines, 1 if found["n_slower"] else code, damage)
+        return Answer(found, lines, 1 if found["n_slower"] else 0)
     counts = (
         f"{before} has {amount(len(first), 'record')}, {after} has {amount(len(second), 'record')}"
     )
     reason = f"nothing to compare: {counts}, with no kernel and key in common"
-    return Answer({**found, "error": reason}, lines, 2, [*damage, reason])
+    return Answer({**found, "error": reason}, lines, 2, [reason])
 
 
 @app.command(epilog="\n\n".join(_CONVERSIONS))

@@ -1,12 +1,9 @@
-"""Account of a tuning: the log and the events of a rank, the terminal of the first one, and names
-for people.
+"""Account of a tuning: the log of a rank, the terminal of the first one, and names for people.
 
 Knows texts, numbers and files; nothing of kernels or ranks.
 """
 
-from dist_tune.log import events
-from dist_tune.log.events import EVENT, EVENTS_VERSION, PHASES, AnyEvent, RunBegun
-from dist_tune.log.story import LineFile, Story
+from dist_tune.log.story import PHASES, LineFile, Phase, Story
 from dist_tune.log.words import (
     amount,
     closure_name,
@@ -23,16 +20,12 @@ from dist_tune.log.words import (
 )
 
 __all__ = [
-    "EVENT",
-    "EVENTS_VERSION",
     "PHASES",
-    "AnyEvent",
     "LineFile",
-    "RunBegun",
+    "Phase",
     "Story",
     "amount",
     "closure_name",
-    "events",
     "first_mistake",
     "kernels_told",
     "milliseconds",

@@ -1,9 +1,10 @@
 """Files in the cache folder of which a restart makes use: the journal of a tuning under way, and
 configs in quarantine.
 
-A journal holds lines of ``rank-<i>.jsonl``, written by the same writer. Knows files and events;
-nothing of what follows from them. Lines are not synced: the system's page cache survives a process
-that is killed, and a machine that loses its power measures again.
+A journal has a JSON object on each line: what ranks had agreed on, what failed, and what runs.
+Sites go by the digest of their cache key, so that another name is no other site. Knows files and
+lines; nothing of what follows from them. Lines are not synced: the system's page cache survives a
+process that is killed, and a machine that loses its power measures again.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dist_tune.files import PRIVATE, Rights, read_regular, warn_once
-from dist_tune.log import EVENT, AnyEvent, LineFile, events
+from dist_tune.files import PRIVATE, Rights, json_bytes, read_regular, warn_once
+from dist_tune.log import LineFile
 
 JOURNALS = "journals"
 """Subfolder for the journals of tunings under way."""
@@ -35,8 +36,70 @@ _STACKS = b"Stack (most recent call first)"
 """Beginning of what faulthandler writes when SIGTERM ends the process from outside."""
 
 
+_VERSION: Literal[2] = 2
+SiteKey = str
+"""Digest of the cache key of a site."""
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    v: Literal[2]
+
+
+class Attempt(_Line):
+    """A process begins here."""
+
+    kind: Literal["attempt"]
+
+
+class Dropped(_Line):
+    """A candidate cannot run, or may not win."""
+
+    kind: Literal["dropped"]
+    site: SiteKey
+    candidate: int
+    failure: str
+    """A ``FailureKind``."""
+    reason: str
+
+
+class Agreed(_Line):
+    """Times that all ranks have agreed on after a batch of replays: totals so far."""
+
+    kind: Literal["agreed"]
+    site: SiteKey
+    times: dict[int, tuple[tuple[Annotated[float, Field(gt=0)], float, float], int]]
+    """Candidate to ``[[kernel, step, spread of the kernel], replays]``, in milliseconds on the
+    slowest rank; the spread is the median absolute deviation.
+    """
+
+
+class UnderWay(_Line):
+    """From here on these candidates run, and no others: if the process ends by itself, one of them
+    is the cause.
+    """
+
+    kind: Literal["under way"]
+    candidates: list[tuple[SiteKey, int]]
+
+
+class Died(_Line):
+    """Processes have ended, on some rank, while candidates of a site were under way."""
+
+    kind: Literal["died"]
+    site: SiteKey
+    deaths: dict[int, int]
+    """Candidate to deaths in all attempts, on the rank with the most; 0 once it is in quarantine.
+    """
+
+
+AnyLine = Annotated[Attempt | Dropped | Agreed | UnderWay | Died, Field(discriminator="kind")]
+_LINE: TypeAdapter[AnyLine] = TypeAdapter(AnyLine)
+
+
 class Journal(LineFile):
-    """A file of events that this process holds until it is closed, or the process ends.
+    """A file that this process holds until it is closed, or the process ends.
 
     A failure costs a warning and the journal.
 
@@ -47,7 +110,7 @@ class Journal(LineFile):
 
     def __init__(self, path: Path, rights: Rights = PRIVATE) -> None:
         super().__init__(path, "tuning goes on without its journal", rights=rights)
-        self.events: list[AnyEvent] = []
+        self.lines: list[AnyLine] = []
         """What it held when it was opened, up to the first damaged line.
 
         After stacks nothing is under way.
@@ -67,6 +130,15 @@ class Journal(LineFile):
             super().tell(error, is_open=is_open)
         else:
             warn_not_kept(self.path, error)
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Add a line, which outlives this process.
+
+        Not by its model, because validation would take longer than the rest of it.
+        """
+        line = json_bytes({"v": _VERSION, "kind": kind, **fields})
+        if b"NaN" not in line and b"Infinity" not in line:  # a time that is no number
+            self.write(line + b"\n")
 
     def close(self, *, delete: bool = False) -> None:
         """Leave the file to other processes, or ``delete`` it."""
@@ -106,23 +178,23 @@ class Journal(LineFile):
         return file
 
     def _read(self, file: IO[bytes]) -> None:
-        """Read events up to the first damaged line, from which on the file is cut off."""
+        """Read up to the first damaged line, from which on the file is cut off."""
         n_read, is_in_stacks = 0, False
         file.seek(0)
         for line in file.read(MAX_BYTES).splitlines(keepends=True):
             is_in_stacks = line.startswith(_STACKS) or (is_in_stacks and not line.startswith(b"{"))
             try:
                 if line.startswith(_STACKS):
-                    self.events.append(events.UnderWay(at=0.0, rank=0, candidates=[]))
+                    self.lines.append(UnderWay(v=2, kind="under way", candidates=[]))
                 elif line.strip() and not is_in_stacks:
-                    self.events.append(EVENT.validate_json(line))
+                    self.lines.append(_LINE.validate_json(line))
             except (ValueError, RecursionError):
                 told = (
                     "line is damaged or of another version: what was measured from there on is"
                     " measured again"
                 )
                 warn_once(
-                    f"journal {self.path}: its {len(self.events) + 1}. {told}",
+                    f"journal {self.path}: its {len(self.lines) + 1}. {told}",
                     f"journal {self.path}",
                 )
                 break

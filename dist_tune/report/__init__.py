@@ -1,22 +1,19 @@
-"""What a tuning did, for people: event files and records become a page, a text or a comparison.
+"""What a tuning did, for people: records become a page, a text or a comparison.
 
-Reads the event files of a log folder and the records of the cache, and writes where it is told;
-tunes nothing and changes no record.
+Reads no file and writes none; tunes nothing and changes no record.
 """
 
 from dist_tune.report.compare import compare, comparison_lines
 from dist_tune.report.facts import render, summary, text
-from dist_tune.report.reader import UnreadableEventsError, story_of_folder
-from dist_tune.report.tunings import Story, story_of_records
+from dist_tune.report.tunings import Tuning, latest, tunings_of
 
 __all__ = [
-    "Story",
-    "UnreadableEventsError",
+    "Tuning",
     "compare",
     "comparison_lines",
+    "latest",
     "render",
-    "story_of_folder",
-    "story_of_records",
     "summary",
     "text",
+    "tunings_of",
 ]

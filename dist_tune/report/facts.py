@@ -1,6 +1,6 @@
-"""A story in words: facts that the page, the text and the JSON document show alike. Pure.
+"""Tunings in words: facts that the page, the text and the JSON document show alike. Pure.
 
-The page is one HTML file with all that it needs inside: a template with the story as JSON, of which
+The page is one HTML file with all that it needs inside: a template with the facts as JSON, of which
 its script makes the page. Texts come from programs and files of unknown origin: no "<" of theirs
 reaches the file, and the script sets them as text alone.
 """
@@ -9,167 +9,112 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC
 from importlib.resources import files
 from typing import Any
 
-from dist_tune.log import PHASES, amount, events, phase_told, printable, shortened
-from dist_tune.records import account
-from dist_tune.report.tunings import SiteStory, Story, TuningStory, numbers
+from dist_tune.log import PHASES, amount, phase_told, printable, shortened
+from dist_tune.records import TuningRecord, account
+from dist_tune.report.tunings import Tuning
 
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 
 
-def summary(story: Story) -> dict[str, Any]:
+def summary(tunings: Sequence[Tuning]) -> dict[str, Any]:
     """All of it for programs: a JSON document.
 
-    Texts are empty, and numbers None, where the story does not tell them.
+    Texts are empty, and numbers None, where records do not tell them.
     """
-    titles = list(dict.fromkeys(shortened(tuning.title, 80) for tuning in story.tunings.values()))
+    titles = list(dict.fromkeys(shortened(each.title, 80) for each in tunings))
     title = ", ".join(titles[:3])
     if len(titles) > 3:
         title += f" and {len(titles) - 3} more"
-    sites = []
-    for number, (tuning, name, site) in enumerate(story.sites, 1):
-        of = story.name_of(tuning) if len(story.tunings) > 1 else ""
-        sites.append(
-            {
-                "number": number,
-                "label": name,
-                "tuning": of,
-                "n_pruned": site.met.n_pruned,
-                **_outcome(site),
-            }
-        )
-    tunings = [_tuning(story, each) for each in story.tunings.values()]
-    return {
-        "title": title,
-        "machine": machine(story),
-        "tunings": tunings,
-        "notes": [*story.damage.values(), *story.notes],
-        "sites": sites,
-    }
-
-
-def machine(story: Story) -> dict[str, str]:
-    """Ranks, devices and versions."""
-    runs = list(story.runs.values())
-    devices = dict.fromkeys(run.device for run in runs)
-    return (
+    names = _names(tunings)
+    sites = [
         {
-            "tuned": max(run.date for run in runs),
-            "ranks": f"{amount(runs[0].world_size, 'rank')}, {', '.join(devices)}",
-            "versions": ", ".join(
-                f"{name} {version}" for name, version in runs[0].versions.items()
-            ),
-            "command": " ".join(runs[0].command),
-        }
-        if runs
-        else {}
-    )
-
-
-def _tuning(story: Story, tuning: TuningStory) -> dict[str, Any]:
-    """Steps and seconds of a tuning, in numbers and in words."""
-    end = tuning.teller.done or events.TuningEnded(at=0.0, rank=0)
-    parts: dict[str, float] = {name: end.seconds.get(name, 0.0) for name in PHASES}
-    parts["other"] = end.seconds.get("total", 0.0) - sum(parts.values())
-    told = {
-        "name": shortened(story.name_of(tuning), 80),
-        "first_ms": end.first_ms,
-        "best_ms": end.best_ms,
-        "step": "",
-        "took": "",
-    }
-    if end.first_ms and end.best_ms:
-        steps = (
-            f"{end.first_ms:.4g} ms with the first configs, {end.best_ms:.4g} ms with the winners"
-        )
-        told["step"] = f"{steps}: {end.first_ms / end.best_ms:.2f}x"
-    if seconds := ", ".join(
-        f"{phase_told(name)} {seconds:.1f}" for name, seconds in parts.items() if seconds > 0.005
-    ):
-        told["took"] = (
-            f"{end.seconds.get('total', 0.0):.1f} s ({seconds}), {amount(end.n_replays, 'replay')}"
-        )
-    meetings = end.seconds.get("meetings", 0.0)
-    return told | {"meetings": f"{meetings:.2f} s, a part of the phases" if meetings else ""}
-
-
-def messages(story: Story, limit: int) -> list[str]:
-    """Lines of the log, each once with the ranks that wrote it, and with names of sites in place of
-    labels; the last ``limit``.
-    """
-    names = {f"site={site.met.label}": name for _, name, site in story.sites}
-    ranks = defaultdict[tuple[str, str], set[int]](set)
-    for each in story.messages:
-        text = each.text
-        # One label may begin with another.
-        for label in sorted(names, key=len, reverse=True) if "site=" in text else ():
-            text = text.replace(label, names[label])
-        ranks[each.level, text].add(each.rank)
-    found = list(ranks.items())[-limit:]
-    return [
-        f"{'ranks' if len(writers) > 1 else 'rank'} {numbers(writers)}, {level}: {text}"
-        for (level, text), writers in found
-    ]
-
-
-def _outcome(site: SiteStory) -> dict[str, Any]:
-    """The winner of a site, or how far the race has come."""
-    record, rung = site.record, site.rung
-    if record is not None and site.won is not None:
-        told = {
+            "label": label,
+            "tuning": name if len(tunings) > 1 else "",
             "ms": record.best.latency_ms,
             "gain": account.gain(record),
-            "record_id": site.won.record_id,
+            "facts": account.facts(record),
         }
-        return {**told, "facts": account.facts(record)}
+        for name, tuning in zip(names, tunings, strict=True)
+        for label, record in tuning.sites.items()
+    ]
     return {
-        "ms": rung.best_ms if rung else None,
-        "gain": None,
-        "record_id": "",
-        "facts": {"chosen": f"not yet: {_state(site)}"},
+        "title": title,
+        "machine": _machine(tunings),
+        "tunings": [_tuning(name, each) for name, each in zip(names, tunings, strict=True)],
+        "sites": [{"number": number, **site} for number, site in enumerate(sites, 1)],
     }
 
 
-def _state(site: SiteStory) -> str:
-    if site.won is not None:
-        return f"winner {site.config(site.won.winner)}, {site.won.reason}"
-    if rung := site.rung:
-        left = f"{rung.n_left} of {len(site.met.configs)} left"
-        return f"{left}, best so far {rung.best_ms:.4g} ms {site.config(rung.best)}"
-    return f"{len(site.met.configs)} candidates, {site.n_dropped} dropped"
+def _names(tunings: Sequence[Tuning]) -> list[str]:
+    """The title of each; with a number where several share it."""
+    titles, seen = [each.title for each in tunings], defaultdict[str, int](int)
+    names = []
+    for title in titles:
+        seen[title] += 1
+        names.append(title if titles.count(title) == 1 else f"{title}, tuning {seen[title]}")
+    return names
+
+
+def _machine(tunings: Sequence[Tuning]) -> dict[str, str]:
+    """Date, ranks, devices and versions, of the last tuning."""
+    if not tunings:
+        return {}
+    record = tunings[-1].records[0]
+    where = record.environment
+    devices = dict.fromkeys(each.environment.device for of in tunings for each in of.records)
+    versions = where.model_dump(include={"python", "torch", "triton", "cuda"}, exclude_none=True)
+    return {
+        "tuned": f"{record.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
+        "ranks": f"{amount(where.world_size, 'rank')}, {', '.join(devices)}",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+
+
+def _tuning(name: str, tuning: Tuning) -> dict[str, Any]:
+    """Steps and seconds of a tuning, in numbers and in words."""
+    first_ms, best_ms = tuning.step_ms
+    spent = tuning.records[0].spent
+    parts: dict[str, float] = {phase: getattr(spent, phase) for phase in PHASES}
+    parts["other"] = spent.total - sum(parts.values())
+    step = ""
+    if first_ms and best_ms:
+        steps = f"{first_ms:.4g} ms with the first configs, {best_ms:.4g} ms with the winners"
+        step = f"{steps}: {first_ms / best_ms:.2f}x"
+    seconds = ", ".join(f"{phase_told(part)} {s:.1f}" for part, s in parts.items() if s > 0.005)
+    replays = amount(tuning.records[0].n_replays, "replay")
+    return {
+        "name": shortened(name, 80),
+        "first_ms": first_ms,
+        "best_ms": best_ms,
+        "step": step,
+        "took": f"{spent.total:.1f} s ({seconds}), {replays}" if seconds else "",
+        "meetings": f"{spent.meetings:.2f} s, a part of the phases" if spent.meetings else "",
+    }
 
 
 # -- the page --------------------------------------------------------------------------------------
 
 
-def render(story: Story) -> str:
+def render(tunings: Sequence[Tuning]) -> str:
     """The page."""
-    told = summary(story)
-    told["notes"] += messages(story, 50)
+    told = summary(tunings)
+    records = [each for tuning in tunings for each in tuning.records]
     told["sites"] = [
-        row | _further(row, site)
-        for row, (_, _, site) in zip(told["sites"], story.sites, strict=True)
+        row | _further(row, record) for row, record in zip(told["sites"], records, strict=True)
     ]
     embedded = json.dumps(told, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return (files("dist_tune.report") / "page.html").read_text().replace("STORY", embedded, 1)
 
 
-def _further(row: dict[str, Any], site: SiteStory) -> dict[str, Any]:
+def _further(row: dict[str, Any], record: TuningRecord) -> dict[str, Any]:
     """What the page has of a site besides: its candidates, each with its cells, its time on each
     rank and its config as Python.
     """
-    label = shortened(", ".join(filter(None, (row["label"], row["tuning"]))), 140)
-    told = {
-        "label": label,
-        "site": f"{site.met.kernel} {site.met.key}",
-        "miss": site.met.miss,
-        "candidates": [],
-    }
-    if (record := site.record) is None:
-        return told
     rows, candidates = account.candidate_rows(record), []
     for cells in rows:
         each = record.candidates[cells["#"]]
@@ -182,7 +127,12 @@ def _further(row: dict[str, Any], site: SiteStory) -> dict[str, Any]:
                 "is_near": each.left is None,
             }
         )
-    return told | {"headings": list(rows[0]), "candidates": candidates}
+    return {
+        "label": shortened(", ".join(filter(None, (row["label"], row["tuning"]))), 140),
+        "site": f"{record.kernel} {record.key}",
+        "headings": list(rows[0]),
+        "candidates": candidates,
+    }
 
 
 def _rounded(value: Any) -> Any:
@@ -220,9 +170,9 @@ def python_config(fields: Mapping[str, Any]) -> str:
 # -- the text --------------------------------------------------------------------------------------
 
 
-def text(story: Story) -> str:
+def text(tunings: Sequence[Tuning]) -> str:
     """The head, then a few lines for each site."""
-    told = summary(story)
+    told = summary(tunings)
     lines = [
         f"Tuning of {told['title']}",
         *(f"  {name}: {value}" for name, value in told["machine"].items()),
@@ -231,17 +181,11 @@ def text(story: Story) -> str:
         of = f"{each['name']}, " if len(told["tunings"]) > 1 else ""
         facts = {"step": each["step"], "took": each["took"], "waits": each["meetings"]}
         lines += [f"  {of}{name}: {value}" for name, value in facts.items() if value]
-    lines += [f"  note: {note}" for note in told["notes"]]
-    lines += [f"  {shortened(each)}" for each in messages(story, 20)]
     of = ""
     for row in told["sites"]:
         if row["tuning"] != of:
             of = row["tuning"]
             lines += ["", f"{of}:"]
-        pruned = {"pruned before": row["n_pruned"]} if row["n_pruned"] else {}
-        lines += [
-            "",
-            row["label"],
-            *(f"  {heading}: {value}" for heading, value in (row["facts"] | pruned).items()),
-        ]
+        lines += ["", row["label"]]
+        lines += [f"  {heading}: {value}" for heading, value in row["facts"].items()]
     return "".join(f"{printable(line)}\n" for line in lines)

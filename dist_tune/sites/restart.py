@@ -2,28 +2,36 @@
 one.
 
 Read at the first site without a record: times that ranks had agreed on, configs that failed, and
-those that were under way when a process ended by itself. Sites go by the digest of their cache key,
-so that another name is no other site. Knows events and candidates; nothing of ranks: the first one
-brings the times to the others, each brings its deaths.
+those that were under way when a process ended by itself. Knows lines of journals and candidates;
+nothing of ranks: the first one brings the times to the others, each brings its deaths.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from dist_tune.errors import CandidateFailure, FailureKind, NoValidConfigError, StuckDeviceError
+from dist_tune.errors import (
+    CandidateFailure,
+    FailureKind,
+    Failures,
+    NoValidConfigError,
+    StuckDeviceError,
+)
 from dist_tune.files import warn_once
-from dist_tune.log import AnyEvent, Story, events
+from dist_tune.log import Story
 from dist_tune.records import (
     JOURNALS,
     LINES_SUFFIX,
     QUARANTINE,
+    AnyLine,
     CacheLookup,
     Journal,
     QuarantinedConfig,
@@ -49,34 +57,36 @@ class Attempts:
     deaths: Counter[int] = field(default_factory=Counter)
 
 
-def read_attempts(journal: Iterable[AnyEvent]) -> dict[str, Attempts]:
-    """Digest of a cache key -> what the events of a journal say of the site."""
+def read_attempts(journal: Iterable[AnyLine]) -> dict[str, Attempts]:
+    """Digest of a cache key -> what a journal says of the site."""
     found: dict[str, Attempts] = defaultdict(Attempts)
-    keys: dict[int, str] = {}
     under_way = list[tuple[str, int]]()
-    for event in [*journal, None]:
-        # The end of an attempt, with all that was under way.
-        if event is None or event.kind == "run":
-            again = [pair for pair in under_way if found[pair[0]].deaths[pair[1]]]
-            # Of several one is the cause: at most one that was there before counts twice.
-            for key, i in under_way:
-                if len(under_way) == 1 or len(again) == 1 or (key, i) not in again:
-                    found[key].deaths[i] += 1
+    for line in [*journal, None]:
+        if line is None or line.kind == "attempt":
+            _count_deaths(found, under_way)
             under_way = []
-        elif event.kind == "site":
-            keys[event.site] = event.cache_key
-        elif event.kind == "under way":
-            under_way = [(keys[site], i) for site, i in event.candidates if site in keys]
-        elif event.kind == "agreed" and event.site in keys:
-            times = {i: Times(*ms, n_replays=n) for i, (ms, n) in event.times.items()}
-            found[keys[event.site]].times.update(times)
-        elif event.kind == "died" and event.site in keys:
-            dict.update(found[keys[event.site]].deaths, event.deaths)
-        elif event.kind == "dropped" and event.site in keys and event.failure in _KEPT_KINDS:
-            found[keys[event.site]].failures[event.candidate] = CandidateFailure(
-                FailureKind(event.failure), event.reason
-            )
+        elif line.kind == "under way":
+            under_way = line.candidates
+        elif line.kind == "agreed":
+            times = {i: Times(*ms, n_replays=n) for i, (ms, n) in line.times.items()}
+            found[line.site].times.update(times)
+        elif line.kind == "died":
+            dict.update(found[line.site].deaths, line.deaths)
+        elif line.failure in _KEPT_KINDS:
+            failure = CandidateFailure(FailureKind(line.failure), line.reason)
+            found[line.site].failures[line.candidate] = failure
     return found
+
+
+def _count_deaths(found: Mapping[str, Attempts], under_way: list[tuple[str, int]]) -> None:
+    """The end of an attempt, with all that was under way.
+
+    Of several one is the cause: at most one that was there before counts twice.
+    """
+    again = [(key, i) for key, i in under_way if found[key].deaths[i]]
+    for key, i in under_way:
+        if len(under_way) == 1 or len(again) == 1 or (key, i) not in again:
+            found[key].deaths[i] += 1
 
 
 class TuningJournal:
@@ -99,21 +109,24 @@ class TuningJournal:
         """By number of a scheduled replay; launches of a run without a schedule by negative ones,
         the outermost first.
         """
+        self._keys: dict[str, str] = {}
+        """Label -> digest of its cache key, of sites without a record."""
         self._marked: list[tuple[str, int]] = []
+        self._dropped: set[tuple[str, int]] = set()
+        """Site and candidate, told once."""
         self._has_run: set[tuple[str, int]] = set()
         """Known-good ones: they are not under way when they run for a site that has nothing to
         time.
         """
 
-    def enter(self, site: Site) -> str:
+    def enter(self, site: Site) -> None:
         """Open the journal if it is the first site without a record, and note at the site which
-        candidates must not run, or run last.
-
-        The digest of its cache key, for the site's event; empty without a cache.
+        candidates must not run, or run last; nothing without a cache.
         """
         key, cache = self._lookup.key_digest(site.label), self._lookup.cache
         if not key or self._lookup.mode != "tune":
-            return ""
+            return
+        self._keys[site.label] = key
         if self._file is None:
             self._open(cache.folder / JOURNALS / f"{digest([*self._identity, key])}{LINES_SUFFIX}")
         found = self.attempts_at(site.label)
@@ -144,7 +157,6 @@ class TuningJournal:
         )
         site.failures.update(found.failures)
         site.suspects |= found.deaths.keys() | found.failures.keys()
-        return key
 
     def is_taken(self, wait_s: float = 0.0) -> bool:
         """True if, after so many seconds at most, another job of this user still has the journal,
@@ -160,8 +172,8 @@ class TuningJournal:
 
     def _open(self, path: Path) -> None:
         self._file = Journal(path, self._lookup.cache.rights)
-        self._attempts = read_attempts(self._file.events)
-        self._story.open_journal(self._file.write)
+        self._attempts = read_attempts(self._file.lines)
+        self._file.note("attempt", pid=os.getpid(), host=socket.gethostname(), at=time.time())
 
     def attempts_at(self, label: str) -> Attempts:
         """What earlier attempts have left of a site."""
@@ -190,7 +202,7 @@ class TuningJournal:
             )
             self._story.info(f"site={label} {told}", shown=True)
         if known := {**dict.fromkeys(self.attempts_at(label).failures, 0), **deaths}:
-            self._story.emit(events.Died, label, deaths=known)
+            self._note("died", label, deaths=known)
 
     def agreed(self, times: Mapping[str, Mapping[int, Times]]) -> None:
         """After a meeting: site -> candidate -> times, the same on all ranks."""
@@ -198,7 +210,19 @@ class TuningJournal:
             told = {
                 i: ((t.kernel_ms, t.closure_ms, t.spread_ms), t.n_replays) for i, t in each.items()
             }
-            self._story.emit(events.Agreed, label, times=told)
+            self._note("agreed", label, times=told)
+
+    def dropped(self, failures: Failures) -> None:
+        """Candidates cannot run, here or on another rank; each is told once."""
+        for label, found in failures.items():
+            for i, (kind, reason) in found.items():
+                if label in self._keys and (label, i) not in self._dropped:
+                    self._dropped.add((label, i))
+                    self._note("dropped", label, candidate=i, failure=str(kind), reason=reason)
+
+    def _note(self, kind: str, label: str, **fields: Any) -> None:
+        if self._file is not None and label in self._keys:
+            self._file.note(kind, site=self._keys[label], **fields)
 
     @contextmanager
     def launching(self, label: str, candidate: int) -> Iterator[None]:
@@ -243,7 +267,8 @@ class TuningJournal:
         under_way = [pair for pairs in self._under_way.values() for pair in pairs]
         if self._file is not None and under_way != self._marked:
             self._marked = under_way
-            self._story.under_way(under_way)
+            known = [(self._keys[label], i) for label, i in under_way if label in self._keys]
+            self._file.note("under way", candidates=known)
 
     def end_with(self, error: BaseException) -> None:
         """Keep it for another attempt after an error; delete it where the tuning has come to its

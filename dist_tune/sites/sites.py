@@ -130,7 +130,7 @@ class Sites:
     def fail(self, site: Site, index: int, failure: CandidateFailure, output: str = "") -> None:
         """Note that a candidate cannot run here. ``output``: of the compiler."""
         site.failures[index] = failure
-        self.story.dropped({site.label: {index: failure}})
+        self.journal.dropped({site.label: {index: failure}})
         # Of a predicted launch, which may not be made.
         tell = self.story.warning if site.label in self.met else self.story.debug
         tell(
@@ -184,14 +184,6 @@ class Sites:
             site = self.met[label]
             for i, reason in barred[label].items():
                 site.failures.setdefault(i, CandidateFailure(FailureKind.QUARANTINED, reason))
-            self.story.dropped(
-                {
-                    label: {
-                        i: CandidateFailure(FailureKind.QUARANTINED, reason)
-                        for i, reason in barred[label].items()
-                    }
-                }
-            )
             site.reported |= barred[label].keys()
 
     def restrict(self, texts: Mapping[str, list[str]]) -> list[str]:
@@ -378,14 +370,8 @@ class Sites:
         if record is not None and site.label not in self._uncached:
             site.record, site.stand_in = record, record.winner
             return True
-        cache_key = self.journal.enter(site)
-        self.story.site(
-            site.label,
-            (site.kernel, site.key),
-            site.texts,
-            n_pruned=site.n_removed,
-            cache_key=cache_key,
-        )
+        self.journal.enter(site)
+        self.story.site(site.label, (site.kernel, site.key), site.texts, site.n_removed)
         return False
 
     def adopt(self, first: Sites) -> None:

@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import Any
 
 from dist_tune.errors import StoreGoneError, is_machine_failure
-from dist_tune.log import amount, events, phase_told
+from dist_tune.log import amount, phase_told
 from dist_tune.measure import peak_bytes
 from dist_tune.ranks import all_came
-from dist_tune.records import TuningRecord, account, environment
+from dist_tune.records import TuningRecord, environment
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.notices import tell_of_unmet, tell_of_untuned
@@ -83,8 +83,6 @@ def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[S
         )
         record_id = context.lookup.record_id(record) if is_kept else ""
         settled.append(Settled(numbers.get(label, 0), record, record_id))
-        won = {"winner": record.winner, "reason": record.reason, "record_id": record_id}
-        context.story.emit(events.Won, label, **won, record=record.model_dump(mode="json"))
         if label in context.machine:
             told = "; ".join(
                 f"candidate {i}: {each.reason}"
@@ -100,7 +98,7 @@ def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[S
 
 
 def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
-    """The end of a tuning, in the log, as an event and on the terminal."""
+    """The end of a tuning, in the log and on the terminal."""
     seconds, n_replays = context.expenses.total().model_copy(), context.replays.n_replays
     # First: what follows takes the processor from the calls that it times.
     steps = context.replays.step_times()
@@ -117,13 +115,5 @@ def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
         f"{amount(n_replays, 'replay')}{again}; seconds: {spent}",
     ]:
         context.story.info(line)
-    first_ms, best_ms = account.step_times(records) if steps is None else steps[:2]
-    context.story.emit(
-        events.TuningEnded,
-        seconds=seconds.model_dump(),
-        n_replays=n_replays,
-        first_ms=first_ms,
-        best_ms=best_ms,
-    )
     # Without one a warning has said so.
     context.story.terminal.show(page(settled, has_log=os.access(context.story.path, os.W_OK)))

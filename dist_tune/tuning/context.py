@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dist_tune.compiler import Compiler
 from dist_tune.errors import CandidateFailure, FailureKind, Failures, reasons
 from dist_tune.launches import Buckets
-from dist_tune.log import Story, events
+from dist_tune.log import Story
 from dist_tune.ranks import Part, Ranks, Reduction, Result
 from dist_tune.records import CacheLookup, Seconds, TuningRecord
 from dist_tune.search import Guide, Plan, Race, Report, reduce_reports
@@ -149,8 +149,9 @@ class TuningContext:
                 topic, part, fn, is_gathering=is_gathering, is_optional=is_optional
             )
         self.replays.watchdog.note(f"work after the meeting {topic!r}")
-        self.expenses.meetings.append(time.monotonic() - began)
-        self.story.emit(events.Met, topic=topic, seconds=self.expenses.meetings[-1])
+        seconds = time.monotonic() - began
+        self.expenses.meetings.append(seconds)
+        self.story.debug(f"meeting={topic!r} seconds={seconds:.4f}")
         return reduced
 
     def reduce_reports(self, topic: str, report: Report) -> Report:
@@ -175,7 +176,7 @@ class TuningContext:
         reduced = self.reduce(topic, report, REPORTS)
         self.replays.agree_on(reduced.job)
         variants.endless = reduced.endless
-        self.story.dropped(reduced.failures)
+        self.sites.journal.dropped(reduced.failures)
         for label, failures in reduced.failures.items():
             if label in self.race:
                 self.race[label].drop(reasons(failures))

@@ -221,9 +221,8 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
         site = context.sites.met.get(label)
         if site is None:  # another rank's
             kernel, _, key = label.partition("[")
-            context.story.site(
-                label, (kernel, f"[{key.rpartition(']')[0]}]"), context.entries[label].texts
-            )
+            named = (kernel, f"[{key.rpartition(']')[0]}]")
+            context.story.site(label, named, context.entries[label].texts)
             continue
         if site.n_removed:  # a rule that is too strict costs speed, and no error
             n_all = len(site.configs) + site.n_removed
@@ -231,9 +230,6 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
                 f"prune rules removed {site.n_removed} of {n_all} configs of site={label}"
             )
         why, is_stale = context.lookup.reason_of_miss(label)
-        context.story.site(
-            label, (site.kernel, site.key), site.texts, n_pruned=site.n_removed, miss=why
-        )
         if is_stale:
             missed[f"missed {label}"] = f"site={label} is tuned: {why}"
         else:  # as it should be

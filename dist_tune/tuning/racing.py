@@ -134,16 +134,12 @@ def _is_right_again(context: TuningContext, closure: Closure) -> bool:
 
 
 def _tell_of_rungs(context: TuningContext) -> None:
-    """Tell who has left the race since the last time, and who is ahead."""
+    """Tell how fast the best candidates are so far."""
     race = context.race
     for label in context.entries:
         if (best := race[label].best) is not None:
-            context.story.rung(
-                label,
-                race[label].alive(),
-                (best, times.kernel_ms if (times := race[label].times.get(best)) else inf),
-                race[label].left,
-            )
+            times = race[label].times.get(best)
+            context.story.best(label, times.kernel_ms if times is not None else inf)
 
 
 def _run(

@@ -11,14 +11,14 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from dist_tune.compiler import Compiler, n_compile_threads
 from dist_tune.errors import JobEndedError, PeerFailedError, StoreGoneError
 from dist_tune.files import tell_held
 from dist_tune.launches import Tunable
-from dist_tune.log import Story, closure_name, events
+from dist_tune.log import Story, closure_name
 from dist_tune.measure import device_clock, no_full_collections, peak_bytes
 from dist_tune.ranks import Calls, Ranks
 from dist_tune.records import CacheLookup, TuningRecord
@@ -78,18 +78,11 @@ class Tuning:
         self._place = self._exit.enter_context(
             ranks.calling(f"{name} online" if self._is_beside else name)
         )
-        begun = events.TuningBegun(
-            at=time.time(),
-            rank=ranks.rank,
-            tuning=self._place.text,
-            closure=name,
-            world_size=len(ranks.members),
-            options=asdict(options.plan),
-        )
         story = Story(
             settings,
             ranks.rank,
-            begun,
+            name,
+            world_size=len(ranks.members),
             is_first=ranks.writes_progress,
             is_verbose=options.is_verbose,
         )
@@ -274,14 +267,7 @@ class Tuning:
         context = self._context
         if not self._is_cut_off and not context.records:
             self._is_cut_off = True
-            told = cut_off(context)
-            context.story.info(told, shown=True)
-            context.story.broken(
-                told,
-                context.expenses.total().model_dump(),
-                context.replays.n_replays,
-                is_cut_off=True,
-            )
+            context.story.info(cut_off(context), shown=True)
             context.story.flush()
 
     # -- phases ------------------------------------------------------------------------------------
@@ -364,11 +350,8 @@ class Tuning:
         if _is_programs_end(error):
             self.tell_cut_off()
         else:
-            context.story.broken(
-                f"{type(error).__name__}: {error}",
-                context.expenses.total().model_dump(),
-                context.replays.n_replays,
-            )
+            told = f"{type(error).__name__}: {error}"
+            context.story.error(f"{self._place.text} ended by {told}")
         try:
             context.ranks.abort(error)
         finally:

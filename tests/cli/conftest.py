@@ -1,6 +1,4 @@
-"""A cache of its own for each test of the command line, answers of commands on it, and a folder of
-logs.
-"""
+"""For each test of the command line: a cache of its own, answers of commands, and an export."""
 
 from pathlib import Path
 
@@ -8,7 +6,7 @@ import pytest
 
 from dist_tune.records import Cache
 from tests.cli_answers import Answers
-from tests.report.stories import write_story
+from tests.report import stories
 
 
 @pytest.fixture
@@ -23,6 +21,5 @@ def ask(cache: Cache) -> Answers:
 
 
 @pytest.fixture
-def logs(tmp_path: Path) -> Path:
-    write_story(tmp_path / "logs", 2, 24)
-    return tmp_path / "logs"
+def export(tmp_path: Path) -> Path:
+    return stories.export(tmp_path / "tuned.json", 2, 24)

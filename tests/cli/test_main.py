@@ -51,12 +51,12 @@ HELP: list[list[str]] = [
 
 
 @pytest.mark.processes
-def test_help_imports_nothing_heavy_and_reading_records_and_events_no_torch(
-    cache: Cache, logs: Path, tmp_path: Path
+def test_help_imports_nothing_heavy_and_reading_records_no_torch(
+    cache: Cache, export: Path, tmp_path: Path
 ):
     """One process for all commands, lightest first: an import would stay for the rest."""
     (stem,) = keep(cache, record())
-    export, page = str(tmp_path / "export.json"), str(tmp_path / "report.html")
+    all_of_them, page = str(tmp_path / "export.json"), str(tmp_path / "report.html")
     reading = [
         ["cache", "path"],
         ["cache", "ls"],
@@ -64,12 +64,12 @@ def test_help_imports_nothing_heavy_and_reading_records_and_events_no_torch(
         ["cache", "ls", "--quarantine"],
         ["cache", "show", stem],
         ["show", stem],
-        ["cache", "export", export],
-        ["cache", "merge", export],
-        ["diff", export, stem],
+        ["cache", "export", all_of_them],
+        ["cache", "merge", all_of_them],
+        ["diff", all_of_them, stem],
         ["report", stem, "--text"],
-        ["report", str(logs), "--json", "-o", page],
-        ["report", export, "-o", page],
+        ["report", str(export), "--json", "-o", page],
+        ["report", all_of_them, "-o", page],
         ["cache", "clear", "--yes"],
     ]
     torch = ["torch", "triton"]
@@ -177,7 +177,7 @@ def test_what_the_system_refuses_is_no_traceback(ask: Answers, monkeypatch: pyte
     [["--help"], ["cache", "path"], ["cache", "ls", "--json"], ["report", "--text"], ["diff"]],
 )
 def test_an_answer_that_finds_a_full_disk_is_one_line(
-    logs: Path,
+    export: Path,
     words: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -185,22 +185,20 @@ def test_an_answer_that_finds_a_full_disk_is_one_line(
     """And not half a table with exit code 0, nor a traceback, nor a second complaint when Python
     ends. Of diff 1 would say slower.
     """
-    monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(logs))
+    sources = {"diff": [str(export)] * 2, "report": [str(export)]}.get(words[0], [])
     with open("/dev/full", "w") as full:
         monkeypatch.setattr("sys.stdout", full)
-        assert main([*words, *([str(logs)] * 2 if words == ["diff"] else [])]) == (
-            2 if words == ["diff"] else 1
-        )
+        assert main([*words, *sources]) == (2 if words == ["diff"] else 1)
         full.write("more")
     assert capsys.readouterr().err == "dist-tune: stdout: No space left on device\n"
 
 
 def test_a_reader_may_go(
-    cache: Cache, logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cache: Cache, export: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """`dist-tune cache ls | head -1`, and of a long text."""
     keep(cache, record())
-    for words in (["cache", "ls"], ["report", str(logs), "--text"]):
+    for words in (["cache", "ls"], ["report", str(export), "--text"]):
         reading, writing = os.pipe()
         os.close(reading)
         with suppress(BrokenPipeError, SystemExit), os.fdopen(writing, "w") as stdout:
@@ -234,49 +232,16 @@ def test_hostile_texts_are_texts(cache: Cache, ask: Answers, words: tuple[str, .
     assert words[0] == "clear" or "[bold]" in out
 
 
-def test_a_folder_that_may_not_be_read_is_one_line(
-    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_folder_that_may_not_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """And no lecture on the usage, which was right."""
-    listdir = os.listdir
+    listdir, folder = os.listdir, tmp_path / "records"
+    folder.mkdir()
 
     def refused(path: Any = ".") -> list[str]:
-        if str(path).startswith(str(logs)):
+        if str(path).startswith(str(folder)):
             raise PermissionError(13, "Permission denied", str(path))
         return listdir(path)
 
     monkeypatch.setattr(os, "listdir", refused)
-    for words in (("report", logs, "--text"), ("diff", logs, tmp_path)):
-        assert refusal(*words) == f"dist-tune: {logs}: Permission denied"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "ls",
-        "show gemm",
-        "explain",
-        "export e.json",
-        "merge e.json",
-        "clear --yes",
-        "ls --quarantine",
-    ],
-)
-def test_a_cache_folder_that_is_none_is_one_line(
-    ask: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str
-):
-    """A file, or a path below one: the line names it and the variable, exit code 1, and nothing is
-    written.
-    """
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("mine")
-    folder = tmp_path / "file" / "records"
-    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(folder))
-    line = (
-        f"{folder} cannot be read (Not a directory): set DIST_TUNE_CACHE_DIR to the folder of the"
-        " records"
-    )
-    assert refusal("cache", *words.split()) == f"dist-tune: {line}"
-    assert ask.json(*words.split(), code=1)["error"] == line
-    assert refusal("report", "gemm") == f"dist-tune: {line}"
-    assert sorted(os.listdir(tmp_path)) == ["file"]
+    for words in (("report", folder, "--text"), ("diff", folder, tmp_path)):
+        assert refusal(*words) == f"dist-tune: {folder}: Permission denied"

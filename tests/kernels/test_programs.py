@@ -128,8 +128,8 @@ def test_commands_of_the_documents_end_right_and_leave_a_log_for_each_rank(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " ok tuned" in done.stdout
-    logs = [f"rank-{rank}.{ending}" for rank in (0, 1) for ending in ("jsonl", "log")]
-    assert sorted(path.name for path in (tmp_path / ".autotune_logs").iterdir()) == logs
+    logs = sorted(path.name for path in (tmp_path / ".autotune_logs").iterdir())
+    assert logs == ["rank-0.log", "rank-1.log"]
 
 
 # -- what cannot run -------------------------------------------------------------------------------

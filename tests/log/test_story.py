@@ -1,5 +1,5 @@
-"""The one writer of a tuning: its log, its events, its lines on the terminal; for their owner
-alone, and none is worth a tuning.
+"""The one writer of a tuning: its log, and its lines on the terminal; for their owner alone, and
+none is worth a tuning.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import resource
 import socket
 import stat
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -20,8 +21,9 @@ from typing import Any
 import pytest
 import torch
 
+import dist_tune
 from dist_tune import autotune
-from dist_tune.log import EVENT, Story, events
+from dist_tune.log import Story
 from dist_tune.settings import Settings
 from tests.programs import run_python
 from tests.steps import BLOCKS, QUICK, quiet
@@ -36,8 +38,7 @@ ESCAPED = r"f\n12:00:00.000 INFO    winner=7\x1b[2J\r\x07\u202e\u2028\x00\udcff"
 def story_in(folder: Path, *, is_first: bool = False, **options: Any) -> Any:
     """A story that has begun and has no site yet; closed at the end of ``with``."""
     settings = Settings().model_copy(update={"log_dir": folder, "verbosity": "normal", **options})
-    begun = events.TuningBegun(at=1.0, rank=0, tuning="f, call 1", closure=CLOSURE, world_size=2)
-    return closing(Story(settings, 0, begun, is_first=is_first))
+    return closing(Story(settings, 0, CLOSURE, world_size=2, is_first=is_first))
 
 
 def lines_of(folder: Path) -> list[str]:
@@ -47,42 +48,29 @@ def lines_of(folder: Path) -> list[str]:
     return [line[13:] for line in lines[3:]]
 
 
-def events_of(folder: Path) -> list[Any]:
-    return [
-        EVENT.validate_json(line) for line in (folder / "rank-0.jsonl").read_bytes().splitlines()
-    ]
-
-
 def written(folder: Path, text: str = "text") -> list[str]:
-    """Write a line that is an event, too, and the end of a tuning; returns the warnings."""
+    """Write a line; returns the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with story_in(folder) as story:
             story.warning(text)
-            story.broken("error", {}, 0)
     return [str(each.message) for each in caught]
 
-
-KINDS = ["run", "tuning", "phase", "message", "done"]
-"""Of the events of a tuning that has said one thing."""
 
 # -- lines -----------------------------------------------------------------------------------------
 
 
 def test_a_log_is_added_to(tmp_path: Path):
-    """The folder is made; a line is time, level and what is said, taken as it is.
-
-    A call with nothing to tune leaves no events.
-    """
+    """The folder is made; a line is time, level and what is said, taken as it is."""
     folder, odd = tmp_path / "a" / "logs", 'config="{BLOCK} <red>" {} %s'
     for text in ("first", odd):
         with story_in(folder, log_level="DEBUG") as story:
-            story.emit(events.Met, topic="manifest", seconds=0.1)
+            story.debug("fine")
             story.info(text)
     story.error("too late")
     assert [path.name for path in folder.iterdir()] == ["rank-0.log"]
-    met = "DEBUG   meeting='manifest' seconds=0.1000"
-    assert lines_of(folder) == [met, "INFO    first", met, f"INFO    {odd}"]
+    fine = "DEBUG   fine"
+    assert lines_of(folder) == [fine, "INFO    first", fine, f"INFO    {odd}"]
 
 
 def test_the_programs_logging_hears_what_it_asks_for(
@@ -138,7 +126,7 @@ def test_the_first_rank_shows_lines(
 def test_sites_have_names_in_the_log_and_on_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Also where one label begins with another; events keep labels.
+    """Also where one label begins with another.
 
     The step is named without its module on the terminal.
     """
@@ -158,11 +146,6 @@ def test_sites_have_names_in_the_log_and_on_the_terminal(
         met[1],
         f"WARNING {other} candidate=0 cannot run here",
     ]
-    assert [
-        each.text.partition("site=")[2].split()[0]
-        for each in events_of(tmp_path)
-        if each.kind == "message"
-    ] == [LABEL, other]
     # Two of one name have their labels.
     shown = ["dist_tune: step: k [64] is near", f"dist_tune: {other} candidate=0 cannot run here"]
     assert capsys.readouterr().err.splitlines() == shown
@@ -172,10 +155,8 @@ def test_any_text_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     """In each file and on the terminal, with the characters escaped."""
     with story_in(tmp_path, is_first=True) as story:
         story.warning(ODD, shown=True)
-        story.broken("error", {}, 0)
     assert lines_of(tmp_path)[0] == f"WARNING {ESCAPED}"
     assert capsys.readouterr().err.splitlines() == [f"dist_tune: {ESCAPED}"]
-    assert [each.kind for each in events_of(tmp_path)] == KINDS
 
 
 def test_lines_of_several_threads_are_whole(tmp_path: Path):
@@ -185,66 +166,26 @@ def test_lines_of_several_threads_are_whole(tmp_path: Path):
     assert lines_of(tmp_path) == [f"INFO    {'x' * 40}"] * 200
 
 
-# -- events ----------------------------------------------------------------------------------------
-
-
 def test_the_header_is_there_once_a_process(tmp_path: Path):
-    """Two tunings of one process: one header in each file, with process, command and versions, then
-    what they tell in order.
-    """
+    """Two tunings of one process: one header, with process, versions and command."""
     for text in ("one", "two"):
         assert written(tmp_path, text) == []
-    run, *others = events_of(tmp_path)
-    assert (run.pid, run.world_size, run.host, run.versions["torch"]) == (
-        os.getpid(),
-        2,
-        socket.gethostname(),
-        torch.__version__,
-    )
-    assert [(each.kind, each.tuning) for each in others] == [
-        (kind, "f, call 1") for kind in KINDS[1:] * 2
-    ]
     first, versions, command = (tmp_path / "rank-0.log").read_text().splitlines()[:3]
-    assert (
-        first[13:]
-        == f"INFO    dist_tune {run.versions['dist_tune']}: rank 0 of 2 on {run.host}, pid"
-        f" {run.pid}, {run.device}"
-    )
-    assert f"  {run.date}, python " in versions
+    where = f"rank 0 of 2 on {socket.gethostname()}, pid {os.getpid()}, "
+    assert first[13:].startswith(f"INFO    dist_tune {dist_tune.__version__}: {where}")
+    assert ", python " in versions
     assert f", torch {torch.__version__}, " in versions
-    assert command.endswith(f"  {' '.join(run.command)}")
-    ended = "ERROR   f, call 1 ended by error"
-    assert lines_of(tmp_path) == ["WARNING one", ended, "WARNING two", ended]
+    assert command.endswith(f"  {' '.join(sys.orig_argv)}")
+    assert lines_of(tmp_path) == ["WARNING one", "WARNING two"]
 
 
 def test_a_line_that_was_cut_off_ends_before_the_next(tmp_path: Path):
-    """A process that was killed in the midst of a line: later events are lines of their own."""
-    path = tmp_path / "rank-0.jsonl"
-    path.write_bytes(b'{"v": 1, "ki')
+    """A process that was killed in the midst of a line: later ones are lines of their own."""
+    path = tmp_path / "rank-0.log"
+    path.write_bytes(b"12:00:00.0")
     written(tmp_path)
-    assert [EVENT.validate_json(line).kind for line in path.read_bytes().splitlines()[1:]] == KINDS
-
-
-def test_an_event_that_cannot_be_is_left_out(tmp_path: Path):
-    """A time that is no number: the other events are written, also with such words or a lone
-    surrogate in a text, and odd values.
-    """
-    with story_in(tmp_path) as story:
-        for topic, seconds in (
-            ("report", float("nan")),
-            ("done", 1.0),
-            ("NaN or Infinity", 1.0),
-            ("a\udcff", 1.0),
-            (Path("/a"), 1.0),
-        ):
-            story.emit(events.Met, topic=topic, seconds=seconds)
-        story.broken("", {}, 0)
-    assert [each.topic for each in events_of(tmp_path) if each.kind == "meeting"] == [
-        "done",
-        "NaN or Infinity",
-        "a?",
-        "/a",
-    ]
+    assert path.read_text().splitlines()[-1].endswith(" WARNING text")
+    assert path.read_text().startswith("12:00:00.0\n")
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -261,7 +202,7 @@ def test_files_are_their_owners_alone(tmp_path: Path, mask: int):
     finally:
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
-    assert modes == {"a": 0o700, "logs": 0o700, "rank-0.log": 0o600, "rank-0.jsonl": 0o600}
+    assert modes == {"a": 0o700, "logs": 0o700, "rank-0.log": 0o600}
 
 
 ODD_FILES: dict[str, tuple[Any, str]] = {
@@ -328,6 +269,7 @@ def test_a_process_without_stderr(tmp_path: Path):
     program = """
 import os, sys
 os.close(2)
+import dist_tune
 from dist_tune import autotune
 f = autotune([{"block": 1}, {"block": 2}], None, n_warmup=0, n_repeat=1, cache=False)(lambda x, block: x)
 print(f(3), len(f.records))

@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +31,6 @@ from dist_tune import (
     to_hashable,
     tune_all,
 )
-from dist_tune.log.events import EVENT
 from dist_tune.search import NOT_TRIED
 from dist_tune.search.guided import ConfigSpace
 from dist_tune.testing import ExactTime, FakeH200
@@ -512,52 +510,24 @@ def test_progress_of_a_list_of_calls_and_mistakes(rank: int):
 
 
 @on_each_rank()
-def test_events_log_and_terminal_agree_with_the_records(rank: int):
-    """Two sites, of which one candidate each cannot run: sites, candidates, drops, winners and
-    seconds are those of the records.
+def test_log_and_terminal_agree_with_the_records(rank: int):
+    """Two sites, of which one candidate each cannot run: sites, candidates, winners and replays are
+    those of the records.
     """
     os.environ["DIST_TUNE_VERBOSITY"] = "normal"
     kernel = autotuned(blocks=(16, 32, 64, 2**21))  # Triton refuses the last one
     step = tuned(None, lambda x: [launch(kernel, x[:n]) for n in (64, 128)], n_warmup=1, n_repeat=2)
     with contextlib.redirect_stderr(io.StringIO()) as terminal:
         step(torch.zeros(128))
-    lines = Path(os.environ["DIST_TUNE_LOG_DIR"], f"rank-{rank}.jsonl").read_text().splitlines()
-    events = [EVENT.validate_json(line) for line in lines]
-    of: Any = {
-        kind: [each for each in events if each.kind == kind]
-        for kind in {each.kind for each in events}
-    }
-    assert {each.rank for each in events} == {rank}
-    assert [len(of[kind]) for kind in ("run", "tuning", "winner", "done")] == [1, 1, 2, 1]
     end = log()[log().rindex(", tuned in ") :]
-    sites = {each.site: each for each in of["site"]}
-    for won in of["winner"]:
-        site = sites[won.site]
-        (record,) = [each for each in step.records if each.key == site.key]
-        assert (won.record, won.winner) == (record.model_dump(mode="json"), record.winner)
-        assert [each.config for each in record.candidates] == site.configs
-        dropped = {each.candidate for each in of["dropped"] if each.site == won.site}
-        assert (
-            dropped == {each.index for each in record.candidates if each.failure is not None} == {3}
-        )
+    for number, record in enumerate(sorted(step.records, key=lambda each: len(each.key)), 1):
+        dropped = {each.index for each in record.candidates if each.failure is not None}
+        assert dropped == {3}
         # By which the rows of the end are found.
-        assert f"site {won.site} = tests.steps.add_kernel{site.key}: 4 configs" in log()
-        assert re.search(rf"  site {won.site}  .*  BLOCK={record.best.fields['BLOCK']}  ", end)
-        assert re.search(rf" site {won.site} = \S+: \d tried: .*1 cannot run here", end)
-    (done,), record = of["done"], step.records[0]
-    assert all(
-        done.seconds[name] >= seconds for name, seconds in record.model_dump()["spent"].items()
-    )  # the last run comes after the record
-    assert (
-        sum(done.seconds[name] for name in ("discover", "compile", "race", "finals", "settle"))
-        <= done.seconds["total"]
-    )
-    assert done.seconds["meetings"] == pytest.approx(sum(each.seconds for each in of["meeting"]))
-    assert f" {record.n_replays} replays; seconds: total=" in end
-    assert (done.n_replays, [of["phase"][k].phase for k in (0, -1)]) == (
-        record.n_replays,
-        ["discover", "settle"],
-    )
+        assert f"site {number} = tests.steps.add_kernel{record.key}: 4 configs" in log()
+        assert re.search(rf"  site {number}  .*  BLOCK={record.best.fields['BLOCK']}  ", end)
+        assert re.search(rf" site {number} = \S+: \d tried: .*1 cannot run here", end)
+    assert f" {step.records[0].n_replays} replays; seconds: total=" in end
     # The first rank's terminal has a line for each tuning and site, and one to read on; the other's
     # none.
     shown = [

@@ -29,7 +29,6 @@ from triton.runtime.jit import JITFunction
 from dist_tune import autotune, contextual_autotune
 from dist_tune.measure import Clock
 from dist_tune.ranks import Ranks
-from dist_tune.report import render, story_of_folder, text
 from dist_tune.testing import ExactTime, Outcome
 from tests.steps import (
     FACES,
@@ -781,13 +780,10 @@ def test_a_job_that_ends_first_goes_on_in_its_next_start(tmp_path: Path, how: st
     assert [found.value["best"] for found in again] == [[64]] * 2
     assert all({*found.value["tried"]} < {*SPEEDS} for found in again)
     assert not list((tmp_path / "cache" / "journals").glob("*.jsonl"))
-    story = story_of_folder(tmp_path / "log")
-    assert text(story).count("add_kernel [64]") == 1
-    assert render(story)
 
 
 def test_a_job_that_ends_with_its_first_call_says_so(tmp_path: Path):
-    """Once a rank, without an error; in the report as well."""
+    """Once a rank, without an error."""
     outcomes = started(tmp_path, "", 1000, 1)
     assert len(ends(outcomes)) == 2
     assert all(
@@ -796,8 +792,6 @@ def test_a_job_that_ends_with_its_first_call_says_so(tmp_path: Path):
         for line in ends(outcomes)
     )
     assert not any(" ERROR " in each.log for each in outcomes)
-    story = text(story_of_folder(tmp_path / "log"))
-    assert (story.count("the program ended first"), story.count("had not ended")) == (1, 0)
 
 
 def test_an_error_of_a_collective_with_a_dead_rank_is_the_users(tmp_path: Path):

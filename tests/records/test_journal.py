@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:tuning goes on without", "ignore
 
 
 def line(site: int) -> bytes:
-    return b'{"v": 1, "at": 1.0, "rank": 0, "kind": "died", "site": %d, "deaths": {}}' % site
+    return b'{"v": 2, "kind": "died", "site": "%d", "deaths": {}}' % site
 
 
 def held(path: Path, *lines: bytes) -> list[int]:
@@ -31,7 +31,7 @@ def held(path: Path, *lines: bytes) -> list[int]:
     for each in lines:
         file.write(each + b"\n")
     file.close()
-    return [each.site for each in file.events if each.kind == "died"]
+    return [int(each.site) for each in file.lines if each.kind == "died"]
 
 
 def test_lines_come_back_in_order_and_stay(tmp_path: Path):
@@ -40,9 +40,21 @@ def test_lines_come_back_in_order_and_stay(tmp_path: Path):
     assert held(path, line(1), line(2)) == []
     assert held(path, line(3)) == [1, 2]
     file = Journal(path)
-    assert len(file.events) == 3
+    assert len(file.lines) == 3
     file.close(delete=True)
     assert not path.exists()
+
+
+def test_a_line_with_a_time_that_is_no_number_is_left_out(tmp_path: Path):
+    """It would cost all that follows."""
+    file = Journal(tmp_path / "one.jsonl")
+    for ms in (float("nan"), float("inf"), 1.0):
+        file.note("agreed", site="x", times={0: ((ms, 1.0, 0.0), 1)})
+    file.note("died", site="x", deaths={0: 1})
+    file.close()
+    file = Journal(tmp_path / "one.jsonl")
+    file.close()
+    assert [each.kind for each in file.lines] == ["agreed", "died"]
 
 
 def test_a_journal_is_given_up_after_two_weeks(tmp_path: Path):
@@ -65,7 +77,7 @@ def test_a_damaged_line_ends_the_file(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.warns(UserWarning, match="its 2. line is damaged"):
         assert held(path, line(3)) == [1]
     assert held(path) == [1, 3]
-    monkeypatch.setattr(module, "MAX_BYTES", 100)
+    monkeypatch.setattr(module, "MAX_BYTES", 80)
     with pytest.warns(UserWarning, match="its 2. line is damaged"):
         assert held(large) == [1]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from dist_tune.report import render, story_of_folder, story_of_records
+from dist_tune.report import render, tunings_of
 from tests.cached_records import candidate, record
-from tests.report.stories import write_story
+from tests.report.stories import record as story_record
 
 CHROMIUM = next(
     (
@@ -81,7 +81,6 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     the browser's.
     """
     folder = tmp_path_factory.mktemp("pages")
-    write_story(folder / "logs", 3, 60)
     rows = [
         candidate(0, fields={HOSTILE: 1, "B": 1}),
         candidate(1, fields={HOSTILE: 2, "B": 1}, failure=HOSTILE, latency_ms=None),
@@ -90,11 +89,11 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         candidates=rows, winner=0, kernel=HOSTILE, key=HOSTILE, closure="step", reason=HOSTILE
     )
     pages = {
-        "phone": (390, story_of_folder(folder / "logs"), ACTIONS),
-        "hostile": (1200, story_of_records([hostile]), LOOKS),
+        "phone": (390, tunings_of(story_record(k, 60) for k in range(3)), ACTIONS),
+        "hostile": (1200, tunings_of([hostile]), LOOKS),
     }
-    for name, (_, story, script) in pages.items():
-        (folder / f"{name}.html").write_text(render(story) + TOLD.format(name, script))
+    for name, (_, tunings, script) in pages.items():
+        (folder / f"{name}.html").write_text(render(tunings) + TOLD.format(name, script))
     path = folder / "frames.html"
     path.write_text(
         FRAMES.format("".join(FRAME.format(width, name) for name, (width, *_) in pages.items()))

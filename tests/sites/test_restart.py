@@ -18,39 +18,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:journal")
 
 
 def line(kind: str, **fields: Any) -> bytes:
-    run = (
-        {
-            "date": "",
-            "host": "",
-            "pid": 1,
-            "world_size": 1,
-            "command": [],
-            "device": "",
-            "versions": {},
-        }
-        if kind == "run"
-        else {}
-    )
-    return json.dumps({"kind": kind, "at": 1.0, "rank": 0, **run, **fields}).encode()
+    return json.dumps({"v": 2, "kind": kind, **fields}).encode()
 
 
-RUN = line("run")
+ATTEMPT = line("attempt")
 STACKS = [b"Stack (most recent call first):", b'  File "step.py", line 3 in step', b"  <no frame>"]
 
 
-def site(number: int, key: str = "") -> bytes:
-    return line(
-        "site",
-        site=number,
-        label=f"label {number}",
-        kernel="k",
-        key="[1]",
-        configs=["a", "b"],
-        cache_key=key or "xyz"[number],
-    )
-
-
-def under_way(*candidates: tuple[int, int]) -> bytes:
+def under_way(*candidates: tuple[str, int]) -> bytes:
     return line("under way", candidates=candidates)
 
 
@@ -61,63 +36,57 @@ def read(*lines: bytes) -> dict[str, Attempts]:
         path.write_bytes(b"".join(each + b"\n" for each in lines))
         journal = Journal(path)
         journal.close()
-    return read_attempts(journal.events)
+    return read_attempts(journal.lines)
 
 
 def deaths(*lines: bytes) -> dict[tuple[str, int], int]:
     return {(key, i): n for key, each in read(*lines).items() for i, n in each.deaths.items() if n}
 
 
-FIRST = [RUN, site(0), site(1)]
-
-
 def test_what_was_under_way_at_the_end_of_an_attempt_has_died():
     """Of several markers the last counts; an empty one clears it, and so do the stacks that SIGTERM
     leaves.
     """
-    once = [*FIRST, under_way((0, 3)), under_way((0, 1))]
+    once = [ATTEMPT, under_way(("x", 3)), under_way(("x", 1))]
     assert deaths(*once) == {("x", 1): 1}
     assert deaths(*once, *once) == {("x", 1): 2}
     assert deaths(*once, b"", under_way()) == {}
     assert deaths(*once, *STACKS) == {}
     assert deaths(*once, *STACKS, *once) == {("x", 1): 1}
-    assert deaths(*once, *STACKS, under_way((0, 2))) == {("x", 2): 1}
+    assert deaths(*once, *STACKS, under_way(("x", 2))) == {("x", 2): 1}
 
 
 def test_markers_nest():
     """A kernel inside a function has run: the function goes on."""
-    assert deaths(*FIRST, under_way((0, 0)), under_way((0, 0), (1, 5)), under_way((0, 0))) == {
-        ("x", 0): 1
-    }
-    assert deaths(*FIRST, under_way((0, 0), (1, 5))) == {("x", 0): 1, ("y", 5): 1}
+    assert deaths(
+        ATTEMPT, under_way(("x", 0)), under_way(("x", 0), ("y", 5)), under_way(("x", 0))
+    ) == {("x", 0): 1}
+    assert deaths(ATTEMPT, under_way(("x", 0), ("y", 5))) == {("x", 0): 1, ("y", 5): 1}
 
 
 def test_of_several_under_way_one_at_most_dies_a_second_time():
     """The one that was there before; with two of these neither."""
-    first = [*FIRST, under_way((0, 0), (1, 5))]
-    assert deaths(*first, *FIRST, under_way((0, 0), (1, 6))) == {
+    first = [ATTEMPT, under_way(("x", 0), ("y", 5))]
+    assert deaths(*first, ATTEMPT, under_way(("x", 0), ("y", 6))) == {
         ("x", 0): 2,
         ("y", 5): 1,
         ("y", 6): 1,
     }
-    assert deaths(*first, *FIRST, under_way((0, 0), (1, 5))) == {("x", 0): 1, ("y", 5): 1}
-
-
-def test_a_site_is_known_by_its_cache_key():
-    """Under another number and name its deaths add up; another key is another site."""
-    once = [RUN, site(0, "a"), under_way((0, 1))]
-    assert deaths(*once, RUN, site(7, "a"), under_way((7, 1))) == {("a", 1): 2}
-    assert deaths(*once, RUN, site(0, "b"), under_way((0, 1))) == {("a", 1): 1, ("b", 1): 1}
+    assert deaths(*first, ATTEMPT, under_way(("x", 0), ("y", 5))) == {("x", 0): 1, ("y", 5): 1}
 
 
 def test_deaths_that_ranks_have_agreed_on_replace_one_s_own():
     """Those of another rank count here, too; 0 is one that is in quarantine, and may be let go."""
-    assert deaths(*FIRST, line("died", site=0, deaths={1: 1})) == {("x", 1): 1}
-    assert deaths(*FIRST, under_way((0, 1)), *FIRST, line("died", site=0, deaths={1: 1, 2: 1})) == {
+    assert deaths(ATTEMPT, line("died", site="x", deaths={1: 1})) == {("x", 1): 1}
+    assert deaths(
+        ATTEMPT, under_way(("x", 1)), ATTEMPT, line("died", site="x", deaths={1: 1, 2: 1})
+    ) == {
         ("x", 1): 1,
         ("x", 2): 1,
     }
-    assert deaths(*FIRST, under_way((0, 1)), *FIRST, line("died", site=0, deaths={1: 0})) == {}
+    assert (
+        deaths(ATTEMPT, under_way(("x", 1)), ATTEMPT, line("died", site="x", deaths={1: 0})) == {}
+    )
 
 
 def test_agreed_times_and_failures_come_back():
@@ -125,13 +94,13 @@ def test_agreed_times_and_failures_come_back():
     a run can find.
     """
     times = [
-        line("agreed", site=0, times={1: [[ms, 2.0, 0.1], n]}) for ms, n in ((0.5, 1), (0.4, 3))
+        line("agreed", site="x", times={1: [[ms, 2.0, 0.1], n]}) for ms, n in ((0.5, 1), (0.4, 3))
     ]
     failed = [
-        line("dropped", site=0, candidate=i, failure=kind, reason="why")
+        line("dropped", site="x", candidate=i, failure=kind, reason="why")
         for i, kind in enumerate(("launch", "compile", "clock"))
     ]
-    past = read(*FIRST, *times, *failed, under_way((0, 1)))["x"]
+    past = read(ATTEMPT, *times, *failed, under_way(("x", 1)))["x"]
     assert past.deaths == {1: 1}
     assert [
         (i, each.kernel_ms, each.closure_ms, each.n_replays) for i, each in past.times.items()
@@ -143,20 +112,17 @@ LINES = st.one_of(
     st.binary(max_size=50),
     st.sampled_from(
         [
-            RUN,
-            site(0),
-            site(1),
-            site(9, "x"),
+            ATTEMPT,
             under_way(),
-            under_way((0, 1)),
-            under_way((5, 1)),
+            under_way(("x", 1)),
+            under_way(("z", 1)),
             *STACKS,
         ]
     ),
     st.sampled_from(
         [
-            line("agreed", site=0, times={-1: [[0.0, 1, 1], 1]}),
-            line("died", site=0, deaths={"x": 1}),
+            line("agreed", site="x", times={-1: [[0.0, 1, 1], 1]}),
+            line("died", site="x", deaths={"x": 1}),
             b"[" * 10_000,
             b"NaN",
         ]
@@ -172,6 +138,6 @@ def test_any_lines_are_read(lines: list[bytes]):
 
 def test_a_damaged_line_ends_reading():
     """What stands before it counts."""
-    assert deaths(*FIRST, under_way((0, 1)), b'{"kind": "ag', *FIRST, under_way((0, 1))) == {
+    assert deaths(ATTEMPT, under_way(("x", 1)), b'{"kind": "ag', ATTEMPT, under_way(("x", 1))) == {
         ("x", 1): 1
     }
