@@ -349,7 +349,7 @@ GUARDS = (
     ),
     Guard(
         "of several suspects one counts",
-        "read_attempts",
+        "_count_deaths",
         always("again"),
         "tests/sites tests/ranks/test_journals.py",
     ),

@@ -5,13 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 import dist_tune
-from dist_tune.errors import FailureKind
-from dist_tune.log import Phase
 from dist_tune.settings import Settings, variables_read
 from tests.programs import ROOT
 
@@ -77,7 +75,3 @@ def test_the_table_has_each_variable_with_its_default():
     assert listed == {"DIST_TUNE_CONFIG_DIR": ""} | {
         f"DIST_TUNE_{name.upper()}": str(value) for name, value in spelled.items()
     }
-
-
-def test_the_page_names_each_phase_and_each_kind_of_failure():
-    assert [each for each in (*get_args(Phase), *FailureKind) if str(each) not in PAGE] == []

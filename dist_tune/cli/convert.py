@@ -211,7 +211,7 @@ def _configs_of(path: Path) -> list[EngineConfig]:
         return [each for file in sorted(path.rglob("*.json")) for each in _configs_of(file)]
     if path.exists() and not any(isinstance(each, TuningRecord) for _, each in records_in(path)):
         return configs_in_file(path)
-    return [config_of_record(each) for each in records_of(str(path))[0]]
+    return [config_of_record(each) for each in records_of(str(path))]
 
 
 def configs_in_file(path: Path) -> list[EngineConfig]:

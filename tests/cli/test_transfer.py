@@ -152,7 +152,7 @@ def test_an_export_into_a_folder_keeps_what_is_no_record_of_this_version(
 
 @pytest.mark.parametrize("command", ["cache export", "report"])
 def test_a_command_writes_over_nothing_but_its_own_kind_of_file(
-    cache: Cache, logs: Path, tmp_path: Path, command: str
+    cache: Cache, export: Path, tmp_path: Path, command: str
 ):
     """A reason and exit code 1, and no trace of a file half written; through a link the file that
     it leads to is replaced.
@@ -162,7 +162,7 @@ def test_a_command_writes_over_nothing_but_its_own_kind_of_file(
     (tmp_path / "user's").write_text(FILE)
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
-    words = command.split() if "export" in command else [command, logs, "-o"]
+    words = command.split() if "export" in command else [command, export, "-o"]
     for _ in range(2):
         run(*words, tmp_path / "link")
     before = sorted(tmp_path.rglob("*"))

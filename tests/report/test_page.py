@@ -52,7 +52,7 @@ def test_the_page_tells_of_the_winner_and_the_ranks(tunings: list[Tuning]):
     told = content(tunings)
     assert told["machine"]["ranks"] == "4 ranks, NVIDIA H200"
     (tuning,) = told["tunings"]
-    assert 0 < tuning["best_ms"] < tuning["first_ms"]
+    assert tuning["best_ms"] == min(record(k).best.closure_ms or 0.0 for k in range(20))
     site = told["sites"][0]
     best, *others = site["candidates"]
     assert (best["is_best"], best["cells"][0], best["python"]) == (
@@ -129,7 +129,7 @@ def test_two_tunings_of_one_closure_are_told_apart():
         "step, tuning 1",
         "step, tuning 2",
     ]
-    assert "  step, tuning 1, step: " in text(told)
+    assert "  step, tuning 1, took: 14.2 s (" in text(told)
     assert "\nstep, tuning 2:\n" in text(told)
 
 
