@@ -287,8 +287,11 @@ def step_times(records: Sequence[TuningRecord]) -> tuple[float | None, float | N
     """Milliseconds of the step with the first configs, and with the winners; None where a site was
     not timed.
 
-    Of several sites the differences that their first configs make are added up.
+    Of a step tuned online they are the job's own. Of several sites whose replays were timed, the
+    differences that their first configs make are added up.
     """
+    if records and records[0].step_ms is not None:
+        return records[0].step_ms
     known_ms = [ms for each in records if (ms := _timed_step_ms(each.best)) is not None]
     if not records or len(known_ms) < len(records):
         return None, None

@@ -196,6 +196,10 @@ class TuningRecord(BaseModel):
     """Kernels of each candidate, on the rank with the most: as for an int that is 1, a multiple of
     16, or neither.
     """
+    step_ms: tuple[Milliseconds | None, Milliseconds | None] | None = None
+    """The step before the tuning and with its winners, by calls of the job, on the slowest rank;
+    None where replays were timed, of which ``closure_ms`` tells.
+    """
     closure_weight: float = 0.0
     """Weight of the step's time where it differs from the kernel's, from 0 (within the noise) to 1.
     """

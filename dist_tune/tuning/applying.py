@@ -64,7 +64,7 @@ def apply_winners(
         context.reduce("done", None, all_came)
     context.expenses.end_phase("settle")
     if not why_not:
-        _tell(context, settled)
+        _tell(context, records, settled)
     if untuned_bytes:
         peaks = f"first_run={untuned_bytes} tuning={peak_bytes()}"
         context.story.info(f"peak_memory_bytes {peaks} (of the process so far)")
@@ -73,20 +73,12 @@ def apply_winners(
 
 def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[Settled]:
     """Write the records, and what each site's choice rests on."""
-    settled = []
     context.records.extend(records.values())
-    numbers = context.story.numbers
-    # As the log has named them.
-    for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):
-        is_kept = label not in context.machine and write_record(
-            context, record, context.entries[label].writers
-        )
-        record_id = context.lookup.record_id(record) if is_kept else ""
-        settled.append(Settled(numbers.get(label, 0), record, record_id))
-        if label in context.machine:
+    settled = _written(context, records)
+    for label, failures in context.machine.items():
+        if label in records:
             told = "; ".join(
-                f"candidate {i}: {each.reason}"
-                for i, each in sorted(context.machine[label].items())
+                f"candidate {i}: {each.reason}" for i, each in sorted(failures.items())
             )
             context.story.warning(
                 f"site={label} is not kept: candidates were dropped for what was no doing of"
@@ -97,17 +89,36 @@ def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[S
     return settled
 
 
-def _tell(context: TuningContext, settled: Sequence[Settled]) -> None:
+def _written(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[Settled]:
+    """Write the records, those of one tuning in the order in which the log has named its sites."""
+    settled, numbers = [], context.story.numbers
+    for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):
+        is_kept = label not in context.machine and write_record(
+            context, record, context.entries[label].writers
+        )
+        record_id = context.lookup.record_id(record) if is_kept else ""
+        settled.append(Settled(numbers.get(label, 0), record, record_id))
+    return settled
+
+
+def _tell(
+    context: TuningContext, records: Mapping[str, TuningRecord], settled: Sequence[Settled]
+) -> None:
     """The end of a tuning, in the log and on the terminal."""
     seconds, n_replays = context.expenses.total().model_copy(), context.replays.n_replays
     # First: what follows takes the processor from the calls that it times.
     steps = context.replays.step_times()
-    records = [each.record for each in settled]
+    if steps is not None:
+        # They have been written without, since a job may end before these calls.
+        known = {"step_ms": (steps.before_ms, steps.after_ms)}
+        settled = _written(
+            context, {label: each.model_copy(update=known) for label, each in records.items()}
+        )
     tables = [row for each in settled for row in table_rows(each)]
     spent = " ".join(f"{phase_told(name)}={value:.3f}" for name, value in seconds)
     n_again = context.replays.n_run_again
     again = f", {n_again} of them run again" if n_again else ""
-    told = outcome(context.name, records, seconds.total, steps)
+    told = outcome(context.name, [each.record for each in settled], seconds.total, steps)
     context.story.info(told, shown=True)
     for line in [
         *site_lines(settled, has_numbers=True),

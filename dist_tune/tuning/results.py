@@ -114,9 +114,9 @@ def outcome(
 ) -> str:
     """The step before and after, what the tuning took, and its slowest rank: one line.
 
-    ``steps``: of calls, in place of replays.
+    ``steps``: of calls, which tell the slowest rank in place of replays.
     """
-    first_ms, best_ms = account.step_times(records) if steps is None else steps[:2]
+    first_ms, best_ms = account.step_times(records)
     after = f"{milliseconds(best_ms)} ms" if best_ms is not None else "not timed"
     if best_ms and first_ms is not None:
         after = f"{milliseconds(first_ms)} -> {after} ({account.faster(first_ms / best_ms)})"

@@ -29,6 +29,7 @@ from triton.runtime.jit import JITFunction
 from dist_tune import autotune, contextual_autotune
 from dist_tune.measure import Clock
 from dist_tune.ranks import Ranks
+from dist_tune.records import Cache
 from dist_tune.testing import ExactTime, Outcome
 from tests.steps import (
     FACES,
@@ -780,6 +781,10 @@ def test_a_job_that_ends_first_goes_on_in_its_next_start(tmp_path: Path, how: st
     assert [found.value["best"] for found in again] == [[64]] * 2
     assert all({*found.value["tried"]} < {*SPEEDS} for found in again)
     assert not list((tmp_path / "cache" / "journals").glob("*.jsonl"))
+    # By calls, on the slowest rank.
+    (entry,) = Cache(tmp_path / "cache").entries()
+    logged = re.findall(r"([\d.]+) -> ([\d.]+) ms .*, tuned in", again[0].log)[-1]
+    assert entry.record.step_ms == pytest.approx([float(each) for each in logged], rel=1e-2)
 
 
 def test_a_job_that_ends_with_its_first_call_says_so(tmp_path: Path):

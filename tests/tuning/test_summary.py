@@ -280,7 +280,11 @@ STEPS: list[Any] = [
 
 @pytest.mark.parametrize(("sites", "winner", "expected"), STEPS)
 def test_the_step_before_and_after(sites: list[list[CandidateRecord]], winner: int, expected: Any):
-    """No sum of what other sites tried in the race, and nothing where only a race has timed it."""
+    """No sum of what other sites tried in the race, and nothing where only a race has timed it;
+    the calls of a job, where these were timed.
+    """
+    online = [ag_gemm(candidates=rows, winner=winner, step_ms=(9.0, None)) for rows in sites]
+    assert account.step_times(online) == (9.0, None)
     assert account.step_times(
         [ag_gemm(candidates=rows, winner=winner) for rows in sites]
     ) == pytest.approx(expected)
