@@ -6,15 +6,12 @@ Here are the two decorators and what their users need. Beside them:
     dist_tune.testing      a fake H200 and ranks on one machine, for tests of your own steps
     dist_tune.cli          the command dist-tune
 
-The rest is internal, from the leaves up: output, distributed, measure, search, compiler, cache,
-runtime, sites, watch, replays, tuning, report.
+The rest is internal; CONTRIBUTING.md has its layout.
 
 A name is imported when it is first used, because torch and Triton take seconds: ``import
 dist_tune`` takes milliseconds.
 """
 
-import sys
-from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -97,37 +94,26 @@ _HOMES = {
 """Module -> the names that come from it; the imports above say the same to a type checker."""
 
 
-def found_on_use(
-    package: str, homes: Mapping[str, tuple[str, ...]]
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The ``__getattr__`` and the ``__dir__`` of a package.
-
-    ``homes``: module of the package -> names that come from it.
-
-    For modules that import torch, Triton or numpy: commands that read records and events take 0.3 s
-    without these three, and 2 s with them. A module of the package is found as well. A name is an
-    ordinary attribute once it was found.
-    """
-    home_of = {name: home for home, names in homes.items() for name in names}
-
-    def find(name: str) -> object:
-        if name in home_of:
-            found: object = getattr(import_module(f"{package}.{home_of[name]}"), name)
-            setattr(sys.modules[package], name, found)
-            return found
-        if not name.startswith("_") and hasattr(sys.modules[package], "__path__"):
-            from importlib.util import find_spec  # here, as all that is not always needed
-
-            if find_spec(f"{package}.{name}"):
-                return import_module(f"{package}.{name}")
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
-
-    def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home_of})
-
-    return find, names
-
-
 # With a __getattr__ to look at, a type checker takes every misspelled name for an existing one.
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = found_on_use(__name__, _HOMES)
+
+    def __getattr__(name: str) -> object:
+        """A public name, or a module, from its first use on.
+
+        Modules that import torch, Triton or numpy take 2 s; commands that read records take 0.3 s
+        without these three.
+        """
+        for home, names in _HOMES.items():
+            if name in names:
+                found: object = getattr(import_module(f"dist_tune.{home}"), name)
+                globals()[name] = found
+                return found
+        if not name.startswith("_"):
+            from importlib.util import find_spec  # here, as all that is not always needed
+
+            if find_spec(f"dist_tune.{name}"):
+                return import_module(f"dist_tune.{name}")
+        raise AttributeError(f"module 'dist_tune' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

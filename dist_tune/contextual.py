@@ -298,7 +298,7 @@ class Tuner:
         with closing(Story(settings, members.rank)) as log:
             lookup = CacheLookup(settings, log, is_used=self.options.uses_cache, **world)
             record = lookup.look_up(
-                label, (launch.name, launch.key_text), lambda: launch.code().digest, texts
+                label, (launch.name, launch.key_text), lambda: launch.code(), texts
             )
             index = (
                 texts.index(record.best.config)

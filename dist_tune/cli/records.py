@@ -337,11 +337,10 @@ def explain(key: str | None) -> Answer:
                 **_names(number, each),
                 "kernel": record.kernel,
                 "key": record.key,
-                "not_followed": record.not_followed,
                 **values,
             }
         )
-    columns = ("id", "kernel", "key", "not_followed", "reason")
+    columns = ("id", "kernel", "key", "reason")
     shown = [
         {"": "hit" if row["would_hit"] else "miss", **{name: row[name] or None for name in columns}}
         for row in rows

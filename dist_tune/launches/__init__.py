@@ -5,6 +5,7 @@ The only user of Triton's Autotuner internals. Knows nothing of ranks, times or 
 
 from dist_tune.launches import interception
 from dist_tune.launches.buckets import Buckets
+from dist_tune.launches.fingerprints import read_code
 from dist_tune.launches.function_launch import FunctionLaunch, TunableFunction
 from dist_tune.launches.interception import Listener
 from dist_tune.launches.kernel import Argument, Launch, NoFitError, specialisation
@@ -38,6 +39,7 @@ __all__ = [
     "noting_training",
     "own_runs",
     "predict",
+    "read_code",
     "refusing_talk",
     "specialisation",
     "unheard_tuners",

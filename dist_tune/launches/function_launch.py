@@ -18,9 +18,10 @@ import torch
 from dist_tune.configs import ConfigView, FunctionConfig, describe, distinct, functions_in
 from dist_tune.errors import NoValidConfigError
 from dist_tune.keys import bucketed, exact_sizes, key_text, to_hashable
+from dist_tune.launches.fingerprints import read_code
 from dist_tune.launches.tunable import Fits, Slot, Tunable, argument_texts, name_of, rule_error
 from dist_tune.measure import Checker, Snapshot, Span
-from dist_tune.records import Code, digest, read_code
+from dist_tune.records import digest
 from dist_tune.validation import spelled
 
 
@@ -56,7 +57,7 @@ class TunableFunction:
         }
         self.fits = Fits() if self.prune_fn is not None else None
         """Of calls with one key, where ``prune_fn`` may see more than that."""
-        self._codes: dict[type | None, Code] = {}
+        self._codes: dict[type | None, str] = {}
 
     @property
     def name(self) -> str:
@@ -65,18 +66,6 @@ class TunableFunction:
         while isinstance(function, partial):
             function = function.func
         return name_of(function)
-
-    @cached_property
-    def code(self) -> Code:
-        """Digest of the code of the function, the functions in its configs and its check, and of
-        all they call.
-
-        With the check, because a winner that was chosen without one may be wrong.
-        """
-        check = [] if self.check is None else [self.check]
-        return _together(
-            [read_code(each) for each in [self.function, *functions_in(self.configs), *check]]
-        )
 
     @cached_property
     def identity(self) -> Mapping[str, str]:
@@ -93,9 +82,12 @@ class TunableFunction:
         others = {name: str(read_code(each).captured) for name, each in {**rules, **inner}.items()}
         return {**read_code(self.function).captured, **others, "configs": digest(self.texts)}
 
-    def code_for(self, args: tuple[Any, ...]) -> Code:
-        """Code for a call; of a method with its class, because it may call other methods through
-        ``self``.
+    def code_for(self, args: tuple[Any, ...]) -> str:
+        """Digest of the code for a call: of the function, the functions in its configs and its
+        check, and of what they call; of a method with its class, because it may call other methods
+        through ``self``.
+
+        With the check, because a winner that was chosen without one may be wrong.
         """
         cls = type(args[0]) if args else None
         if cls not in self._codes:
@@ -105,7 +97,12 @@ class TunableFunction:
                 else None
             )
             is_method = getattr(member, "__wrapped__", None) is self.function
-            self._codes[cls] = _together([self.code, read_code(cls)]) if is_method else self.code
+            parts = [
+                self.function,
+                *functions_in(self.configs),
+                *([self.check] if self.check else []),
+            ]
+            self._codes[cls] = read_code(*parts, *([cls] if is_method else [])).digest
         return self._codes[cls]
 
     def key(self, *args: Any, **kwargs: Any) -> Hashable:
@@ -231,8 +228,8 @@ class FunctionLaunch(Tunable):
                 id(config): text for config, text in zip(self._configs, texts, strict=True)
             }
 
-    def code(self) -> Code:
-        """Digest of the code, and of all it calls."""
+    def code(self) -> str:
+        """Digest of the code, and of what it calls."""
         return self.owner.code_for(self.arguments[0])
 
     def candidates(self) -> tuple[list[FunctionConfig], list[str], int]:
@@ -314,14 +311,6 @@ class FunctionLaunch(Tunable):
     def checker(self) -> Checker | None:
         """The user's check, if there is one."""
         return Checker(self.owner.check, self.function) if self.owner.check is not None else None
-
-
-def _together(codes: list[Code]) -> Code:
-    return Code(
-        digest([each.digest for each in codes]),
-        sorted({name for each in codes for name in each.not_followed}),
-        {},
-    )
 
 
 def _has_tensor(key: object) -> bool:

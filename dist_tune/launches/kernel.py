@@ -28,10 +28,11 @@ from dist_tune.compiler import NotLoaded
 from dist_tune.configs import describe_all, distinct, stable_repr
 from dist_tune.errors import NoValidConfigError
 from dist_tune.launches.buckets import NO_BUCKETS, Bucketing
+from dist_tune.launches.fingerprints import Code, read_code
 from dist_tune.launches.libraries import own_key
 from dist_tune.launches.tunable import Fits, Slot, Timings, Tunable, name_of, rule_error
 from dist_tune.measure import Snapshot, Span, tensor_of
-from dist_tune.records import Code, digest, read_code
+from dist_tune.records import digest
 
 _IN_BUCKETS = ("in buckets",)
 """Ends the key of a bucket: a launch elsewhere of the size that names it is no launch in it."""
@@ -67,9 +68,9 @@ class Launch(Tunable):
         if "<locals>" in kernel.base_fn.__qualname__:
             self.identify()
 
-    def code(self) -> Code:
-        """Digest of the code, and of all it calls."""
-        return _code_of(self.kernel)
+    def code(self) -> str:
+        """Digest of the code with heuristics and hooks, and of what it calls."""
+        return _code_of(self.kernel).digest
 
     def candidates(self) -> tuple[list[triton.Config], list[str], int]:
         """The configs after the kernel's own pruning."""
@@ -522,7 +523,7 @@ def _identity_of(kernel: Any) -> Mapping[str, str]:
         _identities[kernel] = {
             **read_code(_layers(kernel)[-1]).captured,
             "heuristics": str(_code_of(kernel).captured),
-            "rules": str(read_code(rules).captured),
+            "rules": str(read_code(*rules).captured),
             "configs": digest(describe_all(kernel.configs)),
         }
     return _identities[kernel]

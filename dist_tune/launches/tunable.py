@@ -14,7 +14,7 @@ from triton.errors import TritonError
 from dist_tune.files import warn_once
 from dist_tune.keys import key_text
 from dist_tune.measure import Checker, Snapshot, Span, is_interpreted, tensors_in
-from dist_tune.records import Code, nearest_key
+from dist_tune.records import nearest_key
 from dist_tune.validation import spelled
 
 
@@ -228,10 +228,8 @@ class Tunable(Protocol):
     function, even if it is decorated anew.
     """
 
-    def code(self) -> Code:
-        """Digest of the code and of all it calls, and the imports in it that are not in the
-        digest.
-        """
+    def code(self) -> str:
+        """Digest of the code, and of what it calls."""
 
     def candidates(self) -> tuple[list[Any], list[str], int]:
         """The configs after pruning, without repeats; the same described; and the number of those

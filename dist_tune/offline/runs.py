@@ -14,10 +14,10 @@ from typing import Any
 
 from dist_tune.accelerator import api
 from dist_tune.configs import describe_all
-from dist_tune.launches import FunctionLaunch, TunableFunction, refusing_talk
+from dist_tune.launches import FunctionLaunch, TunableFunction, read_code, refusing_talk
 from dist_tune.measure import Checker, Matches, Snapshot, Span
 from dist_tune.offline.problem import Problem, Run, SearchOptions
-from dist_tune.records import Code, digest, read_code
+from dist_tune.records import digest
 from dist_tune.validation import spelled
 
 Made = tuple[Run, Any]
@@ -74,11 +74,9 @@ class RunLaunch(FunctionLaunch):
         self._held: OrderedDict[int, Made | Exception] = OrderedDict()
         self._scheduled = 0
 
-    def code(self) -> Code:
-        """Digest of code, plain values that it sees, configs and options; all imports are followed,
-        because the job alone uses a record.
-        """
-        return Code(self._source, [], {})
+    def code(self) -> str:
+        """Digest of code, plain values that it sees, configs and options."""
+        return self._source
 
     def prepare(self, config: dict[str, Any]) -> None:
         """Make the run before the clock is started."""

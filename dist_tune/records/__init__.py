@@ -5,9 +5,6 @@ The only user of the cache directory: fingerprints, files, lookup, differences b
 A failure here costs a warning and a repeated tuning, never the tuning itself.
 """
 
-from typing import TYPE_CHECKING
-
-from dist_tune import found_on_use
 from dist_tune.records import account
 from dist_tune.records.journal import (
     JOURNALS,
@@ -36,11 +33,6 @@ from dist_tune.records.record import (
 )
 from dist_tune.records.store import Cache, Entry
 
-if TYPE_CHECKING:
-    from dist_tune.records.fingerprints import Code, read_code
-else:  # these import torch, and reading records does not need it
-    __getattr__, __dir__ = found_on_use(__name__, {"fingerprints": ("Code", "read_code")})
-
 __all__ = [
     "HARDWARE",
     "JOURNALS",
@@ -53,7 +45,6 @@ __all__ = [
     "CacheKey",
     "CacheLookup",
     "CandidateRecord",
-    "Code",
     "Entry",
     "Environment",
     "Journal",
@@ -68,7 +59,6 @@ __all__ = [
     "explain",
     "nearest_key",
     "quarantine",
-    "read_code",
     "read_quarantine",
     "record_bytes",
     "record_in",

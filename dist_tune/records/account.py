@@ -275,10 +275,6 @@ def facts(record: TuningRecord) -> dict[str, str]:
         "candidates": fates(record),
         "slowest rank": slowest_rank([record]).removeprefix("rank "),
         "all with": shared_fields(record),
-        "not followed": (
-            record.not_followed
-            and f"{', '.join(record.not_followed)}: if these change, the record still counts"
-        ),
     }
     return {heading: text for heading, text in told.items() if text}
 

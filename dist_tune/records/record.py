@@ -171,7 +171,7 @@ class TuningRecord(BaseModel):
 
     model_config = _STRICT
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     closure: str
     """Name of the function that was replayed."""
     kernel: str
@@ -180,10 +180,6 @@ class TuningRecord(BaseModel):
     """Tuning key as text: sizes, dtypes."""
     source: str
     """Digest of its code and of all it calls; empty on a rank that never met the site."""
-    not_followed: list[str] = []
-    """Imports inside that code, as "module.name", whose code is not in the digest: if it changes,
-    the record still counts.
-    """
     winner: int
     """Index into ``candidates``."""
     reason: str = ""

@@ -71,7 +71,6 @@ class Site:
     """Configs that prune rules removed."""
     source: str = ""
     """Digest of the code; empty where no cache is asked."""
-    not_followed: list[str] = field(default_factory=list)
     """Imports in the code that the digest leaves out."""
     is_compiled: bool = True
     """True if candidates are compiled ahead of their first launch; those of a function run once

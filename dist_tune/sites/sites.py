@@ -335,9 +335,8 @@ class Sites:
         site.checker = launch.checker()
         # On all ranks alike, whether they have a record or not: a reference may be collective.
         site.is_unchecked = site.checker is not None and not launch.is_whole
-        has_record = self._look_up(site, lambda: launch.code().digest)
+        has_record = self._look_up(site, lambda: launch.code())
         site.source = self.lookup.source(label)
-        site.not_followed = launch.code().not_followed if site.source else []
         if has_record:
             await_digest()  # for the launch that follows
             return site

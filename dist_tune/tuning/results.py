@@ -38,7 +38,6 @@ def make_record(context: TuningContext, label: str, where: Environment) -> Tunin
             site.key if site is not None else "[" + label.partition("[")[2].rpartition("]")[0] + "]"
         ),
         source=site.source if site is not None else "",
-        not_followed=site.not_followed if site is not None else [],
         winner=winner,
         reason=f"{race[label].reason} as a CUDA graph" if is_by_graphs else race[label].reason,
         candidates=[

@@ -152,7 +152,7 @@ def test_what_stands_for_nothing_is_one_line(tmp_path: Path, cache: Cache):
     """On stderr with exit code 1, and nothing is written."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "export.json").write_bytes(packed(ROWS).replace(b'"winner":0', b'"winner":9', 1))
-    (tmp_path / "other.json").write_text('{"schema_version": 3}')
+    (tmp_path / "other.json").write_text('{"schema_version": 4}')
     assert "no such file or folder" in refusal("convert", tmp_path / "none.json")
     assert "nothing is called 'moe'" in refusal("convert", "moe")
     assert refusal("convert", tmp_path / "empty").endswith(

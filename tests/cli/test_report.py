@@ -149,10 +149,10 @@ def test_a_record_of_another_schema_is_one_line(tmp_path: Path):
     path = Cache(tmp_path).store(record())
     assert path is not None
     (tmp_path / "old.json").write_bytes(
-        path.read_bytes().replace(b'"schema_version":3', b'"schema_version":2')
+        path.read_bytes().replace(b'"schema_version":4', b'"schema_version":2')
     )
     (tmp_path / "no.json").write_text("{}")
-    old = "schema_version: Input should be 3"
+    old = "schema_version: Input should be 4"
     for command in (("report",), ("diff", path)):
         assert f"old.json, record 1 cannot be read: {old}" in refusal(
             *command, tmp_path / "old.json"

@@ -141,7 +141,7 @@ def test_an_export_into_a_folder_keeps_what_is_no_record_of_this_version(
     path.parent.mkdir(parents=True)
     path.write_bytes(
         later := record_bytes(record()).replace(
-            b'"schema_version":3', b'"schema_version":3,"more":[]'
+            b'"schema_version":4', b'"schema_version":4,"more":[]'
         )
     )
     for _ in range(2):

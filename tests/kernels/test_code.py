@@ -169,7 +169,7 @@ def digests(rank: int) -> list[bool]:
     """Whether the function's digest is another one where each of these is."""
     import kernels.ag_gemm as ag
     import kernels.shard_gemm as shard
-    from dist_tune.records import read_code
+    from dist_tune.launches import read_code
     from kernels.operands import output_for
 
     changes = [

@@ -24,8 +24,8 @@ import triton.language as tl
 from triton.runtime.cache import FileCacheManager
 
 from dist_tune import MachineError, NoValidConfigError, autotune
+from dist_tune.launches import read_code
 from dist_tune.ranks import group_of
-from dist_tune.records.fingerprints import read_code
 from dist_tune.testing import ExactTime, FakeH200, values
 from tests.steps import (
     FACES,

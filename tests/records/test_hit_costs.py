@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_tune.records import read_code
+from dist_tune.launches import read_code
 from dist_tune.testing import on_ranks, values
 from tests.programs import ROOT, of_checkout, run_python
 from tests.records.hit_program import calls_in, first_call
@@ -22,19 +22,15 @@ from tests.records.hit_program import calls_in, first_call
 def test_code_that_functions_share_is_read_once_in_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Ten functions with one callee are eleven to read, and their file is compiled once, however
-    often they are asked for.
-    """
+    """Ten functions with one callee are eleven to read, however often they are asked for."""
     monkeypatch.syspath_prepend(str(tmp_path))
     helper = "def helper(x):\n    return [each + len(str(each)) for each in range(x)]\n"
     (tmp_path / "read_once.py").write_text(
         helper + "".join(f"def f{k}():\n    return helper({k})\n" for k in range(10))
     )
     functions = [getattr(importlib.import_module("read_once"), f"f{k}") for k in range(10)]
-    counted = calls_in(
-        lambda: [read_code(each) for each in [*functions, *functions]], "parse", "read_bytes"
-    )
-    assert counted == {"parse": 11, "read_bytes": 1}
+    counted = calls_in(lambda: [read_code(each) for each in [*functions, *functions]], "getsource")
+    assert counted == {"getsource": 11}
 
 
 @pytest.mark.processes

@@ -85,7 +85,7 @@ def test_what_is_written_comes_out_equal(whole: TuningRecord):
     content = record_bytes(whole)
     assert record_in(content) == whole
     assert b"\n" not in content
-    assert json.loads(content)["schema_version"] == 3
+    assert json.loads(content)["schema_version"] == 4
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_is_written_comes_out_equal(whole: TuningRecord):
         ),
         *(({"winner": winner}, f"winner {winner} is no candidate") for winner in (3, -1)),
         ({"candidates": []}, "winner 1 is no candidate"),
-        ({"schema_version": 2}, "schema_version"),
+        ({"schema_version": 3}, "schema_version"),
         ({"seconds": math.nan}, "finite"),
         ({"tuned_at": datetime(2026, 3, 1)}, "timezone"),
         ({"guess": 1}, "guess"),

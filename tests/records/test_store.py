@@ -241,7 +241,7 @@ WHOLE = record_bytes(record())
 STRANGE: dict[str, tuple[bytes, str]] = {
     "folder": (b"", "Is a directory"),
     "newer": (
-        WHOLE.replace(b'"schema_version":3', b'"schema_version":99,"more":[]'),
+        WHOLE.replace(b'"schema_version":4', b'"schema_version":99,"more":[]'),
         "schema_version",
     ),
     "deep": (
