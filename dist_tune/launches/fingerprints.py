@@ -117,13 +117,27 @@ def _read(thing: Any) -> _Part:
 
 def _kernel(kernel: Any) -> _Part:
     """A kernel's constants are told by name as well, because some are each rank's own number."""
-    inner, _ = _named(kernel.fn)
-    kernels = [each for each in inner if isinstance(each, JITFunction)]
-    key = ""
-    with suppress(Exception):  # where it calls what is no kernel, its compilation says so
+    kernels, key = _callees(kernel), ""
+    try:
         key = kernel.cache_key
+    except Exception:  # noqa: BLE001  # it calls what is no kernel: its compilation shall say so
+        _forget(kernel)
     constants = {name: each for (name, _), (each, _) in kernel.used_global_vals.items()}
     return _Part(kernel.src, kernels, constants, key)
+
+
+def _callees(kernel: Any) -> list[Any]:
+    return [each for each in _named(kernel.fn)[0] if isinstance(each, JITFunction)]
+
+
+def _forget(kernel: Any) -> None:
+    """Take back the key of a kernel, and of those that it calls, for which Triton has put another
+    text meanwhile and leaves it after an error: kernels of one name would share it.
+    """
+    if str(kernel.hash).startswith("recursion:"):
+        kernel.hash = None
+        for each in _callees(kernel):
+            _forget(each)
 
 
 def _function(function: FunctionType) -> _Part:

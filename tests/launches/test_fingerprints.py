@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 import triton.language as tl
 
 from dist_tune import autotune
@@ -413,6 +414,24 @@ def test_of_many_callees_the_nearest_count():
     assert fingerprint(with_globals(everything, **other)) == fingerprint(
         with_globals(everything, **many)
     )
+
+
+@triton.jit
+def calling_a_function(x):
+    return adding(x)
+
+
+@triton.jit
+def calling_deep(x):
+    return calling_a_function(x)
+
+
+def test_a_kernel_that_cannot_be_compiled_is_read_and_keeps_no_key():
+    """Triton would leave "recursion:name" as its key, which other kernels of the name have too."""
+    assert fingerprint(calling_deep) != fingerprint(calling_a_function)
+    assert (calling_deep.hash, calling_a_function.hash) == (None, None)
+    with pytest.raises(RuntimeError, match="Unsupported function"):
+        _ = calling_deep.cache_key
 
 
 # -- what they miss costs no result ----------------------------------------------------------------
