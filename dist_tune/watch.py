@@ -327,7 +327,7 @@ class Watchdog:
                 self._exit.enter_context(noted(lambda kernel: None))
             with suppress(RuntimeError):  # no more threads
                 faulthandler.dump_traceback_later(
-                    _HELD * self._deadline_s, exit=True, file=self.log.log_file
+                    _HELD * self._deadline_s, exit=True, file=self.log
                 )
 
     def _subject(self) -> tuple[Step | Asked, float]:
@@ -394,7 +394,7 @@ class Watchdog:
             f" are in {self.log.path}"
         )
         with suppress(OSError, ValueError, RuntimeError):
-            faulthandler.dump_traceback(self.log.log_file, all_threads=True)
+            faulthandler.dump_traceback(self.log, all_threads=True)
         if self._release and isinstance(subject, Step) and (under_way := self._under_way(subject)):
             what = "a replay with it did not end" if subject.doing else "it did not return"
             reason = f"{what} until release= was called, after {late_s:.1f} s ({self.phase})"

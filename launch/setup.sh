@@ -34,7 +34,7 @@ if ! has_torch "$python" && has_torch "$base"; then
     "$base" -c 'import sys; [print(f"import site; site.addsitedir({p!r})") for p in sys.path if p.endswith("-packages")]' > "$site/base.pth"
 fi
 
-runtime="numpy, pydantic, pydantic_settings, rich, typer"
+runtime="loguru, numpy, pydantic, pydantic_settings, rich, typer"
 if [[ ${1:-run} == run ]] && has_torch "$python" && has_triton "$python" && has_modules "$runtime"; then
     pwd > "$site/checkout.pth"  # nothing to install, so no network needed
     exit
@@ -51,6 +51,6 @@ what=. bytecode=--compile
 if [[ ${1:-run} == test ]]; then what=".[test]" bytecode=--no-compile; fi  # a hundred packages, of which tests import a few
 if "$python" -m pip install --quiet $bytecode -c "$pins" -e "$what"; then exit; fi
 
-if ! has_triton "$python" || ! has_modules "$runtime, pytest, pytest_timeout, hypothesis, loguru"; then die "pip failed (see above)"; fi
+if ! has_triton "$python" || ! has_modules "$runtime, pytest, pytest_timeout, hypothesis"; then die "pip failed (see above)"; fi
 echo "launch/setup.sh: pip failed (see above); going on with the versions at hand" >&2
 pwd > "$site/checkout.pth"

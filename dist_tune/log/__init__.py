@@ -3,7 +3,7 @@
 Knows texts, numbers and files; nothing of kernels or ranks.
 """
 
-from dist_tune.log.story import PHASES, LineFile, Phase, Story
+from dist_tune.log.story import PHASES, Phase, Story
 from dist_tune.log.words import (
     amount,
     closure_name,
@@ -21,7 +21,6 @@ from dist_tune.log.words import (
 
 __all__ = [
     "PHASES",
-    "LineFile",
     "Phase",
     "Story",
     "amount",

@@ -1,37 +1,29 @@
-"""The story of one tuning on this rank: each fact is told once, for all who read it.
+"""The lines of one tuning on this rank: its log, and what the first rank's terminal shows.
 
-People read it in ``rank-<i>.log`` and on the first rank's terminal. The program's logging hears of
-lines what it asks ``logging.getLogger("dist_tune")`` for, and nothing without that. Knows numbers,
-texts and files; nothing of kernels, ranks or how facts come about. Costs a set's look-up in a
-launch, and nothing in a steady call.
+The log is a sink of loguru's that takes our lines alone. Their severities are below all that
+loguru names, so that the program's sinks hear of them only where they ask for these:
+``logger.add(sys.stderr, level=2, filter="dist_tune", format="{extra[level]} {message}")``.
+Knows numbers, texts and files; nothing of kernels, ranks or how facts come about.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import socket
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partialmethod
+from itertools import count
 from math import isfinite
 from pathlib import Path
 from threading import RLock
 from typing import IO, Any, Literal, get_args
 
 from dist_tune import __version__
-from dist_tune.files import (
-    PRIVATE,
-    Rights,
-    make_folder,
-    opener,
-    texts_to_log,
-    warn_once,
-)
+from dist_tune.files import make_folder, opener, texts_to_log, warn_once
 from dist_tune.log.terminal import Terminal
 from dist_tune.log.words import amount, closure_name, printable, site_names
 from dist_tune.settings import Settings
@@ -39,94 +31,12 @@ from dist_tune.settings import Settings
 Phase = Literal["discover", "compile", "race", "finals", "settle"]
 """As the fields of ``Seconds`` in a record."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
-TRACE = 5
-"""Below DEBUG: a line for each timed launch."""
-logging.addLevelName(TRACE, "TRACE")
-_PROGRAM = logging.getLogger("dist_tune")
-# Or tables of candidates would stand in the program's log, once for each rank.
-if _PROGRAM.level == logging.NOTSET:
-    _PROGRAM.setLevel(logging.CRITICAL + 1)
+SEVERITIES = {"TRACE": 0, "DEBUG": 1, "INFO": 2, "WARNING": 3, "ERROR": 4}
+"""Word of a line -> its severity for loguru, whose own lowest is 5. TRACE: each timed launch."""
+_FORMAT = "{time:HH:mm:ss.SSS} {extra[level]:<7} {message}"
+_numbers = count()
 _headed: set[tuple[int, Path]] = set()
 """Process and file, of files that have the header of this process."""
-
-
-class LineFile:
-    """A file that lines are added to, opened at the first.
-
-    One that cannot be written costs one warning, and the rest of its lines.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        told: str,
-        rights: Rights = PRIVATE,
-        header: Callable[[], bytes] | None = None,
-    ) -> None:
-        """``told``: what it costs that it cannot be written, as the warning begins.
-
-        ``header``: the first line of each process.
-        """
-        self.path = path
-        self._told, self._rights, self._header = told, rights, header
-        self.is_over = False
-        self._file: IO[bytes] | None = None
-        self._lock = RLock()
-        """Lines come from any thread."""
-
-    def write(self, lines: bytes) -> None:
-        """Add lines, which outlive this process from then on."""
-        with self._lock:
-            if self.is_over:
-                return
-            try:
-                if self._file is None:
-                    self._file = self._open()
-                    if (
-                        self._header
-                        and (mine := (os.getpid(), self.path.absolute())) not in _headed
-                    ):
-                        _headed.add(mine)
-                        lines = self._header() + lines
-                while lines:
-                    lines = lines[self._file.write(lines) :]
-            except (OSError, ValueError) as error:  # a full disk; a path with a null character
-                self.tell(error, is_open=self._file is not None)
-                self.close()
-
-    def tell(self, error: Exception, *, is_open: bool) -> None:
-        """It cannot be opened, or written once it ``is_open``."""
-        folder = "DIST_TUNE_LOG_DIR" if self._header else "DIST_TUNE_CACHE_DIR"
-        text = (
-            f"{self._told}: {self.path} cannot be written:"
-            f" {getattr(error, 'strerror', None) or error}. {folder} names another folder"
-        )
-        warn_once(text, topic=f"{self._told} {self.path.parent}")
-
-    def fileno(self) -> int:
-        """Its descriptor, for what Python cannot write, or that of stderr."""
-        self.write(b"")
-        return self._file.fileno() if self._file is not None else 2
-
-    def close(self) -> None:
-        """Later lines go nowhere."""
-        with self._lock:
-            self.is_over = True
-            file, self._file = self._file, None
-            if file is not None:
-                with suppress(OSError, ValueError):
-                    file.close()
-
-    def _open(self) -> IO[bytes]:
-        # A link is not followed: in a folder that others write it may lead to any file of this
-        # user's.
-        make_folder(self.path.parent, self._rights)
-        file = open(self.path, "a+b", buffering=0, opener=opener(self._rights, follows_links=False))  # noqa: SIM115  # until ``close``
-        with suppress(OSError):  # an earlier process may have been killed in the midst of a line
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-        return file
 
 
 class Story:
@@ -152,40 +62,103 @@ class Story:
         self._is_quiet = settings.shown == "quiet" and not is_verbose
         self.terminal = Terminal(closure, is_shown=is_first and not self._is_quiet)
         self._shows_all = is_verbose or settings.shown == "verbose"
-        self._least = logging.getLevelNamesMapping()[settings.log_level.upper()]
-        self.is_tracing = self._least <= TRACE
+        self._least = SEVERITIES[settings.log_level.upper()]
+        self.is_tracing = self._least == SEVERITIES["TRACE"]
         self.path = settings.log_dir / f"rank-{rank}.log"
-        self.log_file = LineFile(self.path, "dist_tune keeps no log", header=self._header)
+        self._number, self._lock = next(_numbers), RLock()
+        self._sink: int | None = None
+        """Of loguru, from the first line on."""
+        self._is_over = False
+        self._raw: IO[bytes] | None = None
         self._sites: dict[str, tuple[tuple[str, str], int]] = {}
         """Label -> kernel and key, and the number of configs."""
         self._phase = "discover"
 
     # -- lines for people --------------------------------------------------------------------------
 
-    def _say(self, level: int, text: str, *, shown: bool | str = False) -> None:
+    def _say(self, level: str, text: str, *, shown: bool | str = False) -> None:
         """``shown``: whether the first rank's terminal shows the line, or the text that it shows in
         its place.
         """
-        if level >= self._least:
-            self.log_file.write(_stamped(level, self._spelled(text)))
-        if self._shows_all and level >= logging.INFO:
+        if SEVERITIES[level] >= self._least:
+            self._write(level, self._spelled(text))
+        if self._shows_all and SEVERITIES[level] >= SEVERITIES["INFO"]:
             self.terminal.show([f"dist_tune: {self._spelled(text)}"])
         elif shown:
             text_shown = shown if isinstance(shown, str) else text
             self.terminal.show([f"dist_tune: {self._spelled(text_shown, is_short=True)}"])
-        if _PROGRAM.isEnabledFor(level):
-            _PROGRAM.log(level, "%s", text, stacklevel=3)
 
-    trace = partialmethod(_say, TRACE)
+    trace = partialmethod(_say, "TRACE")
     """One timed launch."""
-    debug = partialmethod(_say, logging.DEBUG)
+    debug = partialmethod(_say, "DEBUG")
     """One step of a tuning."""
-    info = partialmethod(_say, logging.INFO)
+    info = partialmethod(_say, "INFO")
     """A result."""
-    warning = partialmethod(_say, logging.WARNING)
+    warning = partialmethod(_say, "WARNING")
     """A problem that the tuning goes on with."""
-    error = partialmethod(_say, logging.ERROR)
+    error = partialmethod(_say, "ERROR")
     """The end of a tuning."""
+
+    def _write(self, level: str, text: str) -> None:
+        """Add a line to the log, which costs one warning where it cannot be written."""
+        with self._lock:
+            if self._is_over:
+                return
+            try:
+                if self._sink is None:
+                    self._open()
+                self._log(level, text)
+            except (OSError, ValueError) as error:  # a full disk; a path with a null character
+                self._end()
+                warn_once(
+                    f"dist_tune keeps no log: {self.path} cannot be written:"
+                    f" {getattr(error, 'strerror', None) or error}. DIST_TUNE_LOG_DIR names another"
+                    " folder",
+                    topic=f"no log {self.path.parent}",
+                )
+
+    def _open(self) -> None:
+        from loguru import logger  # here, because a call with nothing to tune writes no line
+
+        make_folder(self.path.parent)
+        self._logger = logger.bind(dist_tune=self._number)
+        # A link is not followed: in a folder that others write it may lead to any file of this
+        # user's.
+        self._sink = logger.add(
+            self.path,
+            level=0,
+            format=_FORMAT,
+            filter=lambda record: record["extra"].get("dist_tune") == self._number,
+            catch=False,
+            opener=opener(follows_links=False),
+        )
+        mine = os.getpid(), self.path.absolute()
+        if mine not in _headed:
+            _headed.add(mine)
+            for line in self._header():
+                self._log("INFO", line)
+
+    def _log(self, level: str, text: str) -> None:
+        self._logger.bind(level=level).log(SEVERITIES[level], printable(text))
+
+    def fileno(self) -> int:
+        """Descriptor of the log for what Python cannot write, or that of stderr."""
+        with self._lock, suppress(OSError, ValueError):
+            if self._raw is None and not self._is_over:
+                make_folder(self.path.parent)
+                self._raw = open(self.path, "ab", opener=opener(follows_links=False))  # noqa: SIM115  # until ``close``
+        return self._raw.fileno() if self._raw is not None else 2
+
+    def _end(self) -> None:
+        with self._lock:
+            self._is_over = True
+            if self._sink is not None:
+                # The program may have removed all sinks; what is left may not fit on the disk.
+                with suppress(OSError, ValueError):
+                    self._logger.remove(self._sink)
+            raw, self._raw = self._raw, None
+            if raw is not None:
+                raw.close()
 
     def _spelled(self, line: str, *, is_short: bool = False) -> str:
         """A line with names of sites in place of their labels; ``is_short``: and with the step's
@@ -214,9 +187,9 @@ class Story:
         """Write what is left; the terminal's live line goes, and later lines go nowhere."""
         self.flush()
         self.terminal.end()
-        self.log_file.close()
+        self._end()
 
-    def _header(self) -> bytes:
+    def _header(self) -> Sequence[str]:
         """Rank and machine, date and versions, command.
 
         Libraries that are not imported have no version.
@@ -235,12 +208,11 @@ class Story:
         where = f"rank {self._rank} of {self._world_size} on {socket.gethostname()}"
         date = datetime.now().astimezone().isoformat(timespec="seconds")
         named = ", ".join(f"{name} {version}" for name, version in versions.items())
-        lines = (
+        return (
             f"dist_tune {__version__}: {where}, pid {os.getpid()}, {device}",
             f"  {date}, {named}",
             f"  {' '.join(getattr(sys, 'orig_argv', sys.argv))}",
         )
-        return b"".join(_stamped(logging.INFO, line) for line in lines)
 
     # -- the tuning --------------------------------------------------------------------------------
 
@@ -273,10 +245,3 @@ class Story:
         """Milliseconds of the fastest candidate of a site so far."""
         if isfinite(ms):
             self.terminal.best_ms[label] = ms
-
-
-def _stamped(level: int, text: str) -> bytes:
-    """A line of the log: time of day, level and text."""
-    now = time.time()
-    day = f"{time.strftime('%H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d}"
-    return f"{day} {logging.getLevelName(level):<7} {printable(text)}\n".encode()

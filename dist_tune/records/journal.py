@@ -16,12 +16,20 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from threading import RLock
 from typing import IO, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dist_tune.files import PRIVATE, Rights, json_bytes, read_regular, warn_once
-from dist_tune.log import LineFile
+from dist_tune.files import (
+    PRIVATE,
+    Rights,
+    json_bytes,
+    make_folder,
+    opener,
+    read_regular,
+    warn_once,
+)
 
 JOURNALS = "journals"
 """Subfolder for the journals of tunings under way."""
@@ -36,6 +44,7 @@ _STACKS = b"Stack (most recent call first)"
 """Beginning of what faulthandler writes when SIGTERM ends the process from outside."""
 
 
+_NO_JOURNAL = "tuning goes on without its journal"
 _VERSION: Literal[2] = 2
 SiteKey = str
 """Digest of the cache key of a site."""
@@ -98,7 +107,7 @@ AnyLine = Annotated[Attempt | Dropped | Agreed | UnderWay | Died, Field(discrimi
 _LINE: TypeAdapter[AnyLine] = TypeAdapter(AnyLine)
 
 
-class Journal(LineFile):
+class Journal:
     """A file that this process holds until it is closed, or the process ends.
 
     A failure costs a warning and the journal.
@@ -109,7 +118,7 @@ class Journal(LineFile):
     """
 
     def __init__(self, path: Path, rights: Rights = PRIVATE) -> None:
-        super().__init__(path, "tuning goes on without its journal", rights=rights)
+        self.path, self._rights = path, rights
         self.lines: list[AnyLine] = []
         """What it held when it was opened, up to the first damaged line.
 
@@ -117,19 +126,24 @@ class Journal(LineFile):
         """
         self.is_taken = False
         """Another process holds it, and is tuning the same."""
-        self.write(b"")
+        self._file: IO[bytes] | None = None
+        self._lock = RLock()
+        """Lines come from any thread."""
+        try:
+            self._file = self._opened()
+        except BlockingIOError:
+            self.is_taken = True  # of which the tuning tells, if it goes on
+        except (OSError, ValueError) as error:  # a full disk; a path with a null character
+            folder = path.parent
+            if os.path.isdir(folder) and os.access(folder, os.W_OK):
+                _warn(_NO_JOURNAL, path, error)
+            else:
+                warn_not_kept(path, error)  # no record can be kept either
 
-    def tell(self, error: Exception, *, is_open: bool) -> None:
-        """Without a folder no record can be kept either.
-
-        Of a file that is taken the tuning tells, if it goes on.
-        """
-        if isinstance(error, BlockingIOError):
-            self.is_taken = True
-        elif is_open or (os.path.isdir(self.path.parent) and os.access(self.path.parent, os.W_OK)):
-            super().tell(error, is_open=is_open)
-        else:
-            warn_not_kept(self.path, error)
+    @property
+    def is_over(self) -> bool:
+        """It takes no lines."""
+        return self._file is None
 
     def note(self, kind: str, **fields: Any) -> None:
         """Add a line, which outlives this process.
@@ -137,22 +151,32 @@ class Journal(LineFile):
         Not by its model, because validation would take longer than the rest of it.
         """
         line = json_bytes({"v": _VERSION, "kind": kind, **fields})
-        if b"NaN" not in line and b"Infinity" not in line:  # a time that is no number
-            self.write(line + b"\n")
+        if b"NaN" in line or b"Infinity" in line:  # a time that is no number
+            return
+        with self._lock:
+            try:
+                if self._file is not None:
+                    _write(self._file, line + b"\n")
+            except OSError as error:
+                _warn(_NO_JOURNAL, self.path, error)
+                self.close()
 
     def close(self, *, delete: bool = False) -> None:
-        """Leave the file to other processes, or ``delete`` it."""
-        if self._file is not None:
+        """Leave the file to other processes, or ``delete`` it; later lines go nowhere."""
+        with self._lock:
+            file, self._file = self._file, None
+            if file is None:
+                return
             # Else the program's new one would be lost.
             if signal.getsignal(signal.SIGTERM) is self._handler:
                 faulthandler.unregister(signal.SIGTERM)
             with suppress(OSError):
                 if delete:
                     self.path.unlink(missing_ok=True)
-        super().close()
+                file.close()
 
-    def _open(self) -> IO[bytes]:
-        file = super()._open()
+    def _opened(self) -> IO[bytes]:
+        file = _open(self.path, self._rights)
         try:
             with suppress(OSError):
                 for each in self.path.parent.glob(f"*{LINES_SUFFIX}"):
@@ -202,6 +226,23 @@ class Journal(LineFile):
         file.truncate(n_read)
 
 
+def _open(path: Path, rights: Rights) -> IO[bytes]:
+    """A file that lines are added to, in a folder that is made."""
+    make_folder(path.parent, rights)
+    # A link is not followed: in a folder that others write it may lead to any file of this user's.
+    file = open(path, "a+b", buffering=0, opener=opener(rights, follows_links=False))  # noqa: SIM115  # for its caller
+    with suppress(OSError):  # an earlier process may have been killed in the midst of a line
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+    return file
+
+
+def _write(file: IO[bytes], lines: bytes) -> None:
+    while lines:
+        lines = lines[file.write(lines) :]
+
+
 class QuarantinedConfig(BaseModel):
     """A config that was under way at two deaths of its process."""
 
@@ -221,13 +262,14 @@ def warn_not_kept(path: Path, error: Exception) -> None:
     """Warn that a file in a subfolder of the cache folder cannot be written, once for that
     folder.
     """
-    folder, reason = path.parent.parent, getattr(error, "strerror", None) or error
-    told = (
-        f"dist_tune: tunings are not kept and will be repeated: {path} cannot be written: {reason}"
-    )
-    warn_once(
-        f"{told}. DIST_TUNE_CACHE_DIR names another folder", topic=f"tunings not kept in {folder}"
-    )
+    _warn("dist_tune: tunings are not kept and will be repeated", path, error, path.parent.parent)
+
+
+def _warn(lost: str, path: Path, error: Exception, folder: Path | None = None) -> None:
+    """Warn once of what is lost in a folder, by default that of the file."""
+    reason = getattr(error, "strerror", None) or error
+    text = f"{lost}: {path} cannot be written: {reason}. DIST_TUNE_CACHE_DIR names another folder"
+    warn_once(text, topic=f"{lost} {folder or path.parent}")
 
 
 def read_quarantine(path: Path) -> list[QuarantinedConfig]:
@@ -243,8 +285,8 @@ def read_quarantine(path: Path) -> list[QuarantinedConfig]:
 
 def quarantine(path: Path, config: QuarantinedConfig, rights: Rights = PRIVATE) -> None:
     """Add a config to a file; without effect but a warning if it cannot be written."""
-    file = LineFile(
-        path, f"the quarantine of {config.kernel} {config.config} is not kept", rights=rights
-    )
-    file.write(config.model_dump_json().encode() + b"\n")
-    file.close()
+    try:
+        with _open(path, rights) as file:
+            _write(file, config.model_dump_json().encode() + b"\n")
+    except (OSError, ValueError) as error:
+        _warn(f"the quarantine of {config.kernel} {config.config} is not kept", path, error)

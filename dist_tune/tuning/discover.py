@@ -167,7 +167,7 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
         context.sites.apply(label, record.best.config, record)
         if (site := context.sites.met.get(label)) is not None:
             site.is_unchecked = site.is_whole and site.checker is not None
-        context.story.info(
+        context.story.debug(
             f"site={label}: {record.best.config}, from the cache, tuned {record.tuned_at:%Y-%m-%d}"
         )
         if manifest.mode:
@@ -179,8 +179,9 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
         )
         tuned = " to ".join(dict.fromkeys([days[0], days[-1]]))
         text = f"{context.name}: {kernels} from the cache, tuned {tuned}"
-        # Not of the object: a factory may decorate in every call.
-        of_process.tell(context.story, {f"hit {context.name}": text}, is_warning=False)
+        # Not of the object: a factory may decorate in every call. A call with nothing to tune opens
+        # no log.
+        of_process.tell(context.story, {f"hit {context.name}": text}, "debug")
     # Of other ranks: this one may come to it later.
     for label in manifest.cached.keys() - records.keys():
         context.sites.apply(label, manifest.cached[label].winner)

@@ -41,17 +41,17 @@ class Notices:
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def tell(self, log: Story, told: Mapping[str, str], *, is_warning: bool = True) -> None:
+    def tell(self, log: Story, told: Mapping[str, str], level: str = "warning") -> None:
         """Write a line for each topic (topic -> text) to the log, and the first of those that were
         not told before to the terminal.
 
-        What was told before is no warning any more.
+        What was told before is no more than a detail.
         """
         new = [topic for topic in told if topic not in self._told]
         self._told.update(new)
         more = f" (and so of {len(new) - 1} more: {log.path})" if len(new) > 1 else ""
         for topic, text in told.items():
-            write = log.warning if is_warning and topic in new else log.info
+            write = getattr(log, level if topic in new else "debug")
             write(text, shown=topic in new[:1] and text + more)
 
 
@@ -164,7 +164,7 @@ def tell_of_repeated(context: TuningContext, names: Sequence[str]) -> None:
             f"{closure_name(context.name)} changes {shown}, and each replay does so again: give"
             " reset= if they must count once"
         )
-        context.options.notices.tell(context.story, {"repeated": text}, is_warning=False)
+        context.options.notices.tell(context.story, {"repeated": text}, "info")
 
 
 def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -> None:
@@ -234,7 +234,7 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
             missed[f"missed {label}"] = f"site={label} is tuned: {why}"
         else:  # as it should be
             context.story.debug(f"site={label} is tuned: {why}")
-    context.options.notices.tell(context.story, pruned, is_warning=False)
+    context.options.notices.tell(context.story, pruned, "info")
     context.options.notices.tell(context.story, missed)
 
 

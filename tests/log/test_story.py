@@ -5,7 +5,6 @@ none is worth a tuning.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import resource
@@ -20,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from loguru import logger
 
 import dist_tune
 from dist_tune import autotune
@@ -73,22 +73,41 @@ def test_a_log_is_added_to(tmp_path: Path):
     assert lines_of(folder) == [fine, "INFO    first", fine, f"INFO    {odd}"]
 
 
-def test_the_programs_logging_hears_what_it_asks_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_the_programs_loguru_hears_what_it_asks_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Nothing, whatever the level of its root; once the logger "dist_tune" has one, lines from that
-    on. Our file has all in any case.
+    """Nothing, down to loguru's lowest level; with a level of ours, lines from that on, as the
+    page says. Our file has all in any case, and nothing of the program's.
     """
-    caplog.set_level(0)
-    with story_in(tmp_path) as story:
-        story.error("unasked")
-        with caplog.at_level(logging.INFO, "dist_tune"):
-            story.info("asked %s")
-            story.debug("too fine")
-    assert [each.getMessage() for each in caplog.records if each.name == "dist_tune"] == [
-        "asked %s"
+    heard, asked = list[str](), list[str]()
+    ids = [
+        logger.add(sys.stderr),
+        logger.add(heard.append, level="TRACE"),
+        logger.add(asked.append, level=4, filter="dist_tune", format="{extra[level]} {message}"),
     ]
-    assert [line[8:] for line in lines_of(tmp_path)] == ["unasked", "asked %s", "too fine"]
+    try:
+        with story_in(tmp_path, log_level="DEBUG") as story:
+            story.error("theirs %s {}")
+            story.debug("too fine")
+            logger.critical("the program's")
+    finally:
+        for each in ids:
+            logger.remove(each)
+    assert asked == ["ERROR theirs %s {}\n"]
+    assert len(heard) == 1
+    assert capsys.readouterr().err.count("the program's") >= 1
+    assert lines_of(tmp_path) == ["ERROR   theirs %s {}", "DEBUG   too fine"]
+
+
+def test_a_program_that_removes_all_sinks_costs_the_log_alone(tmp_path: Path):
+    """Of the tuning under way; the next one has its log again."""
+    with story_in(tmp_path) as story:
+        story.info("before")
+        logger.remove()
+        story.info("lost")
+    with story_in(tmp_path) as story:
+        story.info("after")
+    assert lines_of(tmp_path) == ["INFO    before", "INFO    after"]
 
 
 @pytest.mark.parametrize(("level", "kept"), [("TRACE", "tdiw"), ("INFO", "iw"), ("WARNING", "w")])
@@ -179,15 +198,6 @@ def test_the_header_is_there_once_a_process(tmp_path: Path):
     assert lines_of(tmp_path) == ["WARNING one", "WARNING two"]
 
 
-def test_a_line_that_was_cut_off_ends_before_the_next(tmp_path: Path):
-    """A process that was killed in the midst of a line: later ones are lines of their own."""
-    path = tmp_path / "rank-0.log"
-    path.write_bytes(b"12:00:00.0")
-    written(tmp_path)
-    assert path.read_text().splitlines()[-1].endswith(" WARNING text")
-    assert path.read_text().startswith("12:00:00.0\n")
-
-
 # -- files -----------------------------------------------------------------------------------------
 
 
@@ -211,7 +221,7 @@ ODD_FILES: dict[str, tuple[Any, str]] = {
         lambda path: path.symlink_to(path.parents[1] / "nothing"),
         os.strerror(errno.ELOOP),
     ),
-    "fifo": (os.mkfifo, "not a regular file"),
+    "fifo": (os.mkfifo, os.strerror(errno.ENXIO)),
     "folder": (Path.mkdir, os.strerror(errno.EISDIR)),
 }
 """What stands in the place of the log, and the reason in the warning."""
@@ -256,7 +266,8 @@ def test_a_size_limit_costs_one_warning_and_no_tuning(
             assert [tuned(1), tuned(2), tuned(1)] == [1, 2, 1]
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [os.strerror(errno.EFBIG) in str(each.message) for each in warned] == [True]
+    told = [str(each.message) for each in warned if each.category is UserWarning]
+    assert [os.strerror(errno.EFBIG) in text for text in told] == [True]
     assert (len(tuned.records), (tmp_path / "logs/rank-0.log").stat().st_size) == (2, 100)
 
 

@@ -25,11 +25,11 @@ def line(site: int) -> bytes:
     return b'{"v": 2, "kind": "died", "site": "%d", "deaths": {}}' % site
 
 
-def held(path: Path, *lines: bytes) -> list[int]:
-    """Sites of what a file held when it was opened; these lines are written to it."""
+def held(path: Path, *sites: int) -> list[int]:
+    """Sites of what a file held when it was opened; a line for each of these is written to it."""
     file = Journal(path)
-    for each in lines:
-        file.write(each + b"\n")
+    for each in sites:
+        file.note("died", site=f"{each}", deaths={})
     file.close()
     return [int(each.site) for each in file.lines if each.kind == "died"]
 
@@ -37,8 +37,8 @@ def held(path: Path, *lines: bytes) -> list[int]:
 def test_lines_come_back_in_order_and_stay(tmp_path: Path):
     """A second opening adds to them."""
     path = tmp_path / "journals" / "one.jsonl"
-    assert held(path, line(1), line(2)) == []
-    assert held(path, line(3)) == [1, 2]
+    assert held(path, 1, 2) == []
+    assert held(path, 3) == [1, 2]
     file = Journal(path)
     assert len(file.lines) == 3
     file.close(delete=True)
@@ -75,7 +75,7 @@ def test_a_damaged_line_ends_the_file(tmp_path: Path, monkeypatch: pytest.Monkey
     path.write_bytes(line(1) + b"\ndamaged\n" + line(2) + b"\ncut o")
     large.write_bytes((line(1) + b"\n") * 2)
     with pytest.warns(UserWarning, match="its 2. line is damaged"):
-        assert held(path, line(3)) == [1]
+        assert held(path, 3) == [1]
     assert held(path) == [1, 3]
     monkeypatch.setattr(module, "MAX_BYTES", 80)
     with pytest.warns(UserWarning, match="its 2. line is damaged"):
@@ -155,7 +155,7 @@ def test_a_full_disk_costs_the_journal_and_one_warning(tmp_path: Path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
         with warned("tuning goes on without its journal: "):
             for _ in range(2):
-                file.write(b"x\n")
+                file.note("attempt")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert file.is_over
