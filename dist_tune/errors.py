@@ -161,7 +161,7 @@ class WrongResultError(DistTuneError, AssertionError):
 
 
 class RankMismatchError(DistTuneError):
-    """Ranks hold different things where these must be equal: steps, groups, phases."""
+    """Ranks hold different things where these must be equal: steps, phases."""
 
 
 class CacheMissError(DistTuneError):
@@ -172,10 +172,11 @@ class CacheMissError(DistTuneError):
 
 
 class PeerFailedError(DistTuneError):
-    """Another rank ended the tuning. The message names that rank and its exception.
+    """Another rank ended the tuning. The message names that rank and its exception, or says what
+    each rank did last where a collective did not find all of them.
 
     Attributes:
-        rank: global rank that failed first.
+        rank: global rank that failed first; -1 if that is not known.
         error: its exception as text, "Type: message".
     """
 

@@ -15,9 +15,10 @@ from dist_tune.ranks.group import (
     member_ranks,
     n_collectives,
 )
-from dist_tune.ranks.messages import Part, Reduction, Result, all_came, is_secondary
+from dist_tune.ranks.messages import MISSED_ADVICE, Part, Reduction, Result, all_came, is_secondary
 
 __all__ = [
+    "MISSED_ADVICE",
     "Asked",
     "Calls",
     "Part",

@@ -109,21 +109,18 @@ class Card:
     """Of its process."""
     is_fresh: bool = False
     """True if the answer was given after the first question to it."""
-    group: tuple[int, ...] = ()
-    """Ranks of the other group with which it calls the closure; empty if it has not."""
 
     @property
     def text(self) -> str:
         """Where it is, since when, and how its process does, for people."""
-        group = f"a call with a group of ranks {[*self.group]}" if self.group else ""
         if self.question < 0:
-            return group or "nothing yet"
+            return "no call with this group yet"
         where = f" of {self.inside[-1].text}" if self.inside else ""
         doing = f"{self.doing}{where} for {self.for_s:.1f} s" if self.doing else "no tuned call"
         state = _STATES.get(self.state, "")
         last = f" after {self.beat}" if self.beat and self.beat not in doing else ""
         silence = f"no sign of life for {self.silent_s:.1f} s{last}" if self.silent_s >= 1.0 else ""
-        return ", ".join(filter(None, [doing, state, silence, group]))
+        return ", ".join(filter(None, [doing, state, silence]))
 
     def late_text(self, rank: int, place: Place, waited_s: float, *, is_here: bool) -> str:
         """For the terminal of a rank that waits in ``place`` for this one, which ``is_here`` or has
@@ -137,8 +134,6 @@ class Card:
             doing = (
                 f"it is in call {self.inside[-1].number} of {closure_name(self.inside[-1].closure)}"
             )
-        if self.group:
-            doing = f"its group is ranks {[*self.group]}"
         why = _STATES.get(self.state, "") or doing
         return (
             f"rank {rank} {'is late in' if is_here else 'has not come to'}"

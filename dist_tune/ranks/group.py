@@ -25,11 +25,9 @@ from torch.distributed import distributed_c10d as c10d
 
 from dist_tune.accelerator import api
 from dist_tune.errors import DistTuneError
-from dist_tune.ranks import messages
 from dist_tune.ranks.calls import Calls
-from dist_tune.ranks.clients import WatchedStore, WorkQueue, own_client
+from dist_tune.ranks.clients import WorkQueue, own_client
 from dist_tune.ranks.meetings import Meetings
-from dist_tune.ranks.messages import Verdict
 from dist_tune.validation import spelled
 
 _generations: Counter[str] = Counter()
@@ -37,7 +35,6 @@ _generations: Counter[str] = Counter()
 leaves older keys alone.
 """
 
-_GROUPS = "dist_tune/groups"
 _REST_S = 0.02
 """Longest pause between two looks for a verdict beside a step: 1000 looks a second cost a
 host-bound one a tenth of its time.
@@ -86,11 +83,6 @@ class Ranks(Meetings):
             client = own_client(self._job_store)
             life = f"{name}/{_generations[name]}"
             super().__init__(dist.PrefixStore(life, client), dist.get_rank(), members, deadline_s)
-            self._groups, self._name, self._life = (
-                WatchedStore(dist.PrefixStore(_GROUPS, client)),
-                name,
-                life,
-            )
         self.activity.calls = _calls.setdefault(() if group is None else self.members, {})
         self.is_alone = group is None
         """True of a process that decides alone, of which there may be others beside it."""
@@ -103,23 +95,6 @@ class Ranks(Meetings):
         """Position of this rank among the members on its host, as far as it knows, and how many
         these are.
         """
-
-    def _wrong_group(self) -> Verdict | None:
-        outside = (
-            []
-            if self._groups is None
-            else [rank for rank in range(dist.get_world_size()) if rank not in self.members]
-        )
-        closure, mine = self.activity.call.place.closure, set(self.members)
-        for rank, (theirs, why) in self._elsewhere(outside).items():
-            if not theirs.name:
-                return Verdict(kind="RankMismatchError", ranks=[rank], text=why)
-            # Else this rank uses both groups.
-            if mine & set(theirs.members) and closure not in _calls.get(theirs.members, {}):
-                why = messages.apart(closure, {self.rank: self.members, rank: theirs.members})
-                self._show(closure, why=why)
-                return Verdict(kind="RankMismatchError", ranks=[rank], text=why)
-        return None
 
     @property
     def _group(self) -> dist.ProcessGroup | None:
@@ -289,16 +264,10 @@ def group_of(
                 " the function anew, or pass a group that lives"
             )
         if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
-            rank = dist.get_rank()
-            why = (
-                f"rank {rank} is not in the group that is to decide on {closure}: name all ranks"
-                " that make the call in new_group()"
+            raise ValueError(
+                f"rank {dist.get_rank()} is not in the group that is to decide on {closure}: name"
+                " all ranks that make the call in new_group()"
             )
-            Ranks._shown.pop(closure, None)
-            c10d._get_default_store().set(
-                f"{_GROUPS}/{closure}/{rank}", messages.spell(messages.GROUP, messages.Group(), why)
-            )
-            raise ValueError(why)
         if id(group) not in _groups:
             _groups[id(group)] = Ranks(group, deadline_s)
         ranks = _groups[id(group)]

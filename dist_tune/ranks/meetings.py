@@ -9,20 +9,19 @@ that one, late ones too. The first verdict that is not "agreed" is the end of th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from threading import Thread
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.distributed as dist
 
 from dist_tune.errors import DistTuneError, JobEndedError, MachineError, StoreGoneError
 from dist_tune.files import tell_held
 from dist_tune.ranks import messages
-from dist_tune.ranks.calls import Call, Calls, Card, Limits, Place, has_passed
+from dist_tune.ranks.calls import Call, Calls, Limits, Place, has_passed
 from dist_tune.ranks.clients import Asked, WatchedStore, absent, own_client, run_beside
-from dist_tune.ranks.messages import FAILED, Group, Header, Part, Reduction, Result, Verdict
+from dist_tune.ranks.messages import FAILED, MISSED_ADVICE, Header, Part, Reduction, Result, Verdict
 from dist_tune.ranks.presence import Activity, Presence, Questions
 
 # Seconds between two requests of one rank, and requests a second of all ranks, which bound those of
@@ -38,11 +37,6 @@ class Meetings:
     """The meetings of some ranks, as one of them sees them.
 
     A rank without others meets itself, and needs no store.
-    """
-
-    _shown: ClassVar[dict[str, str]] = {}
-    """Closure -> the ranks as whose call this process shows it; empty while it shows for whom it
-    waits.
     """
 
     def __init__(self, store: Any, rank: int, members: tuple[int, ...], deadline_s: float) -> None:
@@ -61,10 +55,6 @@ class Meetings:
         self.activity = Activity(rank, members, lambda: self.n_issued, lambda: self.n_of_process)
         self._root = store
         self._store: Any = WatchedStore(store)
-        self._groups: Any = None
-        """Of the whole job: ``{closure}/{rank}`` -> ``Group``."""
-        self._name, self._life = "", ""
-        """Of the group; and of these ranks, which are others for a group made anew."""
         self._presence: Presence | None = None
         self._lacks: StoreGoneError | None = None
         """Why there is no presence; the first meeting raises it."""
@@ -74,8 +64,6 @@ class Meetings:
         self._is_over = False
         self._last_check = 0.0
         self._looking, self._questions = Thread(), Questions(store)
-        self._apart = dict[int, tuple[Group, str]]()
-        """See ``_elsewhere``, of those that this rank waits for."""
         self._garbage: list[str] = []
         """Keys of meetings, which no rank reads any more once all have come to another one."""
 
@@ -92,11 +80,7 @@ class Meetings:
     # -- calls -------------------------------------------------------------------------------------
 
     def calls(self, closure: str) -> Calls:
-        """The calls of ``closure`` by these ranks: this rank counts, answers peers that ask, and
-        shows its group.
-        """
-        with suppress(dist.DistError):  # its host is gone: the first meeting says so
-            self._show(closure)
+        """The calls of ``closure`` by these ranks: this rank counts, and answers peers that ask."""
         if self._presence is None and self._has_peers:
             try:
                 with self._hosted("the first call"):
@@ -230,7 +214,7 @@ class Meetings:
             return  # it was the others' end that was raised here
         if not self._has_peers:
             if messages.is_secondary(error):
-                self.check_group(error)
+                error.add_note(f"rank {self.rank} tunes without other ranks. {MISSED_ADVICE}")
             return
         if messages.is_secondary(error):
             try:
@@ -249,27 +233,12 @@ class Meetings:
         except (StoreGoneError, MachineError) as gone:
             error.add_note(str(gone))  # no peer can be reached any more
 
-    def check_group(self, error: BaseException | None = None) -> None:
-        """A collective of this call did not find its ranks, by this ``error``: did one outside call
-        it with another group?
-
-        Raises:
-            RankMismatchError: yes.
-        """
-        with self._hosted("the group"):
-            if (verdict := self._wrong_group()) is not None:
-                raise self._error(verdict) from error
-
     # -- for the minding thread --------------------------------------------------------------------
 
     @property
     def asked(self) -> Asked | None:
         """A call of the store for this rank's tuning that has no answer yet."""
-        return (
-            self._store.asked or (self._groups and self._groups.asked)
-            if self._presence is not None
-            else None
-        )
+        return self._store.asked if self._presence is not None else None
 
     def look(self, tell: Callable[[str], object]) -> None:
         """Called a few times a second while this rank tunes: ``tell`` gets a line for each rank
@@ -283,7 +252,7 @@ class Meetings:
 
     def _compare(self, tell: Callable[[str], object]) -> None:
         try:
-            self.activity.compare(self._placed(self._questions.ask(self.activity.others)), tell)
+            self.activity.compare(self._questions.ask(self.activity.others), tell)
         except dist.DistNetworkError:
             # Its host is gone, and torch tells of each further request at length.
             self._can_look, self.activity.late = False, ""
@@ -385,9 +354,7 @@ class Meetings:
         if len({header[:2] for header in headers.values()}) > 1 or headers[
             self.rank
         ].topic.startswith(FAILED):
-            self._decide(
-                key, messages.mismatched(headers, self.activity.call.place, self._wrong_group)
-            )
+            self._decide(key, messages.mismatched(headers, self.activity.call.place))
         else:
             self._decide(key, Verdict(warned=messages.tellers(headers)), reduce(parts))
 
@@ -406,18 +373,6 @@ class Meetings:
                     self._agree(key, reduce)
                 continue
             cards = questions.ask(missing)
-            self._apart = self._elsewhere([rank for rank, card in cards.items() if not card.inside])
-            if self._apart and limits.is_first and not limits.is_optional and now - began >= 1.0:
-                self._show(call.place.closure, waits=missing)
-            for rank, (group, why) in self._apart.items():
-                if why or (self.rank in group.waits and not limits.is_optional):
-                    why = why or messages.apart(
-                        call.place.closure, {self.rank: self.members, rank: group.members}
-                    )
-                    self._show(call.place.closure, why=why)
-                    self._decide(key, Verdict(kind="RankMismatchError", ranks=[rank], text=why))
-                    return
-            cards = self._placed(cards)
             if any(call.holds(*card.inside) for card in cards.values()):
                 here_at = now
             mine = self.activity.card()
@@ -433,9 +388,10 @@ class Meetings:
                     late.insert(0, f"ranks {passed} have passed it")
                 self._decide(key, messages.alone("; ".join(late), ranks))
             elif outcome == "timed out":
-                last = {rank: cards[rank].text for rank in ranks}
-                when = f"within {now - began:.1f} s (rank {self.rank} at: {mine.text})"
-                self._decide(key, messages.timed_out(last, topic, call.place, when))
+                seen = {rank: card.text for rank, card in cards.items()}
+                here = [rank for rank in self.members if rank not in cards]
+                when = f"within {now - began:.1f} s, for which ranks {here} waited"
+                self._decide(key, messages.timed_out(seen, ranks, topic, call.place, when))
             elif outcome == "crossed":
                 (rank,) = ranks
                 theirs = cards[rank].waits
@@ -447,7 +403,6 @@ class Meetings:
                 # Else this call had ended, and theirs may be the next: it looks itself.
                 if self._decide(key, verdict):
                     self._decide(f"{theirs.key}/0", verdict)
-        self._show(call.place.closure)
 
     def _looks(self, key: str) -> Iterator[float]:
         """The time, now and then until there is a verdict, at growing distances."""
@@ -465,50 +420,6 @@ class Meetings:
                 yield now
             else:
                 time.sleep(min(max((now - began) / 20, shortest_s), longest_s))
-
-    def _placed(self, cards: dict[int, Card]) -> dict[int, Card]:
-        return {
-            rank: replace(card, group=self._apart[rank][0].members) if rank in self._apart else card
-            for rank, card in cards.items()
-        }
-
-    def _show(self, closure: str, waits: Sequence[int] = (), why: str = "") -> None:
-        """Tell all ranks of the job with which group this one calls the closure, unless they can
-        read that, with why it is wrong or not.
-        """
-        if self._groups is None or (self._shown.get(closure) == self._life and not (waits or why)):
-            return
-        group = Group(self._name, self.members, tuple(waits))
-        self._groups.set(f"{closure}/{self.rank}", messages.spell(messages.GROUP, group, why))
-        self._shown[closure] = "" if waits else self._life
-
-    def _elsewhere(self, ranks: Sequence[int]) -> dict[int, tuple[Group, str]]:
-        """Of these ranks those that call this closure with another group, and why that was found to
-        be wrong.
-        """
-        keys = {
-            f"{self.activity.call.place.closure}/{rank}": rank
-            for rank in ranks
-            if self._groups is not None
-        }
-        lacking = absent(self._groups, list(keys))
-        known = [key for key in keys if key not in lacking]
-        found = zip(known, self._groups.multi_get(known) if known else [], strict=True)
-        groups = {
-            keys[key]: messages.read(messages.GROUP, text, keys[key], "its group")
-            for key, text in found
-        }
-        return {
-            rank: (group, why.decode(errors="replace"))
-            for rank, (group, why) in groups.items()
-            if group.name != self._name
-        }
-
-    def _wrong_group(self) -> Verdict | None:
-        """After a failed collective: the end of the call if a rank outside calls it with a group
-        that holds some of these ranks.
-        """
-        return None
 
     # -- verdicts ----------------------------------------------------------------------------------
 

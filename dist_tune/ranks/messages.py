@@ -44,6 +44,13 @@ _SECONDARY = re.compile(
     re.IGNORECASE,
 )
 
+MISSED_ADVICE = (
+    "Do all ranks call the same collectives in the same order in every replay, and does group="
+    " (autotune_pg= of a function) hold all ranks that they touch? Leave out a config that is too"
+    " slow on one rank, or raise DIST_TUNE_DEADLINE_S, which collectives wait for while ranks tune."
+)
+"""What to do where a collective of the closure did not find its ranks."""
+
 Message = TypeVar("Message")
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -58,30 +65,12 @@ class Header(NamedTuple):
     """Of the meeting; ``FAILED`` with an error, of a rank that comes with one which is only a
     consequence.
     """
-    last_run: str
-    """What the latest run of the closure ran."""
-    odd_runs: dict[int, str]
-    """Those of its latest ones that issued fewer collectives than most, by their numbers: how many,
-    and what they ran.
+    last: str
+    """What its latest run of the closure ran, since when, and the candidate that failed here
+    between two of its collectives.
     """
-    troubles: list[str]
-    """Candidates that failed here between two of their collectives."""
-    late: tuple[int, str] | None
-    """After a failed collective: a rank that was late for it, and where it was."""
     warned: list[str] = []  # noqa: RUF012  # none is changed
     """Topics that this rank has warned of, or holds the warning of."""
-
-
-class Group(NamedTuple):
-    """The group with which a rank calls a closure, for ranks outside of it, too; after the line why
-    it is wrong, once that was found.
-    """
-
-    name: str = ""
-    """Empty of a rank that is in none."""
-    members: tuple[int, ...] = ()
-    waits: tuple[int, ...] = ()
-    """Ranks that it waits for in the first meeting."""
 
 
 class Verdict(BaseModel):
@@ -108,7 +97,6 @@ class Verdict(BaseModel):
 
 HEADER: TypeAdapter[Header] = TypeAdapter(Header)
 VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
-GROUP: TypeAdapter[Group] = TypeAdapter(Group)
 
 
 def spell(kind: TypeAdapter[Message], message: Message, text: str = "") -> str:
@@ -226,37 +214,33 @@ def aborted(error: BaseException, rank: int, place: Place, n_issued: int) -> Ver
     return Verdict(kind=kind, ranks=[rank], text=text, error=text_of(error), n_issued=n_issued)
 
 
-def timed_out(missing: Mapping[int, str], topic: str, place: Place, when: str) -> Verdict:
+def timed_out(
+    seen: Mapping[int, str], lost: Sequence[int], topic: str, place: Place, when: str
+) -> Verdict:
     """Ranks did not come.
 
-    ``missing``: rank -> where it is. ``when``: after how long, and who has noticed.
+    ``seen``: where each missing rank is. ``lost``: those that are waited for no more. ``when``:
+    after how long, and who has noticed.
     """
-    last = "; ".join(
-        f"rank {rank} last seen at: {where}" for rank, where in sorted(missing.items())
-    )
+    ranks = sorted(lost)
+    order = [*ranks, *(rank for rank in sorted(seen) if rank not in ranks)]
+    last = "; ".join(f"rank {rank} last seen at: {seen[rank]}" for rank in order)
     where = (
         "after a failed collective" if topic.startswith(FAILED) else f"to the exchange {topic!r}"
     )
     advice = (
-        "Every rank of the group must call the step, and a kernel whose key is new on one rank must"
-        " be launched on all. "
+        "Every rank of the group must call the step with the same group= (autotune_pg= of a"
+        " function), and a kernel whose key is new on one rank must be launched on all."
+        " DIST_TUNE_DEADLINE_S sets the deadline."
     )
-    advice += "DIST_TUNE_DEADLINE_S sets the deadline."
-    if all(ENDED in text for text in missing.values()):
+    if all(ENDED in seen[rank] for rank in ranks):
         advice = "Its log, or what has started it, says why."
-    text = (
-        f"{last}. So ranks {sorted(missing)} did not come {where} of {place.text} {when}. {advice}"
-    )
-    return Verdict(kind=AbsentRanksError.__name__, ranks=sorted(missing), text=text)
+    text = f"{last}. So ranks {ranks} did not come {where} of {place.text} {when}. {advice}"
+    return Verdict(kind=AbsentRanksError.__name__, ranks=ranks, text=text)
 
 
-def mismatched(
-    headers: Mapping[int, Header], place: Place, apart: Callable[[], Verdict | None] = lambda: None
-) -> Verdict:
-    """All ranks have come, to different meetings or with failed collectives.
-
-    ``apart``: looks for the cause outside of them.
-    """
+def mismatched(headers: Mapping[int, Header], place: Place) -> Verdict:
+    """All ranks have come, to different meetings or with failed collectives."""
     failed = {
         rank: header.topic.removeprefix(FAILED)
         for rank, header in headers.items()
@@ -270,61 +254,27 @@ def mismatched(
             for rank in (first, other)
         ]
         return out_of_order(", ".join(steps), [first, other])
-    waiting, error = next(iter(failed.items()))
-    cause = _cause_of(headers)
-    if cause is None and (found := apart()) is not None:
-        return found
-    rank, why = cause or (waiting, error)
-    others = {rank: header for rank, header in headers.items() if rank not in failed}
-    others_at = [
-        f"rank {each} at {header.topic!r} (after {header.last_run})"
-        for each, header in others.items()
-    ]
-    advice = (
-        "Do all ranks call the same collectives in the same order in every replay, and does group="
-        " hold all ranks that they touch?"
-    )
-    if why.startswith("was late"):
-        advice = (
-            "Leave out a config that is so slow there, or raise DIST_TUNE_DEADLINE_S, which"
-            " collectives wait for while ranks tune."
-        )
+    told = []
+    for rank, header in headers.items():
+        came = "waited in vain" if rank in failed else f"came to {header.topic!r}"
+        told.append(f"rank {rank} {came} ({header.last})")
+    advice = MISSED_ADVICE
     if any(_CLOSED in text for text in failed.values()):
         advice = (
             "A collective of the group has failed before, and gloo cannot use it again: make the"
             " group anew."
         )
-    did_so = (
-        f"ranks {list(failed)} did so, {', '.join(others_at)} did not"
-        if others
-        else "all ranks did so"
-    )
     text = (
-        f"{f'rank {rank} {why}; so ' if cause else ''}rank {waiting} waited in vain in a collective"
-        f" of {place.closure}, which was being tuned; {did_so}. {advice}"
+        f"A collective of {place.closure}, which was being tuned, did not find all its ranks:"
+        f" {'; '.join(told)}. {advice}"
     )
-    return Verdict(kind=PeerFailedError.__name__, ranks=[rank], text=text, error=why)
+    first, error = next(iter(failed.items()))
+    return Verdict(kind=PeerFailedError.__name__, ranks=[first], text=text, error=error)
 
 
 def alone(why: str, ranks: Sequence[int]) -> Verdict:
     """Ranks have passed the call, or others go on without them."""
     return Verdict(kind=AloneError.__name__, ranks=list(ranks), text=why)
-
-
-def apart(closure: str, groups: Mapping[int, Sequence[int]]) -> str:
-    """What is wrong where ranks call a closure with different groups.
-
-    ``groups``: rank -> members.
-    """
-    told = " and on ".join(
-        f"rank {rank} with a group of ranks {list(members)}"
-        for rank, members in sorted(groups.items())
-    )
-    which = "one group of" if len({*map(tuple, groups.values())}) > 1 else "the same object for"
-    return (
-        f"{closure} is called on {told}. Give group= (autotune_pg= of a function) {which} all ranks"
-        " that its collectives touch."
-    )
 
 
 def crossed(places: Mapping[int, Place], *, is_gathering: bool) -> Verdict:
@@ -339,20 +289,6 @@ def out_of_order(where: str, ranks: Sequence[int]) -> Verdict:
     """Ranks are in different closures, or at different steps of one."""
     text = f"{where}. Call tuned closures in the same order on all ranks of their group."
     return Verdict(kind="RankMismatchError", ranks=list(ranks), text=text)
-
-
-def _cause_of(headers: Mapping[int, Header]) -> tuple[int, str] | None:
-    """The rank that left others in a collective, and how: what failed there, a run with fewer
-    collectives than elsewhere, or lateness.
-    """
-    for rank, header in headers.items():
-        if header.troubles:
-            return rank, f"left {header.troubles[0]}, between two of its collectives"
-    for rank, header in headers.items():
-        for number, why in header.odd_runs.items():
-            if not all(number in other.odd_runs for other in headers.values()):
-                return rank, why
-    return next((header.late for header in headers.values() if header.late is not None), None)
 
 
 def error_of(verdict: Verdict, rank: int, place: Place) -> DistTuneError:

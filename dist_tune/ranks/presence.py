@@ -14,9 +14,8 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache
@@ -31,7 +30,7 @@ from dist_tune.files import topics_told
 from dist_tune.log import amount
 from dist_tune.ranks.calls import Call, Calls, Card, Place, State
 from dist_tune.ranks.clients import absent, run_beside, within
-from dist_tune.ranks.messages import FAILED, Header
+from dist_tune.ranks.messages import Header
 
 _LATE_S, _SLOW_S = 1.0, 2.0
 """Where this rank waits, a rank is told as late after so long without an answer, or if it answers
@@ -39,8 +38,6 @@ and is elsewhere.
 """
 _LOOK_S, _LOOKS_PER_S = 0.5, 64.0
 """Of one rank at all others, and of all ranks: at 4096 each looks every 64 s."""
-_N_RUNS = 16
-"""Latest runs whose numbers of collectives are compared."""
 _WAIT = timedelta(days=10)
 """Of one wait inside the store, which is repeated; torch counts its milliseconds in 32 bits."""
 _FAREWELL_S = 1.5
@@ -91,14 +88,12 @@ class Activity:
         self.doing = Doing("", time.monotonic())
         self.first_run_s = 0.0
         """Seconds of the first run of that call; 0 where it has none yet."""
-        self.runs: deque[tuple[int, int, str]] = deque(maxlen=_N_RUNS)
-        """The latest ones: number, collectives issued on all groups, and what it ran."""
+        self.last_run = self.doing
+        """The run of the closure that began last."""
         self.troubles: list[str] = []
         """Candidates that failed here between two of their collectives; shared with the tuning that
         adds to it.
         """
-        self.awaited: int | None = None
-        """The rank that was told as late when a run of that call raised."""
         self.absent: Sequence[int] = ()
         """Ranks that have not come to this rank's call, as of the latest look; looked at while this
         rank waits.
@@ -110,17 +105,16 @@ class Activity:
         """
         self._n_issued, self._n_of_process = n_issued, n_of_process
         self._process = process_name() if self.others else ""
-        self._told: dict[int, str] = {}
-        """Ranks told as late -> what was told."""
+        self._told: list[int] = []
+        """Ranks told as late."""
         self._moved: tuple[tuple[Doing, int], float] = ((self.doing, 0), 0.0)
         self._looked_at = 0.0
 
     def begin(self, place: Place) -> None:
         """A call begins that may end in a meeting."""
         self.call, self.is_first_run = Call(place, has_talked=False, n_issued=place.before), True
-        self.runs.clear()
-        self.troubles, self.awaited, self.absent, self.first_run_s = [], None, (), 0.0
-        self.doing = Doing("its first run", time.monotonic(), may_last=True)
+        self.troubles, self.absent, self.first_run_s = [], (), 0.0
+        self.doing = self.last_run = Doing("its first run", time.monotonic(), may_last=True)
 
     def enter(self, call: Call, *, has_raised: bool) -> None:
         """A call comes to its meetings."""
@@ -134,38 +128,17 @@ class Activity:
         if text != self.doing.text:
             self.doing = Doing(text, time.monotonic(), may_last, is_meeting)
 
-    @contextmanager
-    def run(self, number: int, text: str) -> Iterator[None]:
-        """A run of the closure; counts its collectives, or notes the rank that it waited for where
-        it raises.
-        """
+    def run(self, text: str) -> None:
+        """A run of the closure begins."""
         self.at(text)
-        before = self._n_of_process()
-        try:
-            yield
-        except BaseException:  # raised again, an interrupt as well
-            self.awaited = next(iter(self._told), None)
-            raise
-        self.runs.append((number, self._n_of_process() - before, text))
+        self.last_run = self.doing
 
     def header(self, step: str, topic: str) -> Header:
         """What this rank says with its part of a meeting."""
-        usual = Counter(n for _, n, _ in self.runs).most_common(1)
-        odd = {
-            number: f"issued {n} collectives where {usual[0][0]} are usual, in {text}"
-            for number, n, text in self.runs
-            if n < usual[0][0]
-        }
-        late = next(iter(self._told.items()), None) if topic.startswith(FAILED) else None
-        return Header(
-            step,
-            topic,
-            self.runs[-1][2] if self.runs else "no run",
-            odd,
-            self.troubles[:1],
-            late,
-            topics_told(),
-        )
+        last = f"{self.last_run.text}, begun {time.monotonic() - self.last_run.since:.1f} s before"
+        if self.troubles:
+            last += f", having left {self.troubles[0]}, between two of its collectives"
+        return Header(step, topic, last, topics_told())
 
     def card(self, question: int = 0, *, is_over: bool = False) -> Card:
         """What this rank says of itself. Called by any thread."""
@@ -202,7 +175,7 @@ class Activity:
                     f"rank {self.rank} goes on, after {now - self._moved[1]:.1f} s in which rank"
                     f" {rank} was late"
                 )
-            self._told, self._moved, self.absent, self.late = {}, (mine, now), (), ""
+            self._told, self._moved, self.absent, self.late = [], (mine, now), (), ""
         # The first rank, which has the terminal, as often in large groups.
         every_s = (
             _LOOK_S
@@ -250,7 +223,7 @@ class Activity:
                     f", after {card.n_of_process} collectives of its process where rank {self.rank}"
                     f" is in number {n_mine}"
                 )
-            self._told[rank] = f"was late: {text}"
+            self._told.append(rank)
             tell(
                 f"rank {rank} is late: rank {self.rank} waits in {doing.text} of {inside[-1].text};"
                 f" rank {rank}: {text}"

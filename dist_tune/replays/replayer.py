@@ -319,8 +319,8 @@ class Replayer:
         try:
             if whole is not None:
                 whole.begin()
-            with self._ranks.activity.run(self.n_replays, doing):
-                value = closure()
+            self._ranks.activity.run(doing)
+            value = closure()
             if whole is not None:
                 whole.end()
             return value

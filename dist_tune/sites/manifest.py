@@ -48,8 +48,6 @@ class RankManifest:
     """True on the first rank if another job is tuning the same."""
     run_s: float = 0.0
     """Host seconds of this rank's latest run of the closure."""
-    awaited: int | None = None
-    """The rank that this one had told as late when its run raised."""
     captured: dict[str, dict[str, str]] = field(default_factory=dict)
     """Label -> the code of its kernel and the values that it has captured, by name."""
     wrong: dict[str, str] = field(default_factory=dict)
@@ -132,9 +130,9 @@ class SiteManifest:
     """DIST_TUNE_MODE, if nothing is tuned for it: "first" if any rank has that, else "cached" if
     any has that.
     """
-    late: int | None = None
-    """The rank that others waited for in a collective of their second run, if that is the only
-    reason of all that say no.
+    left_s: dict[int, float] = field(default_factory=dict)
+    """Rank -> seconds of its second run, if the only reason of all that say no is that they were
+    left alone in a collective of it.
     """
     goes_online: bool = False
     """True if ``why_not`` is no reason against tuning online, on any rank."""
@@ -249,17 +247,15 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         },
         differing=_differing_settings(manifests),
         why_not=next(iter([*namesakes, *untuned] if goes_online else [*untuned, *namesakes]), ""),
-        late=_late(manifests) if all_left and not namesakes else None,
+        left_s=(
+            {rank: mine.run_s for rank, mine in manifests.items()}
+            if all_left and not namesakes
+            else {}
+        ),
         goes_online=goes_online and not namesakes and not mode,
         mode=mode,
         n_threads=max((mine.n_threads for mine in everyone), default=1),
     )
-
-
-def _late(manifests: Mapping[int, RankManifest]) -> int:
-    """The rank that others had told as late, or the one with the longest run."""
-    awaited = next((mine.awaited for mine in manifests.values() if mine.awaited is not None), None)
-    return max(manifests, key=lambda rank: manifests[rank].run_s) if awaited is None else awaited
 
 
 def _differing_settings(manifests: Mapping[int, RankManifest]) -> str:

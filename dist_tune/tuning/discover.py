@@ -18,7 +18,7 @@ from dist_tune.errors import (
     StoreGoneError,
 )
 from dist_tune.log import amount, kernels_told
-from dist_tune.ranks import Reduction
+from dist_tune.ranks import MISSED_ADVICE, Reduction
 from dist_tune.records import TuningRecord, digest
 from dist_tune.search import PriorTimes, Trial
 from dist_tune.settings import shared_settings
@@ -26,11 +26,6 @@ from dist_tune.sites import RankManifest, SiteManifest, reduce_manifests
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.notices import note_use, of_process
 
-_LATE = (
-    "rank {rank} was late: the second run of {name}{ran}; so the others waited in vain in a"
-    " collective. Leave out a config that is so slow there, or raise DIST_TUNE_DEADLINE_S, which"
-    " collectives wait for while ranks tune. A process group that timed out has to be made anew"
-)
 _MAX_DISCOVERIES = 4
 MAX_WAIT = 10
 _WRONG = "the config from the cache answers wrongly"
@@ -70,8 +65,7 @@ def discover(
                 f"{context.name} goes on with the configs it has: {error}{waiting}"
             )
             return None
-        if manifest.late is not None:  # the group has broken, and no call could go on with it
-            context.ranks.check_group()
+        if manifest.left_s:  # the group has broken, and no call could go on with it
             ran = context.sites.told(
                 {
                     label: Trial(site.first_guess, is_timed=False)
@@ -79,8 +73,11 @@ def discover(
                     if site.is_new
                 }
             )
+            took = ", ".join(f"{s:.1f} s on rank {rank}" for rank, s in manifest.left_s.items())
             raise PeerFailedError(
-                _LATE.format(rank=manifest.late, name=context.name, ran=ran), manifest.late
+                f"A collective in the second run of {context.name}{ran} did not find all its ranks;"
+                f" that run took {took}. {MISSED_ADVICE} A process group that timed out has to be"
+                " made anew"
             )
         is_under_way = True
         is_settled = (
@@ -344,7 +341,6 @@ def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) ->
         and not context.settings.always_tune
         and context.sites.journal.is_taken(),
         run_s=round(context.replays.run_s, 4),
-        awaited=context.ranks.activity.awaited,
         settings=shared_settings(context.settings),
         why_not=f"{endless}: not tuned" if endless else why_not and f"{why_not}: {then}",
         may_go_online=may_go_online,

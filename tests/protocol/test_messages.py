@@ -20,6 +20,7 @@ from dist_tune.ranks.calls import ENDED, Place
 from dist_tune.ranks.messages import (
     FAILED,
     HEADER,
+    MISSED_ADVICE,
     VERDICT,
     Header,
     Reduction,
@@ -73,7 +74,7 @@ def told(posted: Mapping[str, bytes], *meeting: Any, is_gathering: bool = False)
 
 
 def part_of(*header: Any, part: str = "1") -> bytes:
-    return json.dumps(header or ["f", "t", "", {}, [], None]).encode() + b"\n" + part.encode()
+    return json.dumps(header or ["f", "t", ""]).encode() + b"\n" + part.encode()
 
 
 BAD_PARTS = [
@@ -81,10 +82,10 @@ BAD_PARTS = [
     b"{}",
     b"[]",
     b"7",
-    part_of(1, "t", "", {}, [], None),
-    part_of("f", None, "", {}, [], None),
-    part_of("f", "t", "", [["x"]], [], None),
-    part_of("f", "t", 4, {}, [], None),
+    part_of(1, "t", ""),
+    part_of("f", None, ""),
+    part_of("f", "t", "", [["x"]]),
+    part_of("f", "t", 4),
     part_of(part="no number"),
     part_of(part='"\\n\\u001b"'),
 ]
@@ -166,10 +167,10 @@ def test_any_json_is_understood_or_refused(value: object):
         assert isinstance(error_of(verdict, 0, CALL), DistTuneError)
 
 
-ABSENT = {3: "nothing yet", 1: "replay 2 of f, call 1 for 3.0 s"}
+SEEN = {0: "compilation", 3: "no call", 1: "replay 2 of f, call 1 for 3.0 s"}
 LAST = (
-    "rank 1 last seen at: replay 2 of f, call 1 for 3.0 s; rank 3 last seen at: nothing yet. So"
-    " ranks [1, 3] did not come "
+    "rank 1 last seen at: replay 2 of f, call 1 for 3.0 s; rank 3 last seen at: no call; rank 0"
+    " last seen at: compilation. So ranks [1, 3] did not come "
 )
 ENDS = [
     *(
@@ -183,22 +184,22 @@ ENDS = [
         (1, "ValueError: boom"),
     ),
     (
-        timed_out(ABSENT, "report 1", CALL, "within 3 s"),
+        timed_out(SEEN, [3, 1], "report 1", CALL, "within 3 s"),
         "AbsentRanksError",
         (
             f"^{re.escape(LAST)}to the exchange 'report 1' of f, call 1 within 3 s. Every rank of"
-            " the group must call"
+            r" the group must call the step with the same group= "
         ),
         (),
     ),
     (
-        timed_out(ABSENT, f"{FAILED}gloo", CALL, "in 4 s"),
+        timed_out(SEEN, [3, 1], f"{FAILED}gloo", CALL, "in 4 s"),
         "AbsentRanksError",
         f"^{re.escape(LAST)}after a failed collective of f, call 1 in 4 s. Every((?!gloo).)*$",
         (),
     ),
     (
-        timed_out({1: f"x, {ENDED}", 3: ENDED}, "t", CALL, "in 4 s"),
+        timed_out({1: f"x, {ENDED}", 3: ENDED, 2: ""}, [1, 3], "t", CALL, "in 4 s"),
         "AbsentRanksError",
         "in 4 s. Its log, or what .* why. Rank 0 stops",
         (),
@@ -221,75 +222,28 @@ def test_the_end_of_a_call_says_who_ended_it_and_where_they_were(
     assert kind != "AbsentRanksError" or error.ranks == (1, 3)  # type: ignore[attr-defined]
 
 
-ODD = "issued 1 collectives where 2 are usual, in replay 3, config a"
-
-
-def header(
-    odd: dict[int, str] | None = None, troubles: list[str] | None = None, **others: Any
-) -> Header:
-    return Header(
-        "f", others.get("topic", "t"), "replay 2", odd or {}, troubles or [], others.get("late")
-    )
-
-
 @pytest.mark.parametrize(
-    ("first", "second", "cause"),
-    [
-        (header(), header(topic=f"{FAILED}gloo"), ""),
-        (header(), header({3: ODD}), f"rank 1 {ODD}"),
-        (header({2: "x"}), header({2: "x", 3: ODD}), f"rank 1 {ODD}"),
-        (header({2: "x"}), header({2: "x"}), ""),
-        (
-            header(troubles=["config a"]),
-            header({3: ODD}),
-            "rank 0 left config a, between two of its collectives",
-        ),
-        (header(late=(1, "was late: config b")), header(), "rank 1 was late: config b"),
-    ],
-    ids=[
-        "in step",
-        "skipped",
-        "skipped, and fewer on both before",
-        "fewer on both",
-        "failed",
-        "late",
-    ],
+    ("topic", "came"),
+    [(f"{FAILED}gloo", "waited in vain"), ("report 1", "came to 'report 1'")],
 )
-def test_the_rank_that_left_others_in_a_collective_is_found(
-    first: Header, second: Header, cause: str
-):
-    """A run that takes fewer collectives on all ranks is no cause.
-
-    Without one, the rank that failed is.
-    """
-    error = error_of(
-        mismatched({0: first._replace(topic=f"{FAILED}gloo"), 1: second}, CALL), 0, CALL
-    )
+def test_a_collective_that_did_not_find_its_ranks_is_told_with_what_each_did(topic: str, came: str):
+    """On all ranks, with what to do and not in gloo's words; and whose collective failed first."""
+    first, second = (Header("f", FAILED + "gloo", "replay 2, a"), Header("f", topic, "replay 3, b"))
+    error = error_of(mismatched({0: first, 1: second}, CALL), 0, CALL)
     assert isinstance(error, PeerFailedError)
-    assert str(error).startswith(
-        f"{cause}; so rank 0 waited in vain"
-        if cause
-        else "rank 0 waited in vain in a collective of f, "
+    assert (error.rank, error.error) == (0, "gloo")
+    assert str(error) == (
+        "A collective of f, which was being tuned, did not find all its ranks: rank 0 waited in"
+        f" vain (replay 2, a); rank 1 {came} (replay 3, b). {MISSED_ADVICE} Rank 0 stops for that."
     )
-    assert "gloo" not in str(error)
-    assert ("raise DIST_TUNE_DEADLINE_S" in str(error)) is ("was late" in cause)
-    assert cause or (error.rank, error.error) == (0, "gloo")
-    others = (
-        "ranks [0] did so, rank 1 at 't' (after replay 2) did not"
-        if second.topic == "t"
-        else "all ranks did so. "
-    )
-    assert others in str(error)
 
 
 def test_a_group_whose_collective_failed_before_is_named_as_the_cause():
     """Not the collectives of the call, which find no peers any more."""
-    topic = f"{FAILED}RuntimeError: {CLOSED}"
-    told = str(error_of(mismatched({rank: header(topic=topic) for rank in (0, 1)}, CALL), 0, CALL))
-    assert (
-        "all ranks did so. A collective of the group has failed before, and gloo cannot use it"
-        " again: make the group anew." in told
-    )
+    header = Header("f", f"{FAILED}RuntimeError: {CLOSED}", "replay 2")
+    told = str(error_of(mismatched({0: header, 1: header}, CALL), 0, CALL))
+    assert "the group anew. Rank 0" in told
+    assert MISSED_ADVICE not in told
 
 
 # Of gloo, once a collective has timed out.

@@ -5,7 +5,6 @@ and the state of their processes.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -26,31 +25,22 @@ HERE, ABSENT = "rank 1 is late in call 1 of step, 4 s", "rank 1 has not come to 
 """On the terminal."""
 
 
-@pytest.mark.parametrize(
-    ("counts", "odd"),
-    [
-        ([2, 2, 1, 2, 2], [2]),
-        ([1, 2, 2, 2, 2, 1], [0, 5]),
-        ([3, 3, 3], []),
-        ([0], []),
-        ([2, 3, 2], []),
-    ],
-)
-def test_runs_that_issued_fewer_collectives_are_named(counts: list[int], odd: list[int]):
-    """Beside most of the latest runs: for peers, and in a message of bounded size."""
-    n_issued = [0]
-    activity = Activity(0, [0, 1], lambda: 0, lambda: n_issued[0])
+def test_what_a_rank_did_last_goes_with_its_part(monkeypatch: pytest.MonkeyPatch):
+    """Its latest run, since when, and the first candidate that failed between collectives."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    activity, said = Activity(0, [0, 1], lambda: 0, lambda: 0), list[str]()
     activity.begin(PLACE)
-    for number, n in enumerate(counts):
-        with activity.run(number, f"replay {number}"):
-            n_issued[0] += n
-    header = activity.header("step", "report")
-    assert [*header.odd_runs] == odd
-    assert all(
-        re.fullmatch(rf"issued 1 collectives where 2 are usual, in replay {i}", why)
-        for i, why in header.odd_runs.items()
-    )
-    assert header.last_run == f"replay {len(counts) - 1}"
+    for now[0], text in ((1.0, "replay 1"), (3.0, "replay 2")):
+        said.append(activity.header("step", "report").last)
+        activity.run(text)
+    now[0], activity.troubles = 3.5, ["candidate 3", "candidate 4"]
+    activity.at("the exchange 'report'")
+    assert [*said, activity.header("step", "report").last] == [
+        "its first run, begun 1.0 s before",
+        "replay 1, begun 2.0 s before",
+        "replay 2, begun 0.5 s before, having left candidate 3, between two of its collectives",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -79,12 +69,7 @@ def test_runs_that_issued_fewer_collectives_are_named(counts: list[int], odd: li
             "replay 2 of m.other",
             f"{ABSENT}: it is in call 2 of other",
         ),
-        (
-            Card(0, n_of_process=1, doing="x", group=(1, 2)),
-            "a call with a group of ranks [1, 2]",
-            f"{ABSENT}: its group is ranks [1, 2]",
-        ),
-        (Card(), "nothing yet", ABSENT),
+        (Card(), "no call with this group yet", ABSENT),
     ],
 )
 def test_a_rank_that_others_wait_for_is_told_once(

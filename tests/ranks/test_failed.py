@@ -267,7 +267,7 @@ def test_a_rank_whose_process_ends_in_its_first_call_is_told_at_once(face: Face,
         else "(work before the first exchange|its first run|the exchange 'manifest'|replay 0, .*)"
     )
     seen = (
-        "nothing yet"
+        "no call with this group yet"
         if where == "before the call"
         else rf"{doing} of .*, call 1 for \d+\.\d s, its process has ended"
     )
@@ -285,7 +285,7 @@ def test_a_rank_whose_process_ends_in_its_first_call_is_told_at_once(face: Face,
         ("contextual", 2, "the second run"),
     ]
 )
-def test_a_config_that_comes_too_late_for_a_collective_is_named_with_its_rank(
+def test_a_config_that_comes_too_late_for_a_collective_is_named(
     rank: int, case: tuple[Face, int, str]
 ):
     """On both ranks, with what to do and without gloo's text; also in a function's first run, and
@@ -307,10 +307,8 @@ def test_a_config_that_comes_too_late_for_a_collective_is_named_with_its_rank(
     step = Step(face, rest=rest, **({"group": group} if face == "contextual" else {}))
     error = caught(lambda: step(X, **({"autotune_pg": group} if face == "function" else {})))
     assert error.kind == "PeerFailedError", f"{error.kind}: {error.message}"
-    assert re.match(
-        rf"rank 1 was late: {run}[ ,].*candidate \d \"(block|BLOCK)=.*\. Leave out a config that ",
-        error.message,
-    ), error.message
+    assert re.search(rf"{run}[ ,].*candidate \d \"(block|BLOCK)=", error.message), error.message
+    assert re.search(r"rank 0\b.*rank 1\b.* Leave out a config that ", error.message), error.message
     assert "gloo" not in error.message
 
 

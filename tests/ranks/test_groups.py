@@ -18,7 +18,6 @@ from dist_tune.ranks import Ranks, Reduction
 from tests.steps import FACES, Face, Step, all_reduced, told
 from tests.worlds import further, on_each_rank
 
-DEADLINE_S = 2.0
 GLOO = RuntimeError(
     "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
 )
@@ -90,119 +89,61 @@ def test_a_destroyed_group_is_told_and_strands_no_peer(rank: int, face: Face):
     assert len(step.records) == 1
 
 
-Groups = tuple[tuple[int, ...], ...]
-"""The group of each rank; empty: the world."""
-ALL, WORLD = (0, 1, 2), ()
-
-
-def called(
-    rank: int,
-    face: Face,
-    groups: Groups,
-    *,
-    is_shared: bool = True,
-    name: str = "",
-    n_more: int = 0,
-) -> tuple[str, str]:
-    """The error, and its message, of a call with these groups, in which all ranks sum if it
-    ``is_shared``; rank 2 calls more often.
-    """
-    os.environ["DIST_TUNE_DEADLINE_S"] = str(DEADLINE_S)
-    timeout = timedelta(seconds=(3 if is_shared else 1.3) * DEADLINE_S)
-    made = {
-        members: dist.new_group([*members], timeout=timeout)
-        for members in sorted({*groups})
-        if members
-    }
-    touched = dist.new_group(timeout=timeout)
-
-    def rest(y: torch.Tensor) -> None:
-        if is_shared:
-            dist.all_reduce(y, group=touched)
-
-    _, call = grouped(face, made.get(groups[rank]), rest=rest, name=f"{face} {name or groups}")
-    for _ in range(n_more * (rank == 2)):
-        told(lambda: call(torch.zeros(64)))
-    kind, text, _ = told(lambda: call(torch.zeros(64)))
-    return kind, text
-
-
+ALL, ABSENT = (0, 1, 2), "AbsentRanksError"
 WRONG: list[Any] = [
-    ("contextual", (ALL, ALL, (2,))),
-    ("function", ((0,), ALL, ALL)),
-    ("contextual", (ALL, ALL, (1, 2))),
-    ("function", (WORLD, ALL, ALL)),
-    further(("contextual", ((0,), ALL, ALL))),
-    further(("function", (ALL, ALL, (2,)))),
+    ("contextual", (ALL, ALL, (2,)), (ABSENT, ABSENT, "PeerFailedError")),
+    ("function", ((0,), ALL, ALL), ("RuntimeError", ABSENT, ABSENT)),
+    ("contextual", (ALL, ALL, (1, 2)), (ABSENT, ABSENT, ABSENT)),
+    ("contextual", ((0,), (0,), (0,)), ("RuntimeError", "ValueError", "ValueError")),
+    further(("function", ((0,), (0,), (0,)), ("RuntimeError", "ValueError", "ValueError"))),
 ]
+"""The group of each rank, and the error there."""
 
 
 @on_each_rank(3, cases=WRONG)
-def test_a_group_that_is_another_one_on_another_rank_is_told_on_all(
-    rank: int, case: tuple[Face, Groups]
-):
-    """With its ranks, also on a rank that waits for that one, and on one whose collective finds no
-    peers; not in gloo's words.
+def test_ranks_with_different_groups_are_told_by_the_timeout_of_their_group(rank: int, case: Any):
+    """Which rank has made no call with the group, and what to do; also where a collective of all
+    finds no peers.
     """
-    error, message = called(rank, *case)
-    assert error == "RankMismatchError", f"{error}: {message}"
-    of_each = [str([*(members or ALL)]) for members in case[1]]
-    found = re.findall(r"rank (\d) with a group of ranks (\[[0-9, ]*\])", message)
-    assert {members for _, members in found} == {*of_each}, message
-    assert all(of_each[int(each)] == members for each, members in found)
-    assert ("/gloo/" in message, "Give group=" in message) == (False, True)
-
-
-@on_each_rank(3)
-def test_a_wrong_group_is_told_where_the_call_is_made_again(rank: int):
-    """At once after each error, as a retry would: the rank that found it says so until it comes
-    with another group.
-    """
-    error, message = called(rank, "contextual", (ALL, ALL, (2,)), name="again", n_more=4)
-    assert rank == 2 or error == "RankMismatchError", f"{error}: {message}"
-
-
-@on_each_rank(3, cases=FACES)
-def test_a_group_without_the_calling_rank_is_told_on_all(rank: int, face: Face):
-    """Also on the rank that is in it, and waits for the others in a collective."""
-    error, message = called(rank, face, ((0,),) * 3)
-    assert error == ("ValueError" if rank else "RankMismatchError"), f"{error}: {message}"
-    assert re.match(rf"rank {rank or '[12]'} is not in the group that is to decide on ", message)
-
-
-@on_each_rank(3)
-def test_a_rank_that_waits_for_one_with_another_group_says_so(rank: int):
-    """Where no collective holds them together: rank 2 tunes alone, and the others wait for it, or
-    see it in that call.
-    """
-    error, message = called(rank, "contextual", (ALL, ALL, (2,)), is_shared=False)
-    words = {
-        "": "",
-        "AbsentRanksError": (
-            "rank 2 last seen at: a call with a group of ranks [2]. So ranks [2] did not come "
-        ),
-        "RankMismatchError": (
-            "is called on rank 0 with a group of ranks [0, 1, 2] and on rank 2 with a group of"
-            " ranks [2]"
-        ),
-    }
-    assert (rank == 2) == (error == "")
-    assert words[error] in message
+    face, groups, errors = case
+    os.environ["DIST_TUNE_DEADLINE_S"] = "2"
+    timeout = timedelta(seconds=4)
+    made = {each: dist.new_group([*each], timeout=timeout) for each in sorted({*groups})}
+    touched = dist.new_group(timeout=timeout)
+    _, call = grouped(
+        face,
+        made[groups[rank]],
+        rest=lambda y: dist.all_reduce(y, group=touched),
+        name=f"{face} {groups}",
+    )
+    began = time.monotonic()
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        call(torch.zeros(64))
+    error = caught.value
+    message = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    assert type(error).__name__ == errors[rank], message
+    assert time.monotonic() - began < 20
+    if errors[rank] == "ValueError":
+        assert message.startswith(f"rank {rank} is not in the group that is to decide on ")
+        return
+    assert "group= (autotune_pg= of a function)" in message
+    absent = [each for each in groups[rank] if groups[each] != groups[rank]]
+    assert errors[rank] != ABSENT or re.match(
+        rf"rank {absent[0]} last seen at: no call with this group yet.* did not come to the"
+        rf" exchange '\w+' of .* for which ranks \[.*{rank}.*\] waited",
+        message,
+    ), message
 
 
 @on_each_rank(3)
 def test_a_rank_may_use_two_groups_in_turn(rank: int):
-    """It is waited for while it tunes with the other one, and what was shown of that wait is taken
-    back; its errors are its own.
-    """
+    """It is waited for while it tunes with the other one, and its errors are its own."""
     every, again = dist.new_group(), dist.new_group()
     own = [dist.new_group([each]) for each in range(3)][rank]
 
     def rest(y: torch.Tensor) -> torch.Tensor:
         if len(y) == 5:
             raise GLOO
-        # With its replays longer than a second, after which others show that they wait.
-        time.sleep(0.4 if len(y) == 2 else 0.0)
         return y
 
     step = Step("function", (16, 32), rest=rest, name="in turn")
