@@ -282,7 +282,10 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--save-path", type=Path, default=Path(gemm.__file__).parent / "configs")
     parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="write all times there, and no configs"
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="write the times of all configs there, and no files of configs",
     )
     options = parser.parse_args()
     if (options.n is None) != (options.k is None):
