@@ -1,14 +1,14 @@
 """Tunes kernels/gemm_a8w8_blockscale.py for a list of weights, and writes the JSON files that its
 launcher reads.
 
-    .venv/bin/python launch/tune_a8w8_blockscale.py                                 # one GPU: five
-    weights, 1944 configs launch/launch.sh launch/tune_a8w8_blockscale.py
-    # all GPUs: problems are shared out over them .venv/bin/python launch/tune_a8w8_blockscale.py
-    --m 64 512 --n 7168 --k 2048    # your own sizes .venv/bin/python launch/tune_a8w8_blockscale.py
-    --compare                       # replaces what is at least 3 % slower, and shows both
+One GPU, five weights, 3645 configs; all GPUs, over which the sizes are shared out; your own sizes:
+
+    .venv/bin/python launch/tune_a8w8_blockscale.py
+    launch/launch.sh launch/tune_a8w8_blockscale.py
+    .venv/bin/python launch/tune_a8w8_blockscale.py --m 64 512 --n 7168 --k 2048
 
 Started again after it was interrupted, it goes on where it was. `--record FILE` keeps the times of
-all configs instead of writing configs.
+all configs on one GPU instead of writing configs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -36,69 +35,63 @@ from kernels import gemm_a8w8_blockscale as gemm
 from rich.console import Console  # isort: skip
 from rich.table import Table
 
+from dist_tune import autotune, matches
 from dist_tune.offline import (
-    ConfigFile,
-    Outcome,
     SearchStrategy,
-    Settled,
-    launchable,
     load_config,
     measure,
     small_medium_large,
-    tune_files,
-    tune_problems,
+    tune_and_save_configs,
 )
 
-MIN_GAIN = 0.03
-"""With --compare an older config is replaced if the new one is faster by this share."""
 SIZES = [256, 2048, 4096]
 WEIGHTS = [(1024, 1024), (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]
 """(N, K) of attention heads and feed-forward layers: those of aiter's tuning script for this GEMM.
 """
+RTOL = 2e-2
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-Weight = tuple[int, int]
+Size = tuple[int, int, int]
+"""(M, N, K)."""
 
 
-def make_for_size(
-    n: int, k: int, dtype: torch.dtype, device: torch.device, m: int
-) -> Callable[[gemm.Config], Any]:
-    """Inputs and reference for one problem, made once, when the first config asks for them; then a
-    run for each config.
-    """
-    made: list[Any] = []
-
-    def make_run_and_gt(config: gemm.Config) -> tuple[Callable[[], torch.Tensor], torch.Tensor]:
-        if not made:
-            inputs = gemm.random_inputs(m, n, k, device)
-            made.extend([inputs, gemm.reference(*inputs, dtype)])
-        inputs, expected = made
-        x, w, x_scale, w_scale = inputs
-        return (
-            lambda: gemm.gemm_a8w8_blockscale(x, w, x_scale, w_scale, dtype, config=config),
-            expected,
-        )
-
-    return make_run_and_gt
+def sizes_of(options: argparse.Namespace) -> list[Size]:
+    """The sizes to tune for."""
+    weights = WEIGHTS if options.n is None else [(options.n, options.k)]
+    return [(m, n, k) for n, k in weights for m in options.m]
 
 
-def files_of(options: argparse.Namespace, device: torch.device) -> list[ConfigFile]:
-    """A file for each weight."""
-    space, dtype = space_of(options.space), DTYPES[options.dtype]
-    return [
-        ConfigFile(
-            gemm.config_file_name(n, k),
-            options.m,
-            partial(make_for_size, n, k, dtype, device),
-            space,
-            small_medium_large("_M"),
-        )
-        for n, k in weights_of(options)
-    ]
+def tune(options: argparse.Namespace, device: torch.device) -> None:
+    """Write a file for each weight."""
+    dtype, class_of = DTYPES[options.dtype], small_medium_large("_M")
 
+    def make_for_size(size: Size) -> Callable[[gemm.Config], Any]:
+        inputs = gemm.random_inputs(*size, device)
+        expected = gemm.reference(*inputs, dtype)
 
-def weights_of(options: argparse.Namespace) -> list[Weight]:
-    """The (N, K) to tune for."""
-    return WEIGHTS if options.n is None else [(options.n, options.k)]
+        def make_run_and_gt(config: gemm.Config) -> tuple[Callable[[], torch.Tensor], torch.Tensor]:
+            x, w, x_scale, w_scale = inputs
+            return (
+                lambda: gemm.gemm_a8w8_blockscale(x, w, x_scale, w_scale, dtype, config=config),
+                expected,
+            )
+
+        return make_run_and_gt
+
+    tune_and_save_configs(
+        sizes_of(options),
+        make_for_size,
+        space_of(options.space),
+        lambda size: gemm.config_file_name(*size[1:]),
+        options.save_path,
+        classes=lambda size: class_of(size[0]),
+        num_iters=options.iters,
+        atol=atol_of(options),
+        rtol=RTOL,
+        search=options.search,
+        max_configs=options.max_configs,
+        budget_s=options.budget_s,
+        mode=options.mode,
+    )
 
 
 def full_space() -> list[gemm.Config]:
@@ -173,32 +166,7 @@ def atol_of(options: argparse.Namespace) -> float:
     """A hundredth of what an element of y is like: a sum of K products of normally distributed
     numbers.
     """
-    return 1e-2 * math.sqrt(min(k for _, k in weights_of(options)))
-
-
-def show(settled: list[Settled], console: Console) -> None:
-    """What was chosen for each class, beside what was there before."""
-    table = Table(
-        "file", "class", "us", "before, us", "gain", "saved", "config", title="tuned configs"
-    )
-    for each in settled:
-        times = [
-            " ".join(f"{size}:{us:.1f}" for size, us in found.items())
-            for found in (each.latencies_us, each.old_latencies_us)
-        ]
-        gain = "" if each.gain is None else f"{each.gain:+.1%}"
-        config = " ".join(
-            f"{name}={value}" for name, value in each.config.items() if name not in gemm.AMD_KEYS
-        )
-        table.add_row(
-            each.json_file_name,
-            each.size_class,
-            *times,
-            gain,
-            "yes" if each.is_saved else "no",
-            config,
-        )
-    console.print(table)
+    return 1e-2 * math.sqrt(min(k for _, _, k in sizes_of(options)))
 
 
 def compare(options: argparse.Namespace, device: torch.device, console: Console) -> None:
@@ -218,67 +186,73 @@ def compare(options: argparse.Namespace, device: torch.device, console: Console)
         title="times",
     )
     gains = []
-    for n, k in weights_of(options):
-        for m in options.m:
-            inputs = gemm.random_inputs(m, n, k, device)
-            config = load_config(options.save_path / gemm.config_file_name(n, k), m)
-            rows, columns = torch.ones(m, 1, device=device), torch.ones(1, n, device=device)
-            runs: list[Callable[[], Any]] = [
-                lambda inputs=inputs: gemm.gemm_a8w8_blockscale(
-                    *inputs, config=gemm.DEFAULT_CONFIG
-                ),  # type: ignore[misc]
-                lambda inputs=inputs, config=config: gemm.gemm_a8w8_blockscale(
-                    *inputs, config=config
-                ),  # type: ignore[misc]
-                # cuBLAS' closest: one scale for a row of x and of w, in place of one for each
-                # block.
-                lambda x=inputs[0], w=inputs[1], r=rows, c=columns: torch._scaled_mm(
-                    x, w.T, r, c, out_dtype=torch.bfloat16
-                ),  # type: ignore[misc]
-            ]
-            # In turn, and the medians of three rounds: a GPU that changes its clock does so to all
-            # of them.
-            rounds = [[measure(run, num_iters=50).median_us for run in runs] for _ in range(3)]
-            default, tuned, blas = (sorted(times)[1] for times in zip(*rounds, strict=True))
-            gains.append(default / tuned)
-            tflops = [2e-6 * m * n * k / us for us in (tuned, blas)]
-            cells = [
-                f"{default:.2f}",
-                f"{tuned:.2f}",
-                f"{default / tuned:.2f}",
-                f"{tflops[0]:.0f}",
-                f"{blas:.2f}",
-                f"{tflops[1]:.0f}",
-            ]
-            table.add_row(str(m), str(n), str(k), *cells)
+    for m, n, k in sizes_of(options):
+        inputs = gemm.random_inputs(m, n, k, device)
+        config = load_config(options.save_path / gemm.config_file_name(n, k), m)
+        rows, columns = torch.ones(m, 1, device=device), torch.ones(1, n, device=device)
+        runs: list[Callable[[], Any]] = [
+            lambda inputs=inputs: gemm.gemm_a8w8_blockscale(*inputs, config=gemm.DEFAULT_CONFIG),  # type: ignore[misc]
+            lambda inputs=inputs, config=config: gemm.gemm_a8w8_blockscale(*inputs, config=config),  # type: ignore[misc]
+            # cuBLAS' closest: one scale for a row of x and of w, in place of one for each
+            # block.
+            lambda x=inputs[0], w=inputs[1], r=rows, c=columns: torch._scaled_mm(
+                x, w.T, r, c, out_dtype=torch.bfloat16
+            ),  # type: ignore[misc]
+        ]
+        # In turn, and the medians of three rounds: a GPU that changes its clock does so to all
+        # of them.
+        rounds = [[measure(run, num_iters=50).median_us for run in runs] for _ in range(3)]
+        default, tuned, blas = (sorted(times)[1] for times in zip(*rounds, strict=True))
+        gains.append(default / tuned)
+        tflops = [2e-6 * m * n * k / us for us in (tuned, blas)]
+        cells = [
+            f"{default:.2f}",
+            f"{tuned:.2f}",
+            f"{default / tuned:.2f}",
+            f"{tflops[0]:.0f}",
+            f"{blas:.2f}",
+            f"{tflops[1]:.0f}",
+        ]
+        table.add_row(str(m), str(n), str(k), *cells)
     console.print(table)
     mean = math.exp(math.fsum(map(math.log, gains)) / len(gains))
     console.print(f"tuned over default, geometric mean of {len(gains)}: {mean:.2f}x")
 
 
-def record(files: list[ConfigFile], how: dict[str, Any], path: Path) -> None:
-    """Keep the times of all configs of all problems: one list of configs, and for each problem its
-    times in microseconds.
+def record(options: argparse.Namespace, device: torch.device) -> None:
+    """Keep the times of all configs at all sizes: one list of configs, and for each size its times
+    in microseconds.
     """
-    problems = [file.problem(size) for file in files for size in file.sizes]
-    ended = tune_problems(problems, **how)
-    if os.environ.get("RANK", "0") != "0":
-        return
-    texts, _ = launchable(files[0].search_space)
-    rows = [
-        {
-            "problem": each.name,
-            "us": [
-                round(us, 3) if (us := each.latencies_us.get(i)) is not None else None
-                for i in range(len(texts))
-            ],
-        }
-        for each in ended
-        if isinstance(each, Outcome)
-    ]
-    body = ",\n".join(json.dumps(row) for row in rows)
-    path.write_text(
-        f'{{"device": "{gemm.device_name()}", "configs": {json.dumps(texts)},\n"problems":'
+    space, dtype = space_of(options.space), DTYPES[options.dtype]
+    right = matches(gemm.reference, rtol=RTOL, atol=atol_of(options))
+
+    @autotune(
+        [{"config": config} for config in space],
+        key=["x", "w"],
+        check=right,
+        search="exhaustive",
+        n_repeat=options.iters,
+        cache=False,
+    )
+    def run(
+        x: torch.Tensor,
+        w: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_scale: torch.Tensor,
+        dtype: torch.dtype,
+        config: gemm.Config,
+    ) -> torch.Tensor:
+        return gemm.gemm_a8w8_blockscale(x, w, x_scale, w_scale, dtype, config=config)
+
+    rows = []
+    for m, n, k in sizes_of(options):
+        run(*gemm.random_inputs(m, n, k, device), dtype)
+        times_ms = [each.latency_ms for each in run.records[-1].candidates]
+        us = [None if ms is None else round(1e3 * ms, 3) for ms in times_ms]
+        rows.append(json.dumps({"problem": f"M={m} N={n} K={k}", "us": us}))
+    body = ",\n".join(rows)
+    options.record.write_text(
+        f'{{"device": "{gemm.device_name()}", "configs": {json.dumps(space)},\n"problems":'
         f" [\n{body}\n]}}\n"
     )
 
@@ -306,18 +280,18 @@ def parsed() -> argparse.Namespace:
         choices=["split", "merge"],
         help="over several ranks: a problem each (the default), or all at one",
     )
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help=f"replace only configs that are slower by {MIN_GAIN:.0%}% or more",
-    )
     parser.add_argument("--save-path", type=Path, default=Path(gemm.__file__).parent / "configs")
     parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="write all times there, and no configs"
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="write the times of all configs there, and no files of configs",
     )
     options = parser.parse_args()
     if (options.n is None) != (options.k is None):
         parser.error("--n and --k go together")
+    if options.record is not None and "RANK" in os.environ:
+        parser.error("--record is for one GPU")
     return options
 
 
@@ -341,27 +315,10 @@ def main() -> int:
         " ranks",
         markup=False,
     )
-    how: dict[str, Any] = {
-        "num_iters": options.iters,
-        "atol": atol_of(options),
-        "rtol": 2e-2,
-        "search": options.search,
-        "max_configs": options.max_configs,
-        "budget_s": options.budget_s,
-        "mode": options.mode,
-    }
-    files, began = files_of(options, device), time.monotonic()
-    if options.record is not None:
-        record(files, how, options.record)
-    else:
-        show(
-            tune_files(
-                files, options.save_path, min_gain=MIN_GAIN if options.compare else None, **how
-            ),
-            console,
-        )
+    began = time.monotonic()
+    (tune if options.record is None else record)(options, device)
     console.print(
-        f"tuning took {time.monotonic() - began:.1f} s for {len(files) * len(options.m)} problems"
+        f"tuning took {time.monotonic() - began:.1f} s for {len(sizes_of(options))} problems"
     )
     if options.record is None and is_first and device.type == "cuda":
         compare(options, device, console)

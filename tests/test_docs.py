@@ -26,11 +26,6 @@ SHOWN = {
     "CandidateRecord",
     "Environment",
     "Seconds",
-    "Problem",
-    "Outcome",
-    "Failed",
-    "ConfigFile",
-    "Settled",
     "Latency",
 }
 SHOWN |= {"FailureKind", "CandidateFailure"}

@@ -10,8 +10,6 @@ where it was.
 from __future__ import annotations
 
 import inspect
-import json
-import math
 import os
 import time
 import warnings
@@ -20,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
 from dist_tune.accelerator import device_type
 from dist_tune.configs import describe
@@ -38,24 +36,21 @@ from dist_tune.errors import (
 )
 from dist_tune.files import callers_level, rank_of_job
 from dist_tune.log import Story
-from dist_tune.measure import measure
 from dist_tune.offline.config_files import (
-    ConfigFile,
-    Settled,
-    classes_of,
-    configs_there,
-    save,
+    content,
+    finalists,
+    save_files,
+    slowdowns,
     small_medium_large,
 )
 from dist_tune.offline.problem import (
-    Ended,
-    Failed,
     MakeRun,
     Outcome,
     Problem,
     SearchOptions,
     SearchStrategy,
-    launchable,
+    distinct,
+    without_amd_keys,
 )
 from dist_tune.offline.runs import RunLaunch
 from dist_tune.ranks import (
@@ -75,14 +70,14 @@ from dist_tune.replays import FirstRun
 from dist_tune.settings import SettingsError, check_mode, read_settings
 from dist_tune.sites import is_fatal
 from dist_tune.tuning import Tuning, TuningOptions
-from dist_tune.validation import spelled
+from dist_tune.validation import check_function, spelled
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Mode = Literal["split", "merge"]
-_ENDED: TypeAdapter[Ended] = TypeAdapter(Ended, config=ConfigDict(ser_json_inf_nan="constants"))
-"""The JSON in which the end of a problem travels."""
+_ENDED: TypeAdapter[Outcome | str] = TypeAdapter(Outcome | str)
+"""The JSON in which the end of a problem travels: its result, or why there is none."""
 _n_tuned: Counter[str] = Counter()
 """Problem -> tunings of that name by ``tune_one``: a script that is started again makes them in the
 same order.
@@ -140,176 +135,104 @@ def tune_kernel(
         ValueError, TypeError: the space is empty or holds no dicts by name, a number is out of
             range, an option is not of its kind, or the factory returns no pair.
     """
-    options = SearchOptions(
-        num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s
-    )
-    problem = Problem(
-        name or _name(make_run_and_gt_fn), search_space, make_run_and_gt_fn, config_callback
-    )
+    options = SearchOptions(num_iters, atol, rtol, search, max_configs, budget_s)
+    space = distinct(search_space)
+    name = name or _name(make_run_and_gt_fn)
+    problem = Problem(name, space, make_run_and_gt_fn, config_callback)
     return problem.config_of(Job("merge", group).tune_one(problem, options).winner)
 
 
-def tune_problems(
-    problems: Sequence[Problem],
-    *,
-    num_iters: int = 10,
-    atol: float = 1e-2,
-    rtol: float = 1e-2,
-    search: SearchStrategy = "racing",
-    max_configs: int | None = None,
-    budget_s: float | None = None,
-    mode: Mode | None = None,
-    group: ProcessGroup | None = None,
-) -> list[Ended]:
-    """Tune a list of problems; returns their results in order, the same on all ranks.
-
-    Arguments are those of ``tune_kernel``; ``budget_s`` is for each problem. With torch.distributed
-    initialised it is collective. ``mode="split"``, the default, gives each problem to one rank,
-    from a queue; ``mode="merge"`` tunes one after the other on all ranks, as kernels need that
-    communicate. A problem that fails is a ``Failed`` in the list, and the others go on. If a rank
-    dies, the others tune the rest and then raise; started again, the job tunes what is missing.
-
-    Raises:
-        CommunicatesError: a run talks to other ranks, and ``mode`` is "split".
-        RankMismatchError: ranks have other problems, or two of them use one GPU.
-        ValueError: two problems have one name, or a number is out of range.
-        PeerFailedError, AbsentRanksError: another rank has ended the tuning, or its process.
-    """
-    options = SearchOptions(
-        num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s
-    )
-    job = Job(mode, group)
-    ended = job.tune([*problems], options)
-    job.finish(lambda: None)
-    return ended
-
-
 def tune_and_save_configs(
-    sizes: Sequence[int],
-    make_for_size: Callable[[int], MakeRun],
+    sizes: Sequence[Any],
+    make_for_size: Callable[[Any], MakeRun],
     search_space: Sequence[Mapping[str, Any]],
-    json_file_name: str,
+    json_file_name: str | Callable[[Any], str],
     save_path: str | Path,
     *,
-    classes: Callable[[int], str] | None = None,
+    classes: Callable[[Any], str] | None = None,
     config_callback: Callable[[dict[str, Any]], object] | None = None,
+    mode: Mode | None = None,
+    group: ProcessGroup | None = None,
     **how: Any,
 ) -> dict[str, dict[str, Any]]:
     """Tune a kernel at several sizes and write one config for each class of sizes into a JSON file;
-    returns the written configs.
+    returns the written configs by class.
 
     Several sizes of one class get the config with the least geometric mean of slowdowns against the
     best of each size, among those that were the best or near it, measured once more at all of them.
 
+    With torch.distributed initialised it is collective: sizes are shared out over ranks. If a rank
+    dies, the others tune the rest and then raise; started again, the job tunes what is missing.
+
     Args:
-        sizes: the sizes to tune at.
+        sizes: the sizes to tune at: numbers, or tuples of them.
         make_for_size: from a size to a ``make_run_and_gt_fn`` as ``tune_kernel`` takes it.
         search_space: as of ``tune_kernel``.
-        json_file_name: name of the file; classes in it that are not tuned now stay.
+        json_file_name: name of the file; classes in it that are not tuned now stay. A function from
+            a size to a name tunes for several files, and returns the configs by file and class.
         save_path: folder of the file, made if it is missing.
         classes: from a size to the name of its class: ``small_medium_large()`` (the default),
             ``small_medium_large("_M")``, ``m_leq(64, 256, 1024)``, a function.
-        config_callback: as of ``tune_kernel``; a config out of the file goes through it once more.
-        how: ``min_gain``, and the options of ``tune_problems``.
+        config_callback: as of ``tune_kernel``.
+        mode: "split", the default, gives each size to one rank, from a queue; "merge" tunes one
+            after the other on all ranks, as kernels need that communicate.
+        group: the ranks that tune; the world by default, if there is one.
+        how: ``num_iters``, ``atol``, ``rtol``, ``search``, ``max_configs`` and ``budget_s`` of
+            ``tune_kernel``, for each size.
 
     Raises:
         DistTuneError: no config runs at some size, or at all sizes of a class; the other classes
             are written before.
+        CommunicatesError: a run talks to other ranks, and ``mode`` is "split".
+        RankMismatchError: ranks have other sizes, or two of them use one GPU.
+        PeerFailedError, AbsentRanksError: another rank has ended the tuning, or its process.
         OSError: the file cannot be written. Its note has the configs, and a script that is started
             again measures nothing anew.
-        ValueError: no sizes, or one twice, or as of ``tune_problems``.
+        ValueError: no sizes, or one twice, or as of ``tune_kernel``.
     """
-    named = classes or small_medium_large()
-    file = ConfigFile(
-        json_file_name,
-        sizes,
-        make_for_size,
-        search_space,
-        classes=named,
-        config_callback=config_callback,
-    )
-    return {
-        each.size_class: each.config
-        for each in tune_files([file], save_path, **how)
-        if each.is_saved
-    }
-
-
-def tune_files(
-    files: Sequence[ConfigFile],
-    save_path: str | Path,
-    *,
-    min_gain: float | None = None,
-    num_iters: int = 10,
-    atol: float = 1e-2,
-    rtol: float = 1e-2,
-    search: SearchStrategy = "racing",
-    max_configs: int | None = None,
-    budget_s: float | None = None,
-    mode: Mode | None = None,
-    group: ProcessGroup | None = None,
-) -> list[Settled]:
-    """``tune_and_save_configs`` for several files, whose sizes are shared out together.
-
-    ``min_gain``: compare with the configs that the files have for these classes, in the same runs,
-    and replace only those against which the new one is faster by at least this share: 0.03 is 3 %.
-    None replaces all. The rest as of ``tune_problems``.
-    """
-    options = SearchOptions(
-        num_iters, atol, rtol, search=search, max_configs=max_configs, budget_s=budget_s
-    )
-    job, files = Job(mode, group), [*files]
-    first = job.tune([file.problem(size) for file in files for size in file.sizes], options)
-
-    def found() -> str:
-        return json.dumps(
-            [
-                {} if min_gain is None else configs_there(Path(save_path) / file.json_file_name)
-                for file in files
-            ]
-        )
-
-    # Folders of several machines may hold different files.
-    there = json.loads(job.agree("files", found))
-    ended = iter(first)
-    classes = [
-        each
-        for file, old in zip(files, there, strict=True)
-        for each in classes_of(file, {size: next(ended) for size in file.sizes}, old)
-    ]
-    # All finalists are measured again, because a race times its losers only once.
-    finals = [each.finals() for each in classes]
-    again = [problem for problems in finals for problem in problems.values()]
-    second = job.tune(
-        again,
-        replace(options, search="exhaustive", max_configs=None, budget_s=None, judges_all=True),
-    )
-    measured = iter(second)
-    choices = [
-        each.settle({size: next(measured) for size in sizes}, min_gain)
-        for each, sizes in zip(classes, finals, strict=True)
-    ]
-    settled = [each for each in choices if isinstance(each, Settled)]
-    for chosen in settled:
-        what = f'{chosen.json_file_name} {chosen.size_class}: "{describe(chosen.config)}"'
-        job.say(
-            f"{what}, {chosen.regret:.1%} slower than the best config of each of the sizes"
-            f" {sorted(chosen.latencies_us)}"
-        )
-    job.finish(lambda: save(settled, save_path))
-    if failed := [each for each in [*first, *second, *choices] if isinstance(each, Failed)]:
-        listed = "\n".join(f"{each.name}: {each.error}" for each in failed)
-        raise DistTuneError(f"{len(failed)} problems could not be tuned:\n{listed}")
-    return settled
+    options, space, sizes = SearchOptions(**how), distinct(search_space), [*sizes]
+    class_of = classes or small_medium_large()
+    check_function("make_for_size", make_for_size, "make_for_size(size)", is_needed=True)
+    check_function("classes", class_of, "classes(size)", is_needed=True)
+    if not sizes or len(set(sizes)) < len(sizes):
+        raise ValueError(f"need sizes, and each once, got {sizes}")
+    problems: dict[tuple[str, str], list[Problem]] = {}
+    for size in sizes:
+        file = json_file_name(size) if callable(json_file_name) else json_file_name
+        content(file, {"": space})  # raises before anything is tuned
+        name = f"{Path(file).stem} size={size}"
+        problem = Problem(name, space, make_for_size, config_callback, size)
+        problems.setdefault((file, class_of(size)), []).append(problem)
+    job = Job(mode, group)
+    found = job.tune([*chain(*problems.values())], options)
+    files: dict[str, dict[str, dict[str, Any]]] = {}
+    for (file, size_class), all_of_class in problems.items():
+        own = [each for each in all_of_class if each.name in found]
+        if not own:
+            continue
+        at = f"the sizes {[each.size for each in own]}"
+        known = job.compare(own, [found[each.name] for each in own], options)
+        if not known:
+            why = f"no config runs at all of {at}: split the class, or add configs that do"
+            job.failed.append(f"{file} {size_class}: {why}")
+            continue
+        winner = min(known, key=known.__getitem__)
+        config = own[0].config_of(winner)
+        files.setdefault(file, {})[size_class] = config
+        regret = f"{known[winner] - 1:.1%} slower than the best config of each of {at}"
+        job.say(f'{file} {size_class}: "{describe(config)}", {regret}')
+    job.finish(lambda: save_files(files, save_path))
+    if job.failed:
+        listed = "\n".join(job.failed)
+        raise DistTuneError(f"{len(job.failed)} problems could not be tuned:\n{listed}")
+    return files if callable(json_file_name) else files[json_file_name]
 
 
 def _name(function: Any) -> str:
+    """Its module and name, as they stand in the log."""
     qualname = getattr(inspect.unwrap(function), "__qualname__", type(function).__qualname__)
-    return (
-        f"{getattr(function, '__module__', '')}.{qualname.replace('<locals>.', '')}".removeprefix(
-            "__main__."
-        )
-    )
+    name = f"{getattr(function, '__module__', '')}.{qualname.replace('<locals>.', '')}"
+    return name.removeprefix("__main__.")
 
 
 class Job:
@@ -332,6 +255,8 @@ class Job:
         self._is_split = is_dist and mode != "merge"
         self._keys: list[CacheKey] = []
         """Of the records that are this job's."""
+        self.failed: list[str] = []
+        """What could not be tuned, and why."""
         if not is_dist and int(os.environ.get("WORLD_SIZE", "1")) > 1 and rank_of_job() == 0:
             warnings.warn(
                 "this is one of several ranks, but torch.distributed is not initialised: each of"
@@ -340,20 +265,21 @@ class Job:
                 stacklevel=callers_level(),
             )
 
-    def tune(self, problems: Sequence[Problem], options: SearchOptions) -> list[Ended]:
-        """Results of the problems, in order. Collective, and raises as ``tune_problems``."""
-        if twice := [
-            name
-            for name, count in Counter(problem.name for problem in problems).items()
-            if count > 1
-        ]:
-            raise ValueError(f"problems need names of their own, got {twice} twice")
+    def tune(self, problems: Sequence[Problem], options: SearchOptions) -> dict[str, Outcome]:
+        """Name -> result, of the problems that could be tuned.
+
+        Collective, and raises as ``tune_and_save_configs``.
+        """
         self._check_equal(problems, options)
-        if not self._is_split:
-            return [self._ended(problem, options, self._ranks) for problem in problems]
-        queue = self._ranks.work_queue(len(problems))
-        self._meet("results", lambda: self._share_out(queue, problems, options), all_came)
-        return [_ENDED.validate_json(text) for text in queue.results()]
+        if self._is_split:
+            queue = self._ranks.work_queue(len(problems))
+            self._meet("results", lambda: self._share_out(queue, problems, options), all_came)
+            ended = [_ENDED.validate_json(text) for text in queue.results()]
+        else:
+            ended = [self._ended(problem, options, self._ranks) for problem in problems]
+        self.failed += [each for each in ended if isinstance(each, str)]
+        pairs = zip(problems, ended, strict=True)
+        return {problem.name: each for problem, each in pairs if isinstance(each, Outcome)}
 
     def tune_one(self, problem: Problem, options: SearchOptions) -> Outcome:
         """Result of one problem that all ranks tune together. Its record is deleted."""
@@ -363,25 +289,42 @@ class Job:
         self._forget()
         return outcome
 
-    def _check_equal(self, problems: Sequence[Problem], options: SearchOptions) -> None:
-        """Refuse other problems on another rank: results are known by their index."""
-        tasks = [f"{problem.name} {problem.digest[:12]} {options}" for problem in problems]
-        device = device_identity() if self._is_split else ""
-        if mismatch := self._meet("problems", lambda: (tasks, device), _mismatch):
-            raise RankMismatchError(mismatch)
+    def compare(
+        self, problems: Sequence[Problem], found: Sequence[Outcome], options: SearchOptions
+    ) -> dict[int, float]:
+        """Config -> its slowdown over all sizes of a class, of the finalists that run at each."""
+        if len(found) == 1:
+            return {found[0].winner: 1.0}
+        indices = finalists(found)
+        if not indices:
+            return {}
+        # All are measured again, because a race times its losers only once.
+        space = [problems[0].search_space[i] for i in indices]
+        again = [
+            replace(each, name=f"{each.name}, compared", search_space=space) for each in problems
+        ]
+        alike = replace(
+            options, search="exhaustive", max_configs=None, budget_s=None, judges_all=True
+        )
+        measured = self.tune(again, alike)
+        if len(measured) < len(again):
+            return {}
+        known = slowdowns([each.latencies_ms for each in measured.values()])
+        return {indices[k]: slowdown for k, slowdown in known.items()}
 
-    def agree(self, topic: str, work: Callable[[], str]) -> str:
-        """The text of the first rank's ``work``, the same on all ranks."""
-        return self._meet(topic, lambda: work() if self._ranks.is_first else "", _first)
-
-    def finish(self, save: Callable[[], object]) -> None:
+    def finish(self, save: Callable[[], None]) -> None:
         """Save the results on the first rank, and then delete the records.
 
         Every rank returns after the save; an error ends it on all.
         """
+
+        def work() -> None:
+            if self._ranks.is_first:
+                save()
+
         # Its host has saved before us, and its program is at its end.
         with suppress(StoreGoneError):
-            self.agree("saving", lambda: str(save()))
+            self._meet("saving", work, all_came)
         self._forget()
 
     def say(self, text: str) -> None:
@@ -390,6 +333,14 @@ class Job:
             Story(self._settings, self._ranks.rank, is_first=self._ranks.writes_progress)
         ) as log:
             log.info(text, shown=True)
+
+    def _check_equal(self, problems: Sequence[Problem], options: SearchOptions) -> None:
+        """Refuse other problems on another rank: results are known by their index."""
+        tasks = [f"{problem.name} {problem.digest[:12]} {options}" for problem in problems]
+        device = device_identity() if self._is_split else ""
+        mismatch = self._meet("problems", lambda: (tasks, device), _mismatch)
+        if mismatch:
+            raise RankMismatchError(mismatch)
 
     def _meet(self, topic: str, work: Callable[[], Part], fn: Reduction[Part, Result]) -> Result:
         """Do this rank's ``work``, and take ``fn`` of all ranks' parts away.
@@ -406,10 +357,8 @@ class Job:
             check_mode()  # also on a rank that gets no task
             for task in queue:
                 ended = self._ended(problems[task], options, Ranks())
-                n_done, seconds = (
-                    queue.put(task, _ENDED.dump_json(ended).decode()),
-                    time.monotonic() - began,
-                )
+                n_done = queue.put(task, _ENDED.dump_json(ended).decode())
+                seconds = time.monotonic() - began
                 left_s = seconds / n_done * (len(problems) - n_done)
                 self.say(
                     f"{n_done} of {len(problems)} problems done in {seconds:.0f} s, about"
@@ -419,15 +368,15 @@ class Job:
             queue.stop()
             raise
 
-    def _ended(self, problem: Problem, options: SearchOptions, ranks: Ranks) -> Ended:
-        """One problem.
+    def _ended(self, problem: Problem, options: SearchOptions, ranks: Ranks) -> Outcome | str:
+        """One problem: its result, or its own error as text.
 
-        Its own errors make it a ``Failed``; those of this process or of the group are raised.
+        Errors of this process or of the group are raised.
         """
         try:
             return self._outcome(problem, options, ranks)
         except Exception as error:
-            # Becomes a ``Failed``, for all ranks, if only this problem is concerned.
+            # Becomes a text, for all ranks, if only this problem is concerned.
             is_own = ranks.is_alone or isinstance(error, NoValidConfigError)
             if (
                 isinstance(error, CommunicatesError | StuckDeviceError | SettingsError)
@@ -435,54 +384,43 @@ class Job:
                 or not is_own
             ):
                 raise
-            failed = Failed(problem.name, f"{type(error).__name__}: {error}")
-            self.say(f"{problem.name}: {failed.error}")
+            failed = f"{problem.name}: {type(error).__name__}: {error}"
+            self.say(failed)
             return failed
 
     def _outcome(
         self, problem: Problem, options: SearchOptions, ranks: Ranks, number: int = 0
     ) -> Outcome:
-        configs, _ = launchable(problem.search_space)
+        configs = [*map(without_amd_keys, problem.search_space)]
         chosen = options.chosen(configs)
-        tried = [configs[i] for i in chosen]
         launch = RunLaunch(
-            problem, tried, options, number, is_alone=ranks.is_alone, refuses_talk=self._is_split
+            problem,
+            [configs[i] for i in chosen],
+            options,
+            number,
+            is_alone=ranks.is_alone,
+            refuses_talk=self._is_split,
         )
-        tuning = Tuning(
-            problem.name,
-            ranks,
-            TuningOptions(options.plan(len(chosen)), uses_cache=True),
-            self._settings,
-        )
+        plan = TuningOptions(options.plan(len(chosen)), uses_cache=True)
+        tuning = Tuning(problem.name, ranks, plan, self._settings)
         try:
             tuning.meet(launch)
             tuning.tune(partial(tuning.trials.missed, launch), FirstRun())
-            record = next(each for each in tuning.records if each.kernel == problem.name)
-            found = dict(zip(chosen, record.candidates, strict=True))
-            failures = {i: each.failure for i, each in found.items() if each.failure is not None}
-            times = {
-                i: each.latency_ms * 1e3
-                for i, each in found.items()
-                if each.latency_ms is not None and each.failure is None
-            }
-            winner = chosen[record.winner]
-            if winner not in times:  # there is no race where one candidate runs
-                run, _ = launch.made(record.winner)
-                times[winner] = (
-                    measure(run, num_iters=options.num_iters).median_us
-                    if ranks.is_alone
-                    else math.nan
-                )
         finally:
             launch.drop()
+        record = next(each for each in tuning.records if each.kernel == problem.name)
         self._keys.append(record.cache_key)
-        outcome = Outcome(problem.name, winner, times, failures)
-        best = (
-            f"{outcome.latency_us:.1f} us, {len(times)} measured, {len(failures)} dropped:"
-            f' "{record.best.config}"'
-        )
-        self.say(f"{problem.name}: {best}")
-        return outcome
+        found = dict(zip(chosen, record.candidates, strict=True))
+        failed = [i for i, each in found.items() if each.failure is not None]
+        times = {
+            i: each.latency_ms
+            for i, each in found.items()
+            if each.failure is None and each.latency_ms is not None
+        }
+        winner = chosen[record.winner]
+        # There is no race where one candidate runs: its slowdown is 1, whatever its time.
+        times.setdefault(winner, 1.0)
+        return Outcome(winner, times, failed)
 
     def _forget(self) -> None:
         """Delete the records: what is tuned again begins anew."""
@@ -490,11 +428,6 @@ class Job:
         for key in self._keys:
             with suppress(OSError):
                 cache.remove(cache.path_of(key))
-
-
-@Reduction
-def _first(parts: Mapping[int, str]) -> str:
-    return next(iter(parts.values()))
 
 
 @Reduction
@@ -512,11 +445,11 @@ def _mismatch(parts: Mapping[int, tuple[list[str], str]]) -> str:
                     f"ranks {first} and {rank} have other problems, first at index {at}: {theirs!r}"
                     f" and {mine!r}. Build the list from values that are equal on all ranks"
                 )
-        if device and (other := on.setdefault(device, rank)) != rank:
+        other = on.setdefault(device, rank)
+        if device and other != rank:
             return (
                 f"ranks {other} and {rank} are on one GPU, {device}, and would time each other:"
-                " call "
-                f'torch.{device_type()}.set_device(int(os.environ["LOCAL_RANK"])) before anything'
-                " is made on a device"
+                f' call torch.{device_type()}.set_device(int(os.environ["LOCAL_RANK"])) before'
+                " anything is made on a device"
             )
     return ""

@@ -1,15 +1,16 @@
 """Problems of a tuning script: their spaces, how they are searched, and how they end.
 
-Values; job.py tunes them.
+Values; api.py has them tuned.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass
+from itertools import chain, product
 from typing import Any, Literal, get_args
 
 import torch
@@ -70,30 +71,26 @@ def without_amd_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def launchable(
-    search_space: Iterable[Mapping[str, Any]],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The configs to run here, without repeats, and for each the first of the space that it stands
-    for.
+def distinct(search_space: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The configs of a space without repeats: of those that are one here, the first.
 
-    On NVIDIA configs that differ in AMD's keys alone are one, and run without them.
+    On NVIDIA configs that differ in AMD's keys alone are one.
 
     Raises:
         ValueError: the space is empty.
         TypeError: a config is no mapping, or has a name that is no string.
     """
-    space = list(search_space)
+    space = check_space("search_space", search_space)
     for config in space:
         if not isinstance(config, Mapping):
             raise TypeError(f"a search space holds dicts of values by name, got {spelled(config)}")
         check_names("search_space", config)
     if not space:
         raise ValueError("the search space is empty: there is nothing to choose from")
-    own = [without_amd_keys(config) for config in space]
-    found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
-    for text, config, original in zip(describe_all(own), own, space, strict=True):
-        found.setdefault(text, (config, dict(original)))
-    return [config for config, _ in found.values()], [original for _, original in found.values()]
+    first: dict[str, dict[str, Any]] = {}
+    for text, config in zip(describe_all([*map(without_amd_keys, space)]), space, strict=True):
+        first.setdefault(text, dict(config))
+    return list(first.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +116,8 @@ class SearchOptions:
                 f"search must be one of {get_args(SearchStrategy)}, got {spelled(self.search)}"
             )
         check_number("num_iters", self.num_iters, 1)
-        check_number("max_configs", 1 if self.max_configs is None else self.max_configs, 1)
+        if self.max_configs is not None:
+            check_number("max_configs", self.max_configs, 1)
         check_number("atol", self.atol, 0, (int, float))
         check_number("rtol", self.rtol, 0, (int, float))
         self.plan(1)  # checks the budget
@@ -130,44 +128,41 @@ class SearchOptions:
         Racing tries all blocks in random order, and those that differ in warps and stages alone one
         after the other, because they share Triton's front end.
         """
-        n_most, dice = self.n_tried(len(configs)), random.Random(0)
+        indices = range(len(configs))
         if self.search == "guided":
-            return list(range(len(configs)))
+            return list(indices)
+        dice = random.Random(0)
         if self.search == "random":
-            return dice.sample(range(len(configs)), n_most)
-        groups: dict[str, list[int]] = {}
-        for i, config in enumerate(configs):
-            groups.setdefault(
-                describe({k: v for k, v in config.items() if k not in ("num_warps", "num_stages")}),
-                [],
-            ).append(i)
+            return dice.sample(indices, self.n_tried(len(configs)))
+        groups = defaultdict[str, list[int]](list)
+        for i in indices:
+            own = configs[i].items()
+            block = {name: value for name, value in own if name not in ("num_warps", "num_stages")}
+            groups[describe(block)].append(i)
         order = list(groups.values())
         dice.shuffle(order)
-        return [i for group in order for i in group][:n_most]
+        return list(chain(*order))[: self.n_tried(len(configs))]
 
     def n_tried(self, n_configs: int) -> int:
         """Of so many configs those that are tried at most."""
-        few = (
-            max(_LEAST, math.ceil(_SHARE * n_configs))
-            if self.search in ("random", "guided")
-            else n_configs
-        )
-        return min(n_configs, few if self.max_configs is None else self.max_configs)
+        n_most = self.max_configs or n_configs
+        if self.max_configs is None and self.search in ("random", "guided"):
+            n_most = max(_LEAST, math.ceil(_SHARE * n_configs))
+        return min(n_configs, n_most)
 
     def plan(self, n_configs: int) -> Plan:
         """The plan of a tuning with so many configs."""
-        search = "racing" if self.search == "random" else self.search
         # Cold also in finals, because times of all are compared. The closure is the run: the
         # kernel's clock is enough.
         return Plan(
             1,
             self.num_iters,
-            search,
+            "racing" if self.search == "random" else self.search,
             "kernel",
             self.budget_s,
             is_cold=True,
-            n_tried=self.n_tried(n_configs) if search == "guided" else None,
-            in_waves=search == "racing",
+            n_tried=self.n_tried(n_configs) if self.search == "guided" else None,
+            in_waves=self.search in ("racing", "random"),
         )
 
 
@@ -178,86 +173,43 @@ class Problem:
     name: str
     """Name in logs, in records and among shared-out problems: unique, and the same on all ranks."""
     search_space: Sequence[Mapping[str, Any]]
-    """Configs: dicts of values by name."""
+    """Configs without repeats."""
     make_run_and_gt_fn: Callable[[Any], Any]
     """From a config to a run and its expected output, as ``tune_kernel`` takes it; with a ``size``,
     from that to such a function.
     """
     config_callback: Callable[[dict[str, Any]], object] | None = None
     """Called with a copy of each config before it is used, to change it in place."""
-    size: int | None = None
+    size: Any = None
     """Given, inputs are made when the first run is, and freed when the problem is tuned."""
 
     def __post_init__(self) -> None:
-        # As what can be gone through once.
-        object.__setattr__(self, "search_space", check_space("search_space", self.search_space))
-        check_function(
-            "make_run_and_gt_fn",
-            self.make_run_and_gt_fn,
-            "make_run_and_gt_fn(config)",
-            is_needed=True,
-        )
-        check_function("config_callback", self.config_callback, "config_callback(config)")
+        make, callback = self.make_run_and_gt_fn, self.config_callback
+        check_function("make_run_and_gt_fn", make, "make_run_and_gt_fn(config)", is_needed=True)
+        check_function("config_callback", callback, "config_callback(config)")
 
     @property
     def digest(self) -> str:
         """Identity of name and configs, the same on all ranks."""
-        return digest(
-            [
-                self.name,
-                *(
-                    describe(each) if isinstance(each, Mapping) else repr(each)
-                    for each in self.search_space
-                ),
-            ]
-        )
+        return digest([self.name, *map(describe, self.search_space)])
 
     def config_of(self, winner: int) -> dict[str, Any]:
-        """Config by its index among those that run here, as the callback leaves it, with the keys
-        that only other devices know.
+        """Config by its index, as the callback leaves it, with the keys that only other devices
+        know.
         """
-        own, originals = launchable(self.search_space)
-        config = dict(own[winner])
+        config = dict(self.search_space[winner])
         if self.config_callback is not None:
             self.config_callback(config)
-        both = {**originals[winner], **config}
-        return {
-            name: value for name, value in both.items() if name in config or name not in own[winner]
-        }
+        return config
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a tuned problem.
+    """Result of a tuned problem. Indices count the problem's configs."""
 
-    Indices count the configs that run here, without repeats, in the order of the space.
-    """
-
-    name: str
-    """Name of the problem."""
     winner: int
-    """Index of the best config; ``Problem.config_of`` has it."""
-    latencies_us: dict[int, float]
-    """Median on the slowest rank, of every measured config; NaN where ranks tune together and only
-    one runs, so that there is no race.
-    """
-    failures: dict[int, str] = field(default_factory=dict)
-    """Reason, of every dropped config."""
-
-    @property
-    def latency_us(self) -> float:
-        """Time of the winner."""
-        return self.latencies_us[self.winner]
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A problem that could not be tuned."""
-
-    name: str
-    """Name of the problem."""
-    error: str
-    """"Type: message"."""
-
-
-Ended = Outcome | Failed
+    """Index of the best config."""
+    latencies_ms: dict[int, float]
+    """Median on the slowest rank, of each config that was measured and not dropped."""
+    failed: list[int]
+    """Indices of the configs that were dropped."""

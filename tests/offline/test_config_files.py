@@ -11,34 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from dist_tune.measure import Clock
 from dist_tune.offline import (
-    ConfigFile,
-    Ended,
-    Failed,
-    Outcome,
     config_files,
     load_config,
     m_leq,
     save_configs_to_json,
     small_medium_large,
-    tune_files,
 )
-from dist_tune.offline.config_files import classes_of
-from dist_tune.testing import ExactTime
+from dist_tune.offline.config_files import finalists, slowdowns
+from dist_tune.offline.problem import Outcome
 
 NAME = "GEMM.json"
-Config = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def _exact_and_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    monkeypatch.setenv("DIST_TUNE_LOG_DIR", str(tmp_path_factory.mktemp("logs")))
-    monkeypatch.setenv("DIST_TUNE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setenv("DIST_TUNE_VERBOSITY", "quiet")
-    monkeypatch.setattr(Clock, "now", ExactTime.now)
 
 
 def chosen(folder: Path, size: int, *names: str) -> str:
@@ -283,117 +266,38 @@ def test_a_folder_in_its_place_is_an_error(tmp_path: Path):
 
 # -- one config for the sizes of a class -----------------------------------------------------------
 
-BMS = [{"BM": 16 << i} for i in range(4)]
-AMD = [{"BM": bm, "BN": 8, "waves_per_eu": waves} for bm, waves in ((16, 1), (16, 2), (32, 1))]
-LOST = {16: [3.0, 2.0, 1.1, 1.0], 64: [100.0, 100.5, 110.0, 150.0]}
-"""Config 0 is the best at the last size, 1 has the least sum, 2 is worst by the sum and loses
-least: 1.1 at both.
-"""
-MEANS = {16: [1.0, 2.1, 9.0, 9.0], 64: [3.9, 2.1, 1.0, 9.0]}
-"""By an arithmetic mean of slowdowns config 1 would be the best."""
+
+@pytest.mark.parametrize(
+    ("times", "best", "slowdown"),
+    [
+        # Config 0 is the best at the last size, 1 has the least sum, 2 is worst by the sum and
+        # loses least: 1.1 at both.
+        ([[3.0, 2.0, 1.1, 1.0], [100.0, 100.5, 110.0, 150.0]], 2, 1.1),
+        # By an arithmetic mean of slowdowns config 1 would be the best.
+        ([[1.0, 2.1, 9.0, 9.0], [3.9, 2.1, 1.0, 9.0]], 0, 3.9**0.5),
+        # Config 2 was not measured at the first size.
+        ([[3.0, 1.0], [1.0, 2.0, 0.5]], 1, 2.0),
+        ([[1.0, 1.0]], 0, 1.0),
+    ],
+)
+def test_the_slowdown_over_sizes_is_a_geometric_mean(
+    times: list[list[float]], best: int, slowdown: float
+):
+    """Against the best of each size, of configs that were measured at all; of equals the first."""
+    known = slowdowns([dict(enumerate(row)) for row in times])
+    assert min(known, key=known.__getitem__) == best
+    assert known[best] == pytest.approx(slowdown)
 
 
 @pytest.mark.parametrize(
-    ("space", "ms", "old", "min_gain", "config", "regret", "gain", "is_saved"),
-    [
-        (BMS, LOST, None, None, {"BM": 64}, 0.1, None, True),
-        (BMS, MEANS, None, None, {"BM": 16}, 3.9**0.5 - 1, None, True),
-        (BMS, {16: [3.0, 4.0, 2.0, 5.0]}, None, None, {"BM": 64}, 0.0, None, True),
-        # An old config that is none of the space runs beside the new one: 2.5 % are not worth it,
-        # 3.5 % are.
-        (BMS[:2], {16: [100.0, 200.0, 102.5]}, {"BM": 999}, 0.03, {"BM": 16}, 0.0, 0.025, False),
-        (BMS[:2], {16: [100.0, 200.0, 103.5]}, {"BM": 999}, 0.03, {"BM": 16}, 0.0, 0.035, True),
-        (BMS[:2], {16: [100.0, 200.0, 90.0]}, {"BM": 999}, -0.5, {"BM": 999}, 0.0, 0.0, False),
-        (
-            BMS[:2],
-            {16: [100.0, 200.0, -1.0]},
-            {"BM": 999},
-            0.03,
-            {"BM": 16},
-            0.0,
-            None,
-            True,
-        ),  # it does not run now
-        # A config of the space equals no other, with AMD's keys or without, in any order of its
-        # keys.
-        (AMD, {16: [2.0, 1.0]}, {"BN": 8, "BM": 32}, 0.0, AMD[2], 0.0, 0.0, False),
-        (
-            AMD,
-            {16: [2.0, 1.0]},
-            {"BM": 32, "BN": 8, "waves_per_eu": 8},
-            0.0,
-            AMD[2],
-            0.0,
-            0.0,
-            False,
-        ),
-    ],
+    ("failed", "expected"), [([], [*range(8), 11]), ([0, 3], [1, 2, *range(4, 8), 11])]
 )
-def test_a_class_gets_the_config_that_loses_least_and_a_file_what_is_worth_it(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    space: list[Config],
-    ms: dict[int, list[float]],
-    old: Config | None,
-    min_gain: float | None,
-    config: Config,
-    regret: float,
-    gain: float | None,
-    is_saved: bool,
+def test_the_best_of_each_size_and_over_all_are_measured_once_more(
+    failed: list[int], expected: list[int]
 ):
-    """By the geometric mean of slowdowns; with ``min_gain`` what the file has is measured in the
-    same runs. What is not tuned stays.
+    """Of twelve the best eight over both sizes, and the winner of one; none that was dropped at
+    some size.
     """
-    monkeypatch.setattr(torch.version, "hip", None)
-    order = [*dict.fromkeys(each["BM"] for each in space), 999]
-
-    def make_for_size(size: int) -> Any:
-        def make(config: Config) -> Any:
-            took = ms[size][order.index(config["BM"]) if config["BM"] != 999 else -1]
-            return (lambda: ExactTime.pass_ms(took)) if took > 0 else None, None
-
-        return lambda config: None if (made := make(config))[0] is None else made
-
-    there_before = {"triton_version": "3.6.0", "any": {"BM": 1}} | (
-        {"M_LEQ_1024": old} if old else {}
-    )
-    (tmp_path / NAME).write_text(json.dumps(there_before))
-    (settled,) = tune_files(
-        [ConfigFile(NAME, list(ms), make_for_size, space, m_leq(1024))],
-        tmp_path,
-        num_iters=5,
-        min_gain=min_gain,
-    )
-    assert (settled.size_class, settled.config, settled.is_saved) == (
-        "M_LEQ_1024",
-        config,
-        is_saved,
-    )
-    assert settled.regret == pytest.approx(regret, abs=0.01)
-    assert settled.gain == (gain if gain is None else pytest.approx(gain, abs=0.004))
-    assert settled.latencies_us.keys() == ms.keys()
-    assert there(tmp_path) == there_before | ({"M_LEQ_1024": config} if is_saved else {})
-
-
-def test_the_best_of_each_size_and_over_all_are_measured_once_more():
-    """Of twelve the best eight over both sizes, and the winner of one; none that is wrong at some
-    size, and no class of what failed.
-    """
-    space, first = [{"BM": i} for i in range(12)], {i: 1.0 + i for i in range(11)}
-    us = {16: {**first, 11: 1e6}, 64: {**first, 11: 0.5}}
-    file = ConfigFile(
-        NAME, (16, 64, 4096, 512), lambda size: lambda config: None, space, m_leq(1024)
-    )
-    for failed, shortlisted in (((), [*range(8), 11]), ((0, 3), [1, 2, 4, 5, 6, 7, 8, 9, 11])):
-        ended: dict[int, Ended] = {
-            size: Outcome(
-                "p", min(each, key=each.__getitem__), each, dict.fromkeys(failed, "wrong")
-            )
-            for size, each in us.items()
-        }
-        (found,) = classes_of(
-            file, {**ended, 4096: Failed("p", "no config"), 512: Failed("p", "no config")}, {}
-        )
-        assert {size: each.search_space for size, each in found.finals().items()} == {
-            size: [space[i] for i in shortlisted] for size in us
-        }
+    first = {i: 1.0 + i for i in range(11)}
+    found = [Outcome(0, {**first, 11: 1e6}, []), Outcome(11, {**first, 11: 0.5}, failed)]
+    assert finalists(found) == expected

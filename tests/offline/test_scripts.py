@@ -28,17 +28,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from dist_tune import MachineError, NoValidConfigError
 from dist_tune.measure import Clock
 from dist_tune.offline import (
-    Outcome,
-    Problem,
     get_search_space,
-    launchable,
     load_config,
     m_leq,
     tune_and_save_configs,
     tune_kernel,
-    tune_problems,
 )
-from dist_tune.offline.problem import SearchOptions
+from dist_tune.offline.problem import SearchOptions, distinct, without_amd_keys
 from dist_tune.testing import ExactTime, on_ranks, values
 
 pytestmark = pytest.mark.processes
@@ -84,9 +80,7 @@ def sleeping(
 
 
 def test_nvidia_runs_one_config_of_those_that_only_amd_tells_apart(monkeypatch: pytest.MonkeyPatch):
-    """4,500 of 22,500, without AMD's keys; each stands for the first of the space, of which the
-    others differ in these keys alone.
-    """
+    """4,500 of 22,500, without AMD's keys: the first of those that differ in these keys alone."""
     space = get_search_space()
     assert len({tuple(config.items()) for config in space}) == len(space) == 22_500
     assert (len(get_search_space(small=True)), all(list(config) == FIELDS for config in space)) == (
@@ -94,14 +88,15 @@ def test_nvidia_runs_one_config_of_those_that_only_amd_tells_apart(monkeypatch: 
         True,
     )
     monkeypatch.setattr(torch.version, "hip", None)
-    own, originals = launchable(space)
+    originals = distinct(space)
     firsts: dict[tuple[Any, ...], Config] = {}
     for config in space:
         firsts.setdefault(tuple(config[name] for name in FIELDS[:6]), config)
-    assert (len(own), originals) == (4_500, list(firsts.values()))
-    assert own == [{name: config[name] for name in FIELDS[:6]} for config in originals]
+    assert (len(originals), originals) == (4_500, list(firsts.values()))
+    own = {name: space[0][name] for name in FIELDS[:6]}
+    assert without_amd_keys(space[0]) == own
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    assert launchable(space) == (space, space)
+    assert (distinct(space), without_amd_keys(space[0])) == (space, space[0])
 
 
 def test_repeats_are_left_out_in_order():
@@ -117,9 +112,10 @@ def test_repeats_are_left_out_in_order():
         {"A": "1"},
         {"A": True},
     ]
-    own, originals = launchable(iter([*space, {"A": one}, {"A": other}, {"A": one}]))
-    assert repr(own) == repr([{"A": each} for each in (2, 1, "1", True, one, other)])
-    own[0]["A"] = originals[1]["A"] = 99
+    configs = distinct(iter([*space, {"A": one}, {"A": other}, {"A": one}]))
+    assert repr(configs[0]) == repr(space[0])
+    assert repr(configs[1:]) == repr([{"A": each} for each in (1, "1", True, one, other)])
+    configs[0]["A"] = configs[1]["A"] = 99
     assert space[:2] == [{"A": 2, "kpack": 2}, {"A": 1}]
 
 
@@ -136,7 +132,7 @@ def test_racing_tries_all_and_other_searches_a_share_of_a_large_space(
     Racing comes to those that share Triton's front end one after the other, in random order of what
     is left, so that a search that ends early has seen all of the space.
     """
-    space = launchable(get_search_space())[0][:n_configs]
+    space = [*map(without_amd_keys, distinct(get_search_space()))][:n_configs]
     options = SearchOptions(search=search)
     assert options.n_tried(n_configs) == n_tried
     few = SearchOptions(search=search, max_configs=5)
@@ -356,7 +352,7 @@ def test_mistakes_of_the_caller_are_told(
 
 
 def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Two inputs fit at a time: those that are held are let go before another one is made, and each
     config is tried.
@@ -375,40 +371,39 @@ def test_memory_that_our_own_runs_hold_is_no_reason_to_drop_a_config(
         alive.add(x)
         return (lambda: ExactTime.pass_ms(20 * config["i"]) or x + 0), torch.ones(4)
 
-    (outcome,) = tune_problems([Problem("p", SPACE, make)], num_iters=3)
-    assert isinstance(outcome, Outcome)
-    assert (outcome.failures, outcome.winner) == ({}, 0)
+    assert tune_kernel(SPACE, make, num_iters=3) == SPACE[0]
+    assert "out of memory" not in (tmp_path / "logs" / "rank-0.log").read_text()
 
 
 # -- several problems, and files -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("search", ["racing", "exhaustive", "random", "guided"])
-def test_problems_come_back_in_order_with_what_was_measured(search: Any):
-    """Each strategy finds the best of a small space."""
-    problems = [
-        Problem(f"p{n}", SPACE, sleeping(lambda config, n=n: 1 + 8 * abs(config["i"] - n)))  # type: ignore[misc]
-        for n in (4, 1)
-    ]
-    first, second = tune_problems(problems, num_iters=5, search=search)
-    assert isinstance(first, Outcome)
-    assert isinstance(second, Outcome)
-    assert (first.winner, second.winner) == (4, 1)
-    assert first.latencies_us.keys() == set(range(6))
-    assert 900 < first.latency_us < 20_000  # a sleep of 1 ms, in us
+def test_each_search_finds_the_best_of_a_small_space(tmp_path: Path, search: Any):
+    """Of two sizes, one for each of two files, whose configs are returned by file and class."""
+
+    def make_for_size(n: int) -> Any:
+        return sleeping(lambda config: 1 + 8 * abs(config["i"] - n))
+
+    found = tune_and_save_configs(
+        [4, 1],
+        make_for_size,
+        SPACE,
+        lambda size: f"k{size}.json",
+        tmp_path,
+        num_iters=5,
+        search=search,
+    )
+    assert found == {"k4.json": {"small": {"i": 4}}, "k1.json": {"small": {"i": 1}}}
+    assert [load_config(tmp_path / name, 1)["i"] for name in found] == [4, 1]
 
 
 def test_lists_of_a_script_may_be_gone_through_once(tmp_path: Path):
-    """Problems, spaces and sizes as generators are tuned as lists are, and not in part, or as if
-    there were none.
+    """Space and sizes as generators are tuned as lists are, and not in part, or as if there were
+    none.
     """
     make = sleeping(lambda config: 6.0 - config["i"])
     once: Any = iter
-    problems = once([Problem(name, once(SPACE), make) for name in ("a", "b")])
-    assert [
-        (each.name, isinstance(each, Outcome) and each.winner)
-        for each in tune_problems(problems, num_iters=1)
-    ] == [("a", 5), ("b", 5)]
     found = tune_and_save_configs(
         once([1, 4000]), lambda n: make, once(SPACE), "k.json", tmp_path, num_iters=1
     )
@@ -476,7 +471,7 @@ def test_what_cannot_be_tuned_does_not_lose_the_rest(tmp_path: Path):
     with pytest.raises(
         RuntimeError,
         match=(
-            r"(?s)M=4096.*NoValidConfigError.*k\.json small: no config runs at all of the sizes"
+            r"(?s)size=4096.*NoValidConfigError.*k\.json small: no config runs at all of the sizes"
             r" \[32, 64\]"
         ),
     ):

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,48 +17,42 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dist_tune import NoValidConfigError, PeerFailedError, RankMismatchError
-from dist_tune.offline import (
-    ConfigFile,
-    Failed,
-    Outcome,
-    Problem,
-    load_config,
-    tune_and_save_configs,
-    tune_files,
-    tune_kernel,
-    tune_problems,
-)
+from dist_tune import DistTuneError, NoValidConfigError, PeerFailedError, RankMismatchError
+from dist_tune.offline import load_config, tune_and_save_configs, tune_kernel
 from dist_tune.testing import values
 from tests.worlds import DEADLINE_S, on_each_rank, on_ranks
 
 SPACE = [{"i": i, "waves_per_eu": 2} for i in range(4)]
 
 
-def problem(name: str, best: int, folder: str, rank: int = -1, dies_at: int = -1) -> Problem:
-    """Fastest with ``i=best``; writes down who has run what.
+def tuned(folder: str, sizes: Sequence[int], killed: int = -1) -> dict[str, int]:
+    """Size -> its best config, which is the size modulo 4; writes down who has run what.
 
-    Rank ``rank`` is killed by its run with ``dies_at``.
+    Rank ``killed`` is killed by its run of config 2.
     """
 
-    def make(config: dict[str, Any]) -> Any:
-        i = config["i"]
+    def make_for_size(size: int) -> Any:
+        def make(config: dict[str, Any]) -> Any:
+            i = config["i"]
 
-        def run() -> torch.Tensor:
-            with open(f"{folder}/{name}.runs", "a") as file:
-                file.write(f"{os.environ['RANK']} {i}\n")
-            if (
-                rank == int(os.environ["RANK"])
-                and i == dies_at
-                and not os.path.exists(f"{folder}/again")
-            ):
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(0.01 * (1 + abs(i - best)))
-            return torch.ones(4)
+            def run() -> torch.Tensor:
+                with open(f"{folder}/{size}.runs", "a") as file:
+                    file.write(f"{os.environ['RANK']} {i}\n")
+                is_victim = killed == int(os.environ["RANK"])
+                if is_victim and i == 2 and not os.path.exists(f"{folder}/again"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(0.01 * (1 + abs(i - size % 4)))
+                # Nothing is right for a negative size.
+                return torch.ones(4) * (2 if size < 0 else 1)
 
-        return run, torch.ones(4)
+            return run, torch.ones(4)
 
-    return Problem(name, SPACE, make)
+        return make
+
+    found = tune_and_save_configs(
+        sizes, make_for_size, SPACE, "k.json", folder, classes=str, num_iters=3
+    )
+    return {size: config["i"] for size, config in found.items()}
 
 
 def shared_folder() -> str:
@@ -67,28 +62,26 @@ def shared_folder() -> str:
     return str(folder)
 
 
-def ran(folder: Path, name: str) -> set[tuple[int, int]]:
-    """(rank, i) of all runs of a problem."""
-    lines = (folder / f"{name}.runs").read_text().split("\n")[:-1]
+def ran(folder: Path, size: int) -> set[tuple[int, int]]:
+    """(rank, i) of all runs of a size."""
+    lines = (folder / f"{size}.runs").read_text().split("\n")[:-1]
     return {(int(rank), int(i)) for rank, i in (line.split() for line in lines)}
 
 
 def _own_share(rank: int, folder: str, killed: int = -1) -> Any:
     torch.manual_seed(rank)
-    ended = tune_problems(
-        [problem(f"p{i}", i % 4, folder, rank=killed, dies_at=2) for i in range(6)], num_iters=3
-    )
-    return [
-        (each.name, each.winner, len(each.latencies_us)) if isinstance(each, Outcome) else each
-        for each in ended
-    ]
+    return tuned(folder, range(6), killed)
 
 
-def test_each_problem_is_tuned_by_one_rank(tmp_path: Path):
+BEST = {str(size): size % 4 for size in range(6)}
+
+
+def test_each_size_is_tuned_by_one_rank(tmp_path: Path):
     """All ranks learn all results, and share the work."""
     got = values(on_ranks(3, _own_share, str(tmp_path)))
-    assert got[0] == got[1] == got[2] == [(f"p{i}", i % 4, 4) for i in range(6)]
-    owners = [{rank for rank, _ in ran(tmp_path, f"p{i}")} for i in range(6)]
+    assert got == [BEST] * 3
+    owners = [{rank for rank, _ in ran(tmp_path, size)} for size in range(6)]
+    assert all(len(ran(tmp_path, size)) == 4 for size in range(6))
     assert ([len(each) for each in owners], len(set.union(*owners))) == ([1] * 6, 3)
 
 
@@ -104,28 +97,33 @@ def test_one_rank_is_killed_and_the_others_go_on_with_the_rest(tmp_path: Path, k
         assert (each.error, f"rank {killed}" in each.message) == ("AbsentRanksError", True), (
             each.message
         )
-    (lost,) = [i for i in range(6) if {rank for rank, _ in ran(tmp_path, f"p{i}")} == {killed}]
+    (lost,) = [size for size in range(6) if {rank for rank, _ in ran(tmp_path, size)} == {killed}]
     for path in tmp_path.glob("*.runs"):
         path.unlink()
     (tmp_path / "again").touch()
-    assert (
-        values(on_ranks(3, _own_share, str(tmp_path), killed, env=env))
-        == [[(f"p{i}", i % 4, 4) for i in range(6)]] * 3
-    )
-    assert [len(ran(tmp_path, f"p{i}")) for i in range(6)] == [
-        4 if i == lost else 1 for i in range(6)
+    assert values(on_ranks(3, _own_share, str(tmp_path), killed, env=env)) == [BEST] * 3
+    assert [len(ran(tmp_path, size)) for size in range(6)] == [
+        4 if size == lost else 1 for size in range(6)
     ]
 
 
-def _dies(rank: int, turns: str) -> Any:
+def _dies(rank: int, turn: str) -> Any:
+    """Configs that were run, where the rank whose turn it is does not die."""
+    ran = set[int]()
+
     def make(config: dict[str, Any]) -> Any:
-        return (lambda: os._exit(7) if config["i"] == 2 and os.environ["DIES"] == "True" else 1), 1
+        def run() -> int:
+            ran.add(config["i"])
+            if config["i"] == 2 and os.environ["DIES"] == "True":
+                os._exit(7)
+            return 1
+
+        return run, 1
 
     # A captured value would make it another problem.
-    os.environ["DIES"] = str(turns[:1] == str(rank))
-    (ended,) = tune_problems([Problem("p", SPACE, make)], num_iters=1, mode="merge")
-    assert isinstance(ended, Outcome)
-    return list(ended.failures)
+    os.environ["DIES"] = str(turn == str(rank))
+    tune_kernel(SPACE, make, num_iters=1)
+    return sorted(ran)
 
 
 def test_deaths_of_any_rank_put_a_config_into_quarantine(tmp_path: Path):
@@ -133,14 +131,14 @@ def test_deaths_of_any_rank_put_a_config_into_quarantine(tmp_path: Path):
     env = {"DIST_TUNE_CACHE_DIR": str(tmp_path)}
     for turn in (0, 1):
         assert on_ranks(2, _dies, str(turn), env=env)[turn].error == "Died"
-    assert values(on_ranks(2, _dies, "", env=env)) == [[2]] * 2
+    assert values(on_ranks(2, _dies, "", env=env)) == [[0, 1, 3]] * 2
     assert not list((tmp_path / "journals").iterdir())
 
 
 # -- runs that communicate -------------------------------------------------------------------------
 
 
-def _all_reduce(rank: int, mode: Any, from_config: int) -> Any:
+def _all_reduce(rank: int, folder: str, mode: Any, from_config: int) -> Any:
     def make(config: dict[str, Any]) -> Any:
         def run() -> torch.Tensor:
             total = torch.ones(4)
@@ -152,22 +150,21 @@ def _all_reduce(rank: int, mode: Any, from_config: int) -> Any:
         return run, torch.full((4,), 2.0)
 
     space = [{"ms": ms, "slow": slow} for ms, slow in ((3, 0), (4, -1), (3, 1))]
-    problems = [Problem(f"p{i}", space, make) for i in range(2)]
-    return [
-        each.winner
-        for each in tune_problems(problems, mode=mode, num_iters=3)
-        if isinstance(each, Outcome)
-    ]
+    found = tune_and_save_configs(
+        [1, 2], lambda size: make, space, "k.json", folder, classes=str, mode=mode, num_iters=3
+    )
+    return [space.index(config) for config in found.values()]
 
 
 @pytest.mark.parametrize(("kind", "from_config"), [("fake", 0), ("interpret", 0), ("interpret", 4)])
-def test_sharing_out_what_communicates_is_refused(kind: Any, from_config: int):
+def test_sharing_out_what_communicates_is_refused(tmp_path: Path, kind: Any, from_config: int):
     """On all ranks, in time, before the collective is made, with the reason; also where one config
     alone does.
     """
     outcomes = on_ranks(
         2,
         _all_reduce,
+        str(tmp_path),
         "split",
         from_config,
         mode=kind,
@@ -199,7 +196,7 @@ def test_what_all_ranks_tune_together_is_decided_by_the_slowest_rank(rank: int):
         return (lambda: time.sleep(ms * 5e-3)), None
 
     assert tune_kernel(SPACE, make, num_iters=3)["i"] == 1
-    assert _all_reduce(rank, "merge", 0) == [1, 1]
+    assert _all_reduce(rank, shared_folder(), "merge", 0) == [1, 1]
 
 
 @on_each_rank()
@@ -242,14 +239,17 @@ def _files(rank: int, folder: str, mode: Any, is_full: bool) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         if is_full:
             patch.setattr("dist_tune.offline.config_files.write_whole", refused)
-        files = [
-            ConfigFile(f"k{n}.json", (16, 4096), lambda size, n=n: _count(size + n, folder), SPACE)  # type: ignore[misc]
-            for n in range(2)
-        ]
-        settled = tune_files(files, folder, mode=mode, num_iters=1)
-    return [(each.json_file_name, each.size_class, each.config) for each in settled], load_config(
-        f"{folder}/k1.json", 600
-    )
+        found = tune_and_save_configs(
+            (16, 4096, 17, 4097),
+            lambda size: _count(size, folder),
+            SPACE,
+            lambda size: f"k{size % 2}.json",
+            folder,
+            mode=mode,
+            num_iters=1,
+        )
+    assert load_config(f"{folder}/k1.json", 600)["i"] == found["k1.json"]["large"]["i"]
+    return found
 
 
 @pytest.mark.parametrize("mode", ["split", "merge"])
@@ -275,40 +275,24 @@ def test_what_was_not_saved_is_not_measured_again(tmp_path: Path, mode: str):
 
 
 @on_each_rank()
-def test_a_problem_that_fails_leaves_the_others_alone(rank: int):
-    """Nothing answers rightly in the first, the second cannot begin: these are their results, with
-    the reasons, on all ranks.
-    """
-
-    def fails(config: dict[str, Any]) -> Any:
-        return (lambda: torch.zeros(2)), torch.ones(2)
-
-    problems = [
-        Problem("bad", SPACE, fails),
-        Problem("empty", [], fails),
-        problem("good", 1, shared_folder()),
-    ]
-    bad, empty, good = tune_problems(problems, num_iters=3)
-    assert isinstance(bad, Failed)
-    assert ("NoValidConfigError" in bad.error, "wrong by 1" in bad.error) == (True, True)
-    assert empty == Failed(
-        "empty", "ValueError: the search space is empty: there is nothing to choose from"
-    )
-    assert isinstance(good, Outcome)
-    assert good.winner == 1
-    return bad.error
+def test_a_size_that_fails_leaves_the_others_alone(rank: int):
+    """Nothing answers rightly in the first: the others are in the file, and all ranks are told."""
+    folder = shared_folder()
+    with pytest.raises(
+        DistTuneError, match=r"(?s)size=-4: NoValidConfigError.*wrong by 1"
+    ) as caught:
+        tuned(folder, [-4, 1])
+    assert json.loads(Path(folder, "k.json").read_text()) == {"1": SPACE[1]}
+    return str(caught.value)
 
 
 @on_each_rank()
 def test_ranks_that_disagree_are_told(rank: int):
-    """Each problem gets its own winner."""
-    problems = [problem("a", 1, shared_folder()), problem("b", 3, shared_folder())]
+    """Each size gets its own winner."""
     with pytest.raises(
         RankMismatchError, match="ranks 0 and 1 have other problems, first at index 0"
     ):
-        tune_problems(problems[:: 1 - 2 * rank], num_iters=1)
-    with pytest.raises(ValueError, match="'a'"):
-        tune_problems(problems[:1] * 2, num_iters=1)
+        tuned(shared_folder(), [1, 3][:: 1 - 2 * rank])
     with pytest.raises(
         RankMismatchError, match=r"ranks 0 and 1 have other problems, first at index 0: .k "
     ):
