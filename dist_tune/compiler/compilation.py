@@ -49,8 +49,6 @@ _HOLD_S = 0.1
 _MISSING = object()
 _thread = threading.local()
 """``compilation`` that a thread runs, and what was ``printed`` in its ``attempt``."""
-_launchers: set[tuple[str, ...]] = set()
-"""Signatures of this process, whose launchers were built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,8 +352,6 @@ class Compilation:
         self, own: Callable[..., Any], source: Any, target: Any, options: Any, *rest: Any
     ) -> Any:
         """TTIR of the front end as text, which is all that our stages need."""
-        if target.backend == "cuda":
-            build_ahead(source)
         if not self._takes_text:
             return timed(self.seconds, FRONT_END, own, source, target, options, *rest)
         self._worker = self._tools.take()  # it starts beside the front end
@@ -390,47 +386,6 @@ class Compilation:
     def _on_wait(self) -> None:
         self.is_waiting = True
         self._tools.on_wait()
-
-
-def build_ahead(source: Any) -> None:
-    """Build the launcher of a kernel in a thread of its own, unless its form depends on what the
-    compiler makes of the kernel.
-
-    Up to Triton 3.6 a kernel's first load runs a C compiler on its launcher, 0.2 to 0.6 s while
-    other kernels compile, and a launch may wait for that. Kernels of one signature share it. Triton
-    keeps it in its disk cache, where the load then finds it.
-    """
-    try:
-        from triton.backends.nvidia.driver import (
-            compile_module_from_src,
-            include_dirs,
-            libraries,
-            library_dirs,
-            make_launcher,
-        )
-    except ImportError:  # a Triton that needs none
-        return
-    signature = tuple(map(str, source.signature.values()))
-    if signature in _launchers or any(each.startswith("tensordesc") for each in signature):
-        return
-    _launchers.add(signature)
-
-    def build() -> None:
-        constants = {
-            (source.fn.arg_names.index(at),) if isinstance(at, str) else at: value
-            for at, value in source.constants.items()
-        }
-        # What fails here fails again where the kernel is loaded, and becomes a vote there.
-        with suppress(Exception):
-            text = make_launcher(constants, source.signature, None)
-            folders = {
-                "library_dirs": library_dirs(),
-                "include_dirs": include_dirs,
-                "libraries": libraries,
-            }
-            compile_module_from_src(src=text, name="__triton_launcher", **folders)
-
-    threading.Thread(target=build, name="dist_tune launcher", daemon=True).start()
 
 
 def _make_ir(own: Any) -> Any:
