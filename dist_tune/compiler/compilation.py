@@ -23,7 +23,6 @@ from typing import IO, Any, NamedTuple
 from weakref import WeakSet
 
 import triton
-from triton.compiler import code_generator
 from triton.compiler.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
@@ -32,7 +31,6 @@ from dist_tune.compiler.processes import CannotStartError, IdleError, Worker, te
 from dist_tune.compiler.triton_cache import claim
 from dist_tune.compiler.worker import STAGES, Made, Observed, compile_kernel, timed
 from dist_tune.errors import FailureKind, kind_of, parsed
-from dist_tune.files import to_terminal
 
 FRONT_END = "front_end"
 MAX_CHARS = 200_000
@@ -48,7 +46,7 @@ _HOLD_S = 0.1
 """Longest wait for the front end under way, before compilations are held."""
 _MISSING = object()
 _thread = threading.local()
-"""``compilation`` that a thread runs, and what was ``printed`` in its ``attempt``."""
+"""``compilation`` that a thread runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,32 +73,17 @@ def attempt(
     kind: FailureKind = FailureKind.COMPILE,
     shared_bytes: int | None = None,
 ) -> Any:
-    """The value of ``step``, or a ``Failure`` with the exception that it raised and the compiler's
-    output.
+    """The value of ``step``, or a ``Failure`` with the exception that it raised and the output of
+    the compiler's process.
     """
-    printed = _thread.printed = list[str]()
     try:
         return step()
     except Exception as error:  # noqa: BLE001  # compilers, loaders and the user's hooks raise anything: it is this rank's vote
         # Raised further, it would end a compiling thread, and the ranks would wait for the result.
         if isinstance(error, triton.OutOfResources) and error.name == "shared memory":
             shared_bytes = error.required
-        output = "".join([*printed, *getattr(error, "__notes__", [])])[:MAX_CHARS]
-        printed.clear()
+        output = "".join(getattr(error, "__notes__", []))[:MAX_CHARS]
         return Failure(reason_of(error), output, shared_bytes, kind_of(error, kind))
-    finally:
-        _thread.printed = None
-        if printed:  # and nothing failed: the user has asked for it
-            to_terminal("".join(printed))
-
-
-def _heard(*values: object, sep: str = " ", end: str = "\n") -> None:
-    """``print`` of Triton's compiler: of one that fails, it is for the log."""
-    printed: list[str] | None = getattr(_thread, "printed", None)
-    if printed is None:
-        print(*values, sep=sep, end=end)  # noqa: T201  # a compilation that is none of ours
-    else:
-        printed.append(sep.join(map(str, values)) + end)
 
 
 class Toolchain:
@@ -420,10 +403,6 @@ def patched() -> Iterator[None]:
         stack.enter_context(
             replaced(JITFunction, "parse", lambda own: lambda kernel: parsed(lambda: own(kernel)))
         )
-        stack.enter_context(replaced(code_generator, "print", lambda own: _heard))
         for backend in triton.backends.backends.values():
-            stack.enter_context(
-                replaced(sys.modules[backend.compiler.__module__], "print", lambda own: _heard)
-            )
             stack.enter_context(replaced(backend.compiler, "add_stages", _add_stages))
         yield
