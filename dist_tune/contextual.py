@@ -6,7 +6,6 @@ Decides when to tune, and does little where there is nothing to tune.
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -19,7 +18,7 @@ from weakref import WeakValueDictionary
 from torch.compiler import is_dynamo_compiling
 
 from dist_tune.errors import DistTuneError, NestedTuningError
-from dist_tune.files import rank_of_job, warn_once
+from dist_tune.files import warn_once
 from dist_tune.keys import call_signature, lasting_signature
 from dist_tune.launches import Buckets, Listener, Timings, Tunable, interception, own_runs
 from dist_tune.log import Story
@@ -51,7 +50,6 @@ def contextual_autotune(
     *,
     group: ProcessGroup | None = None,
     reset: Callable[[], object] | None = None,
-    restore: object = False,
     release: Sequence[Any] = (),
     search: SearchName | None = None,
     objective: Objective = "closure",
@@ -80,7 +78,6 @@ def contextual_autotune(
         n_warmup: untimed replays: of each candidate in an exhaustive search, once before a race.
         group: the ranks that decide, all that the function's collectives touch; None is the world.
         reset: called before each replay but the first, which finds the state that the caller left.
-        restore: without effect, and accepted for one more release.
         release: tensors and functions that let a config go on which never returns: flags that a
             kernel spins on, filled with ones from another stream, and functions, called by another
             thread. That config is dropped on all ranks. Without it the process ends.
@@ -129,12 +126,6 @@ def contextual_autotune(
     plan = Plan(n_warmup, n_repeat, search, objective, budget_s)
     buckets = None if bucket is None else Buckets(bucket)
     check_online(search, max_slowdown, reset=reset)
-    if restore is not False and rank_of_job() == 0:
-        told = (
-            "restore= has no effect any more, and the next release refuses it: a step that changes"
-            " its state is tuned online"
-        )
-        warnings.warn(told, FutureWarning, stacklevel=2)
 
     def decorate(function: Callable[P, R]) -> TunedClosure[P, R]:
         # Bound again, so that a copy of its object has it for itself.

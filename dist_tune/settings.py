@@ -91,13 +91,9 @@ class Settings(BaseSettings):
     """Folder of ``rank-<i>.log``; relative to the working directory."""
     log_level: str = Field(default="INFO", pattern="^(?i:TRACE|DEBUG|INFO|WARNING)$")
     """Least severe level written to the file; TRACE has a line for every launch that was timed."""
-    verbosity: str | None = Field(default=None, pattern="^(?i:quiet|normal|verbose)$")
+    verbosity: str = Field(default="normal", pattern="^(?i:quiet|normal|verbose)$")
     """Rank 0 on stderr: quiet writes nothing, normal what is being tuned and what won, verbose all
     lines of the log from INFO on.
-    """
-    progress: bool | None = None
-    """The older name of ``verbosity``, which counts where that is unset: False means quiet, True
-    normal.
     """
     cache_dir: str = _FOLDER
     """Folder of the records of finished tunings, where ``cache_path`` is unset or names no folder
@@ -124,8 +120,6 @@ class Settings(BaseSettings):
     nothing fails. require: an error. first: the first config, also where there is a record, for
     debugging.
     """
-    require_cache: bool = False
-    """The older name of ``mode``, which counts where that is unset: True means require."""
 
     @field_validator("log_dir")
     @classmethod
@@ -158,9 +152,7 @@ class Settings(BaseSettings):
     @property
     def effective_mode(self) -> str:
         """The mode: "tune", "cached", "require" or "first"."""
-        return (
-            self.mode.strip().lower() if self.mode else "require" if self.require_cache else "tune"
-        )
+        return self.mode.strip().lower() if self.mode else "tune"
 
     @property
     def may_tune(self) -> bool:
@@ -172,13 +164,7 @@ class Settings(BaseSettings):
     @property
     def shown(self) -> str:
         """The verbosity: "quiet", "normal" or "verbose"."""
-        return (
-            self.verbosity.lower()
-            if self.verbosity
-            else "quiet"
-            if self.progress is False
-            else "normal"
-        )
+        return self.verbosity.lower()
 
 
 def read_settings() -> Settings:
@@ -195,8 +181,7 @@ def check_mode() -> None:
     """Refuse to go on where it cannot be read whether anything may be tuned.
 
     Raises:
-        SettingsError: DIST_TUNE_MODE or DIST_TUNE_REQUIRE_CACHE is misspelt, its name or its value,
-            and no other one says it.
+        SettingsError: DIST_TUNE_MODE is misspelt, its name or its value, and no other one says it.
     """
     if wrong := _read(_variables())[2]:
         raise SettingsError(
@@ -252,12 +237,9 @@ def _forbids(name: str, text: str) -> bool:
     if not name.startswith(_PREFIX):
         return False
     meant, value = _meant(name), text.strip(" \"'").lower()
-    is_mode = meant == f"{_PREFIX}MODE" and get_close_matches(value, _MODES, n=1) not in (
+    return meant == f"{_PREFIX}MODE" and get_close_matches(value, _MODES, n=1) not in (
         [],
         ["tune"],
-    )
-    return is_mode or (
-        meant == f"{_PREFIX}REQUIRE_CACHE" and value not in ("", "0", "false", "no", "off")
     )
 
 
@@ -287,16 +269,11 @@ def _read(variables: tuple[tuple[bytes, bytes], ...]) -> tuple[Settings, list[st
         settings, wrong, forbids = (
             Settings(**defaults),
             [str(error)],
-            forbids or not {"mode", "require_cache"}.isdisjoint(error.names),
+            forbids or "mode" in error.names,
         )
-    if forbids and settings.mode is None and not settings.require_cache:
+    if forbids and settings.mode is None:
         return settings, [], "; ".join([*wrong, *told])
     told += [f"{each}. The default is used" for each in wrong]
-    if settings.require_cache:
-        unused = ", and has no effect beside it" if settings.mode else ""
-        told.append(
-            f"DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require{unused}"
-        )
     return settings, told, ""
 
 

@@ -595,12 +595,6 @@ GUARDS = (
     ),
     # Other devices
     Guard(
-        "no launcher of NVIDIA's for other GPUs",
-        "Compilation.make_ir",
-        always("backend"),
-        "tests/ranks/test_compiled.py",
-    ),
-    Guard(
         "a record is of one runtime",
         "accelerator.runtime",
         does("return torch.version.cuda"),

@@ -64,10 +64,7 @@ def test_the_table_has_each_variable_with_its_default():
     }
     assert sorted(listed) == variables_read()
     fields = {name: field.default for name, field in Settings.model_fields.items()}
-    fields |= {
-        "verbosity": Settings.model_construct().shown,
-        "mode": Settings.model_construct().effective_mode,
-    }  # None: older names count
+    fields["mode"] = Settings.model_construct().effective_mode
     spelled = {
         name: int(value) if isinstance(value, bool | float) else "" if value is None else value
         for name, value in fields.items()

@@ -29,14 +29,12 @@ DEFAULTS = {
     "deadline_s": 30.0,
     "log_dir": Path(".autotune_logs"),
     "log_level": "INFO",
-    "progress": None,
-    "verbosity": None,
+    "verbosity": "normal",
     "cache_dir": "~/.dist_tune/autotune",
     "cache_path": "",
     "always_tune": False,
     "cache_shared": False,
     "version_check": True,
-    "require_cache": False,
     "mode": None,
 }
 ENVIRONMENTS: list[tuple[str, dict[str, Any]]] = [
@@ -51,10 +49,9 @@ ENVIRONMENTS: list[tuple[str, dict[str, Any]]] = [
         ),
         {"deadline_s": 2.5, "log_level": "TRACE", "log_dir": Path("/x/y"), "cache_dir": "/x"},
     ),
-    ("DIST_TUNE_VERBOSITY=quiet DIST_TUNE_PROGRESS=0", {"verbosity": "quiet", "progress": False}),
     (
-        "DIST_TUNE_REQUIRE_CACHE=1 DIST_TUNE_CACHE_SHARED=1",
-        {"require_cache": True, "cache_shared": True},
+        "DIST_TUNE_VERBOSITY=quiet DIST_TUNE_CACHE_SHARED=1",
+        {"verbosity": "quiet", "cache_shared": True},
     ),
     (
         "TRITON_DIST_AUTOTUNE_ALWAYS_TUNE=1 TRITON_DIST_AUTOTUNE_VERSION_CHECK=0",
@@ -171,42 +168,20 @@ def test_of_several_folders_of_the_cache_the_first_path_is_written(
 
 def test_a_tuning_goes_on_with_defaults_and_one_warning(setting: Set, told: list[str]):
     """Of the variables that cannot be read; the others count."""
-    setting("DIST_TUNE_DEADLINE_S=soon DIST_TUNE_PROGRESS=perhaps DIST_TUNE_ALWAYS_TUNE=1")
+    setting("DIST_TUNE_DEADLINE_S=soon DIST_TUNE_VERBOSITY=perhaps DIST_TUNE_ALWAYS_TUNE=1")
     settings = read_settings()
     assert (settings.deadline_s, settings.shown, settings.always_tune) == (30.0, "normal", True)
     (text,) = told
     assert text.startswith("dist_tune: DIST_TUNE_DEADLINE_S='soon' cannot be read: need a number")
-    assert ("DIST_TUNE_PROGRESS='perhaps'" in text, "\n" in text) == (True, False)
+    assert ("DIST_TUNE_VERBOSITY='perhaps'" in text, "\n" in text) == (True, False)
 
 
-def test_one_variable_says_how_much_is_shown():
-    """And the older one counts where that is unset."""
-    for verbosity, shown in {
-        None: "quiet",
-        "Quiet": "quiet",
-        "verbose": "verbose",
-        "normal": "normal",
-    }.items():
-        assert Settings(verbosity=verbosity, progress=False).shown == shown
-    assert [Settings(progress=each).shown for each in (None, True)] == ["normal", "normal"]
-
-
-def test_the_older_name_of_a_mode_says_the_new_one(setting: Set, told: list[str]):
-    """Beside the new one it has no effect."""
-    assert [
-        Settings(mode=each, require_cache=True).effective_mode for each in (None, "Cached", "tune")
-    ] == ["require", "cached", "tune"]
-    assert [Settings(mode=each).may_tune for each in (None, "require", "cached", "FIRST")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    for mode in ("", "tune"):
-        setting(f"DIST_TUNE_MODE={mode} DIST_TUNE_REQUIRE_CACHE=1")
-        read_settings()
-    older = "dist_tune: DIST_TUNE_REQUIRE_CACHE=1 is the older name of DIST_TUNE_MODE=require"
-    assert told == [older, f"{older}, and has no effect beside it"]
+def test_the_case_of_words_does_not_matter():
+    """Of a mode, which says whether anything is tuned, and of how much is shown."""
+    assert [Settings(verbosity=each).shown for each in ("Quiet", "verbose")] == ["quiet", "verbose"]
+    modes = [Settings(mode=each) for each in (None, "Require", "cached", "FIRST")]
+    assert [each.effective_mode for each in modes] == ["tune", "require", "cached", "first"]
+    assert [each.may_tune for each in modes] == [True, True, False, False]
 
 
 MODES = "need tune, cached, require or first"
@@ -214,10 +189,9 @@ MISSPELT = f"""
 DIST_TUNE_MODE=off                                    DIST_TUNE_MODE='off' cannot be read: {MODES}.
 DIST_TUNE_MODE=cachd                                  DIST_TUNE_MODE='cachd' cannot be read: {MODES} (did you mean cached?).
 DIST_TUNE_MODE='Requre' DIST_TUNE_DEADLINE_S=soon     {MODES} (did you mean require?)
-DIST_TUNE_REQUIRE_CACHE=ture                          DIST_TUNE_REQUIRE_CACHE='ture' cannot be read: need 1, 0, true
 DIST_TUNE_MOD=cached                                  DIST_TUNE_MOD is not read: did you mean DIST_TUNE_MODE?.
 DIST_TUNE_Modes=_requir DIST_TUNE_ALWAYS_TUNE=1       DIST_TUNE_Modes is not read: did you mean DIST_TUNE_MODE?
-DIST_TUNE_REQUIRECACHE=1 DIST_TUNE_MODE=              DIST_TUNE_REQUIRECACHE is not read: did you mean DIST_TUNE_REQUIRE_CACHE?
+DIST_TUNE_MODS=require DIST_TUNE_MODE=                DIST_TUNE_MODS is not read: did you mean DIST_TUNE_MODE?
 """  # noqa: E501
 
 
@@ -243,13 +217,12 @@ def test_a_misspelt_variable_that_may_forbid_to_tune_is_an_error(
 @pytest.mark.parametrize(
     ("environment", "mode"),
     [
-        ("DIST_TUNE_MODE=cached DIST_TUNE_REQUIRE_CACHE=ture", "cached"),
+        ("DIST_TUNE_MODE=cached DIST_TUNE_MODS=requir", "cached"),
         ("DIST_TUNE_MODE=_First_ DIST_TUNE_MOD=require", "first"),
-        ("DIST_TUNE_MODE=cachd DIST_TUNE_REQUIRE_CACHE=1", "require"),
         ("DIST_TUNE_Mode=cached", "cached"),
         ("DIST_TUNE_MODEL=llama", "tune"),
         ("DIST_TUNE_MOD=tune", "tune"),
-        ("DIST_TUNE_REQUIRE_CACH=0", "tune"),
+        ("DIST_TUNE_REQUIRE_CACHE=1", "tune"),
         ("DIST_TUNE_CACHE_SHARED=ture DIST_TUNE_VERSION_CHECK=flase", "tune"),
     ],
 )
@@ -268,7 +241,7 @@ NAMES = [
     *variables_read(),
     f"{THEIRS}ALWAYS_TUNE",
     "dist_tune_deadline_s",
-    "Dist_Tune_Progress",
+    "Dist_Tune_Verbosity",
     "DIST_TUNE_",
     "DIST",
 ]

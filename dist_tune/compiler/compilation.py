@@ -23,7 +23,6 @@ from typing import IO, Any, NamedTuple
 from weakref import WeakSet
 
 import triton
-from triton.compiler import code_generator
 from triton.compiler.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
@@ -32,7 +31,6 @@ from dist_tune.compiler.processes import CannotStartError, IdleError, Worker, te
 from dist_tune.compiler.triton_cache import claim
 from dist_tune.compiler.worker import STAGES, Made, Observed, compile_kernel, timed
 from dist_tune.errors import FailureKind, kind_of, parsed
-from dist_tune.files import to_terminal
 
 FRONT_END = "front_end"
 MAX_CHARS = 200_000
@@ -48,9 +46,7 @@ _HOLD_S = 0.1
 """Longest wait for the front end under way, before compilations are held."""
 _MISSING = object()
 _thread = threading.local()
-"""``compilation`` that a thread runs, and what was ``printed`` in its ``attempt``."""
-_launchers: set[tuple[str, ...]] = set()
-"""Signatures of this process, whose launchers were built."""
+"""``compilation`` that a thread runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,32 +73,17 @@ def attempt(
     kind: FailureKind = FailureKind.COMPILE,
     shared_bytes: int | None = None,
 ) -> Any:
-    """The value of ``step``, or a ``Failure`` with the exception that it raised and the compiler's
-    output.
+    """The value of ``step``, or a ``Failure`` with the exception that it raised and the output of
+    the compiler's process.
     """
-    printed = _thread.printed = list[str]()
     try:
         return step()
     except Exception as error:  # noqa: BLE001  # compilers, loaders and the user's hooks raise anything: it is this rank's vote
         # Raised further, it would end a compiling thread, and the ranks would wait for the result.
         if isinstance(error, triton.OutOfResources) and error.name == "shared memory":
             shared_bytes = error.required
-        output = "".join([*printed, *getattr(error, "__notes__", [])])[:MAX_CHARS]
-        printed.clear()
+        output = "".join(getattr(error, "__notes__", []))[:MAX_CHARS]
         return Failure(reason_of(error), output, shared_bytes, kind_of(error, kind))
-    finally:
-        _thread.printed = None
-        if printed:  # and nothing failed: the user has asked for it
-            to_terminal("".join(printed))
-
-
-def _heard(*values: object, sep: str = " ", end: str = "\n") -> None:
-    """``print`` of Triton's compiler: of one that fails, it is for the log."""
-    printed: list[str] | None = getattr(_thread, "printed", None)
-    if printed is None:
-        print(*values, sep=sep, end=end)  # noqa: T201  # a compilation that is none of ours
-    else:
-        printed.append(sep.join(map(str, values)) + end)
 
 
 class Toolchain:
@@ -354,8 +335,6 @@ class Compilation:
         self, own: Callable[..., Any], source: Any, target: Any, options: Any, *rest: Any
     ) -> Any:
         """TTIR of the front end as text, which is all that our stages need."""
-        if target.backend == "cuda":
-            build_ahead(source)
         if not self._takes_text:
             return timed(self.seconds, FRONT_END, own, source, target, options, *rest)
         self._worker = self._tools.take()  # it starts beside the front end
@@ -392,47 +371,6 @@ class Compilation:
         self._tools.on_wait()
 
 
-def build_ahead(source: Any) -> None:
-    """Build the launcher of a kernel in a thread of its own, unless its form depends on what the
-    compiler makes of the kernel.
-
-    Up to Triton 3.6 a kernel's first load runs a C compiler on its launcher, 0.2 to 0.6 s while
-    other kernels compile, and a launch may wait for that. Kernels of one signature share it. Triton
-    keeps it in its disk cache, where the load then finds it.
-    """
-    try:
-        from triton.backends.nvidia.driver import (
-            compile_module_from_src,
-            include_dirs,
-            libraries,
-            library_dirs,
-            make_launcher,
-        )
-    except ImportError:  # a Triton that needs none
-        return
-    signature = tuple(map(str, source.signature.values()))
-    if signature in _launchers or any(each.startswith("tensordesc") for each in signature):
-        return
-    _launchers.add(signature)
-
-    def build() -> None:
-        constants = {
-            (source.fn.arg_names.index(at),) if isinstance(at, str) else at: value
-            for at, value in source.constants.items()
-        }
-        # What fails here fails again where the kernel is loaded, and becomes a vote there.
-        with suppress(Exception):
-            text = make_launcher(constants, source.signature, None)
-            folders = {
-                "library_dirs": library_dirs(),
-                "include_dirs": include_dirs,
-                "libraries": libraries,
-            }
-            compile_module_from_src(src=text, name="__triton_launcher", **folders)
-
-    threading.Thread(target=build, name="dist_tune launcher", daemon=True).start()
-
-
 def _make_ir(own: Any) -> Any:
     @functools.wraps(own)
     def make_ir(*args: Any) -> Any:
@@ -465,10 +403,6 @@ def patched() -> Iterator[None]:
         stack.enter_context(
             replaced(JITFunction, "parse", lambda own: lambda kernel: parsed(lambda: own(kernel)))
         )
-        stack.enter_context(replaced(code_generator, "print", lambda own: _heard))
         for backend in triton.backends.backends.values():
-            stack.enter_context(
-                replaced(sys.modules[backend.compiler.__module__], "print", lambda own: _heard)
-            )
             stack.enter_context(replaced(backend.compiler, "add_stages", _add_stages))
         yield

@@ -120,9 +120,7 @@ def on_ranks(
             "DIST_TUNE_DEADLINE_S": (
                 "15" if mode == "fake" else "3"
             ),  # a compilation takes a busy machine seconds
-            **(
-                {} if "DIST_TUNE_PROGRESS" in (env or {}) else {"DIST_TUNE_VERBOSITY": "quiet"}
-            ),  # the older name counts as well
+            "DIST_TUNE_VERBOSITY": "quiet",
             "DIST_TUNE_LOG_DIR": f"{folder}/logs",
             "DIST_TUNE_CACHE_DIR": f"{folder}/cache",
             "OMP_NUM_THREADS": "1",

@@ -652,8 +652,8 @@ class FakeMI300(FakeH200):
 @once
 @on_each_rank(modes=["fake"], is_alone=True)
 def test_a_step_is_tuned_for_an_amd_gpu(rank: int):
-    """Compiled in the ranks' own processes, without a launcher or tool of NVIDIA's; found again by
-    a key with HIP's version.
+    """Compiled in the ranks' own processes, without a tool of NVIDIA's; found again by a key with
+    HIP's version.
     """
     started: list[Any] = []
     sys.addaudithook(
@@ -681,7 +681,4 @@ def test_a_step_is_tuned_for_an_amd_gpu(rank: int):
     assert "shared memory, Required: 98304, Hardware limit: 65536" in str(failure)
     made = {path.suffix for path in Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.*")}
     assert made & {".hsaco", ".amdgcn", ".ptx", ".cubin", ".so"} == {".hsaco", ".amdgcn"}
-    assert (
-        started,
-        [each.name for each in threading.enumerate() if each.name == "dist_tune launcher"],
-    ) == ([], [])
+    assert started == []

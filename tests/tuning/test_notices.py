@@ -31,7 +31,6 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPa
         "VERBOSITY": "normal",
     }.items():
         monkeypatch.setenv(f"DIST_TUNE_{name}", value)
-    monkeypatch.delenv("DIST_TUNE_PROGRESS", raising=False)
     return monkeypatch
 
 

@@ -42,10 +42,3 @@ def test_bad_options_are_refused(
             [{"a": 1}, {"a": 2}], key=["x"], **options
         )
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("value", ["args", None])
-def test_restore_is_accepted_with_a_warning(value: Any):
-    """Any value of it warns, None as well."""
-    with pytest.warns(FutureWarning, match="restore= has no effect"):
-        contextual_autotune(restore=value)
