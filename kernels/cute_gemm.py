@@ -18,17 +18,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
+import runpy
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# First: the kernel is loaded once, under the module name that its records carry.
+# First: kernels are loaded once, under the module name that their records carry.
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.cases import main
-
-    sys.exit(main("cute_gemm"))
+    runpy.run_path(str(Path(__file__).with_name("program.py")))
 
 import torch
 import triton

@@ -18,17 +18,14 @@ knows neither buckets nor a space that depends on the sizes.
 from __future__ import annotations
 
 import itertools
-import sys
+import runpy
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-# First: the kernel is loaded once, under the module name that its records carry.
+# First: kernels are loaded once, under the module name that their records carry.
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.cases import main
-
-    sys.exit(main("persistent_gemm"))
+    runpy.run_path(str(Path(__file__).with_name("program.py")))
 
 import torch
 import triton
