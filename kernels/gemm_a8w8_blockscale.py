@@ -41,9 +41,8 @@ CONFIG_KEYS = (
 )
 # For AMD's compiler; a config can have them anywhere.
 AMD_KEYS = ("waves_per_eu", "kpack", "matrix_instr_nonkdim")
-USE_TMA = (  # whether tiles come by TMA; a config without it, as other tuners write them, says no
-    "USE_TMA"
-)
+# Whether tiles come by TMA; a config without it, as other tuners write them, says no.
+USE_TMA = "USE_TMA"
 TMA_ALIGNMENT_BYTES = 16
 IS_HIP = torch.version.hip is not None
 

@@ -74,7 +74,7 @@ class GemmAllReduce(RowParallelGemm):
             partial_dtype=self.partial_dtype or c.dtype,
             gathers=n_parts > 1,
         )
-        exchange = exchange or self.exchange or exchanges(algorithm)[0]
+        exchange = exchange or exchanges(algorithm)[0]
         return RowParallelGemm.run(self, plan, a, b, c, exchange=exchange, config=config)
 
 

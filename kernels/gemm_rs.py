@@ -47,7 +47,7 @@ class GemmReduceScatter(RowParallelGemm):
     ) -> torch.Tensor:
         """C [M / W, N], written to `out` if given; `a` is [M, K / W], `b` [N, K / W].
 
-        `exchange` and `config`, if given, are used for this call in place of the object's.
+        `config`, if given, is used for this call in place of the object's.
         """
         check_operands(a, b, ROW_PARALLEL)
         m, n = len(a), len(b)
@@ -64,7 +64,7 @@ class GemmReduceScatter(RowParallelGemm):
             partial_dtype=self.partial_dtype or c.dtype,
             gathers=False,
         )
-        exchange = exchange or self.exchange or exchanges()[0]
+        exchange = exchange or exchanges()[0]
         return RowParallelGemm.run(self, plan, a, b, c, exchange=exchange, config=config)
 
 

@@ -105,11 +105,11 @@ class Kernel:
     """
 
     description: str
-    sizes: str
-    dtypes: tuple[str, ...]
+    problems: Callable[[Shape, torch.dtype, torch.device], Iterable[Problem]]
     check_shapes: tuple[Shape, ...]
     perf_shapes: tuple[Shape, ...]
-    problems: Callable[[Shape, torch.dtype, torch.device], Iterable[Problem]]
+    sizes: str = "M,N,K"
+    dtypes: tuple[str, ...] = ("bf16", "fp16")
     reason_to_skip: Callable[[], str] = str
     """Why the kernel cannot run here; empty if it can."""
 
@@ -318,9 +318,10 @@ def verdict(error: float, limit: float, reason: str = "") -> str:
     """The end of a check's line: ok, or the limit that the error is above, and the reason if there
     is one.
     """
-    return (
-        "ok" if error <= limit else f"FAILED, the limit is {limit:.1e}{reason and f': {reason}'},"
-    )
+    if error <= limit:
+        return "ok"
+    cause = f": {reason}" if reason else ""
+    return f"FAILED, the limit is {limit:.1e}{cause},"
 
 
 def config_text(config: Any) -> str:
@@ -435,10 +436,14 @@ def straggle(straggler: int | None, device: torch.device, i: int) -> None:
     """Sleep before step `i`: on the straggler, or on a GPU on each rank in turn, so that peers run
     ahead.
     """
-    if device.type == "cpu":
-        time.sleep(STRAGGLER_S * 10 * (straggler == dist.get_rank()))
-    elif dist.get_rank() == (i % dist.get_world_size() if straggler is None else straggler):
+    if straggler is None and device.type == "cuda":
+        straggler = i % dist.get_world_size()
+    if straggler != dist.get_rank():
+        return
+    if device.type == "cuda":
         torch.cuda._sleep(int(STRAGGLER_S * CYCLES_PER_S))
+    else:
+        time.sleep(STRAGGLER_S * 10)
 
 
 def worst_error(
@@ -538,7 +543,8 @@ def main(program: Kernel | Step, script: str, argv: Sequence[str] | None = None)
     if step:
         add_step_options(parser, step)
     parser.parse_args(argv)  # --help and mistakes come first
-    if reason := program.reason_to_skip():
+    reason = program.reason_to_skip()
+    if reason:
         print(f"skipped: {reason}")
         return 77  # test harnesses (automake, meson) take it for a skip
     options = parsed(parser, argv)
@@ -602,7 +608,8 @@ def run_step(step: Step, options: argparse.Namespace) -> int:
             is_good &= is_right
             if options.case == "perf":
                 contenders = step.contenders(run, operands)
-                by_product, _ = step.tuned(options.tuner, alone := step.fastest_product(operands))
+                alone = step.fastest_product(operands)
+                by_product, _ = step.tuned(options.tuner, alone)
                 contenders[PRODUCT_ALONE] = partial(by_product, *operands)
                 console.print(f"fastest product alone: {config_text(alone)}")
                 console.print(perf_step(step, shape, f"{step.sizes}={shape} {dtype}", contenders))

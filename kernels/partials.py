@@ -465,7 +465,6 @@ class RowParallelGemm(GroupStep):
         group, config: those of any `GroupStep`.
         partial_dtype: the type in which partial results travel: None for the operands' type, or
             torch.float32, which doubles the bytes.
-        exchange: how partial results travel, where a call does not say.
     """
 
     def __init__(
@@ -473,10 +472,9 @@ class RowParallelGemm(GroupStep):
         group: dist.ProcessGroup | None = None,
         config: triton.Config | None = None,
         partial_dtype: torch.dtype | None = None,
-        exchange: Exchange | None = None,
     ) -> None:
         super().__init__(group, config)
-        self.partial_dtype, self.exchange = partial_dtype, exchange
+        self.partial_dtype = partial_dtype
         self._sums: dict[tuple[Plan, torch.device], PartialSums] = {}
 
     def run(

@@ -101,19 +101,6 @@ def search_space(m: int, n: int, k: int, dtype: torch.dtype) -> list[triton.Conf
     return [config for config in all_configs() if not reason_to_drop(config, (m, n, k), dtype)]
 
 
-def kernel_cache_key(dtype: torch.dtype, config: triton.Config) -> Hashable:
-    """What is compiled in: dtype and config. No size is: the layout is not static."""
-    return dtype, tuple(config.all_kwargs().items())
-
-
-kernels_by_key: dict[Hashable, set[str]] = {}
-"""Kernel key -> hashes of the kernels that Triton has launched for it in this process; more than
-one would be a hidden dependence.
-
-A look into Triton's cache, not another one. Empty under the interpreter, which compiles nothing.
-"""
-
-
 # Without do_not_specialize Triton compiles once more for sizes that are 1 and for those that are
 # multiples of 16. Descriptors promise the alignment that loads need, so nothing is lost.
 @triton.jit(do_not_specialize=["M", "N", "K"])
@@ -196,9 +183,7 @@ def persistent_gemm(a: torch.Tensor, b: torch.Tensor, config: triton.Config) -> 
         n_tiles,
     )
     kernel: Any = persistent_gemm_kernel
-    compiled = kernel[(n_programs,)](*args, INTERPRETED=is_interpreted, **config.all_kwargs())
-    if compiled is not None:
-        kernels_by_key.setdefault(kernel_cache_key(a.dtype, config), set()).add(compiled.hash)
+    kernel[(n_programs,)](*args, INTERPRETED=is_interpreted, **config.all_kwargs())
     return c
 
 

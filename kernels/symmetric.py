@@ -129,7 +129,6 @@ class SymmetricMemory:
             }
             for block in blocks
         ]
-        self._blocks = blocks
         self._addresses: dict[str, torch.Tensor] = {}
 
     @property
