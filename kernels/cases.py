@@ -313,9 +313,7 @@ class AllGather(GemmStep):
 
     description, tuners, shared = "AllGather-GEMM", ("contextual", "function"), (0, 1)
     perf_shapes = ((4096, 11008, 4096), (2048, 14336, 4096), (8192, 28672, 8192))
-
-    def __init__(self) -> None:
-        self.context, self.function = AllGatherGemm, ag_gemm.ag_gemm
+    context, function = AllGatherGemm, staticmethod(ag_gemm.ag_gemm)
 
     def operands(
         self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any
@@ -459,14 +457,14 @@ class RowParallel(GemmStep):
             torch.mm(a, b.T, out=product)
             exchange()
 
-        runs: Contenders = {
+        return {
             TUNED: lambda: run(a, b),
             PRODUCT: lambda: torch.mm(a, b.T, out=product),
             "NCCL": exchange,
             NCCL_TORCH: multiply_then_exchange,
             "first config": lambda: first(a, b),
+            **torch_row_parallel(a, b, is_scattered=self.is_scattered),
         }
-        return runs | torch_row_parallel(a, b, is_scattered=self.is_scattered)
 
     def work(self, shape: Shape, n_ranks: int) -> tuple[int, int]:
         """A rank sends a partial result of each row that another rank sums; for all rows the sums,

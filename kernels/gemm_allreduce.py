@@ -58,8 +58,8 @@ class GemmAllReduce(RowParallelGemm):
     ) -> torch.Tensor:
         """C [M, N], written to `out` if given; `a` is [M, K / W], `b` [N, K / W].
 
-        `algorithm`, `exchange` and `config`, if given, are used for this call; else the number of
-        rows, and the object, say.
+        Where `algorithm` is not given, the number of rows says which. `config`, if given, is used
+        for this call in place of the object's.
         """
         check_operands(a, b, ROW_PARALLEL)
         m, n = len(a), len(b)

@@ -460,14 +460,12 @@ def worst_error(
     memory, overwritten for the next step: a copy engine still at the last one would send this one.
     """
     inputs = [step.operands(shape, dtype, device, options) for _ in range(N_CHECK_INPUTS)]
-    live, expected = (
-        torch.empty_like(inputs[0][0]),
-        [step.expected(operands) for operands in inputs],
-    )
-    outs = [
-        torch.full_like(expected[0], float("nan"), dtype=dtype)
-        for _ in inputs * (4 if device.type == "cuda" else 1)
-    ]
+    live = torch.empty_like(inputs[0][0])
+    expected = [step.expected(operands) for operands in inputs]
+    n_steps = N_CHECK_INPUTS
+    if device.type == "cuda":
+        n_steps *= 4
+    outs = [torch.full_like(expected[0], float("nan"), dtype=dtype) for _ in range(n_steps)]
     for i, out in enumerate(outs):
         first, *others = inputs[i % N_CHECK_INPUTS]
         straggle(options.straggler, device, i)
@@ -483,10 +481,8 @@ def tune_step(
     with the same winners.
     """
     run, records = step.tuned(tuner)
-    error, limit = (
-        worst_over_ranks(run(*operands), step.expected(operands)),
-        step.n_roundings * torch.finfo(operands[0].dtype).eps,
-    )
+    error = worst_over_ranks(run(*operands), step.expected(operands))
+    limit = step.n_roundings * torch.finfo(operands[0].dtype).eps
     for record in records:
         spent = f"{record.n_replays} replays, {record.seconds:.2f} s"
         if record.is_recalled:
@@ -556,11 +552,8 @@ def main(program: Kernel | Step, script: str, argv: Sequence[str] | None = None)
 
 def run_kernel(kernel: Kernel, options: argparse.Namespace) -> int:
     """Check, tune or time a kernel of one GPU; 1 if any result was wrong."""
-    device, console, is_good = (
-        torch.device("cuda" if torch.cuda.is_available() else "cpu"),
-        console_of(),
-        True,
-    )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    console, is_good = console_of(), True
     console.print(versions())
     shapes = kernel.check_shapes + (kernel.perf_shapes[:1] if device.type == "cuda" else ())
     for shape, dtype in chosen(options, kernel.perf_shapes if options.case == "perf" else shapes):
@@ -583,10 +576,8 @@ def run_step(step: Step, options: argparse.Namespace) -> int:
     try:
         for shape, dtype in chosen(options, step.shapes(options.case, n_ranks, device)):
             if any(shape[axis] % n_ranks for axis in step.shared):
-                names, given = (
-                    " and ".join(step.sizes.split(",")[axis] for axis in step.shared),
-                    ",".join(map(str, shape)),
-                )
+                names = " and ".join(step.sizes.split(",")[axis] for axis in step.shared)
+                given = ",".join(map(str, shape))
                 raise ValueError(
                     f"{names} must be multiples of the {n_ranks} ranks, got --shape {given}"
                 )
@@ -709,20 +700,18 @@ def aligned_ms(
     return slowest_medians_ms(samples)
 
 
-def back_to_back_ms(
-    runs: Contenders, n_warmup: dict[str, int], n_rounds: int = 3, n_calls: int = 20
-) -> dict[str, float]:
+def back_to_back_ms(runs: Contenders, n_warmup: dict[str, int]) -> dict[str, float]:
     """Calls follow one another as fast as host and GPU can; the time is from one call's end to the
     next one's.
     """
     samples: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(n_rounds):
+    for _ in range(3):
         for name, run in runs.items():
             if dist.is_initialized():
                 dist.barrier()
             for _ in range(n_warmup[name]):
                 run()
-            ends = [torch.cuda.Event(enable_timing=True) for _ in range(n_calls + 1)]
+            ends = [torch.cuda.Event(enable_timing=True) for _ in range(21)]
             for end in ends:
                 run()
                 end.record()

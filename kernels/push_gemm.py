@@ -70,11 +70,15 @@ def make_config(
     Of `per_sm` programs on an SM, one sends a tile while another multiplies; with `stagger` from
     the first tile on.
     """
-    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
-    choices = {"SPLIT_STORE": split, "PER_SM": per_sm, "STAGGER": stagger}
-    return triton.Config(
-        {**blocks, **choices}, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes
-    )
+    choices = {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "SPLIT_STORE": split,
+        "PER_SM": per_sm,
+        "STAGGER": stagger,
+    }
+    return triton.Config(choices, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes)
 
 
 def gpu_configs() -> list[triton.Config]:
