@@ -10,6 +10,7 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -60,7 +61,7 @@ Without a cache: a config found there would have been checked at another time.
 Tunable = Callable[..., torch.Tensor]
 
 
-def random(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> torch.Tensor:
+def random(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int = 0) -> torch.Tensor:
     """Normally distributed, the same for the same shape: a failure can be run again."""
     generator = torch.Generator(device=device).manual_seed(sum(shape) + seed)
     return torch.randn(shape, dtype=dtype, device=device, generator=generator)
@@ -68,10 +69,8 @@ def random(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0)
 
 def sums(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
     """The sum of vectors of `shape`, [n]."""
-    a, b = (
-        random(*shape, dtype=dtype, device=device),
-        random(*shape, dtype=dtype, device=device).flip(0),
-    )
+    a = random(shape, dtype, device)
+    b = a.flip(0)
     yield Problem(
         f"a + b {list(shape)} {dtype}",
         lambda config: guides.vector_add(a, b, config),
@@ -86,7 +85,7 @@ def sums(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Pro
 def products(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Problem]:
     """The product at `shape`, [M, N, K]."""
     m, n, k = shape
-    a, b = random(m, k, dtype=dtype, device=device), random(k, n, dtype=dtype, device=device)
+    a, b = random((m, k), dtype, device), random((k, n), dtype, device)
     yield Problem(
         f"A @ B {list(shape)} {dtype}",
         lambda config: guides.matmul(a, b, config),
@@ -102,7 +101,7 @@ def softmaxes(shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterato
     """Softmax of a matrix [rows, n_cols] whose rows have one dominant element, of one masked like
     attention, and of one out of range.
     """
-    x = random(*shape, dtype=dtype, device=device)
+    x = random(shape, dtype, device)
     # Row i ends at column i: whole blocks of the others are -inf.
     masked = (
         x.masked_fill(torch.ones_like(x, dtype=torch.bool).triu(1), float("-inf"))
@@ -131,10 +130,7 @@ def transposed_products(
 ) -> Problem:
     """A @ B.T at `shape`, [M, N, K], by a function that is tuned by `autotune`, beside cuBLAS."""
     m, n, k = shape
-    a, b = (
-        random(m, k, dtype=dtype, device=device, seed=seed),
-        random(n, k, dtype=dtype, device=device, seed=seed + 1),
-    )
+    a, b = random((m, k), dtype, device, seed), random((n, k), dtype, device, seed + 1)
     others: Contenders = {"cuBLAS": lambda: a @ b.T}
     if gemm is cute_gemm.cute_gemm:
         others["persistent_gemm"] = lambda: persistent.persistent_gemm(a, b)
@@ -205,51 +201,49 @@ def scaled_products(shape: Shape, dtype: torch.dtype, device: torch.device) -> I
     )
 
 
-HALVES, LARGE = ("bf16", "fp16"), ((4096, 4096, 4096), (8192, 8192, 8192))
+LARGE = (4096, 4096, 4096), (8192, 8192, 8192)
 KERNELS = {
     "vector_add": Kernel(
-        *("Vector sums", "n", ("fp32", "bf16", "fp16"), ((1,), (255,), (1024,), (1025,), (5000,))),
-        *(((1 << 16,), (1 << 20,), (10_000_019,), (1 << 26,)), sums),
+        "Vector sums",
+        sums,
+        ((1,), (255,), (1024,), (1025,), (5000,)),
+        ((1 << 16,), (1 << 20,), (10_000_019,), (1 << 26,)),
+        sizes="n",
+        dtypes=("fp32", "bf16", "fp16"),
     ),
     "matmul": Kernel(
-        *("Matrix products", "M,N,K", ("fp16", "bf16"), ((1, 1, 1), (32, 32, 64), (33, 17, 70))),
-        *((*LARGE, (1000, 1000, 1000), (64, 4096, 16384)), products),
+        "Matrix products",
+        products,
+        ((1, 1, 1), (32, 32, 64), (33, 17, 70)),
+        (*LARGE, (1000, 1000, 1000), (64, 4096, 16384)),
+        dtypes=("fp16", "bf16"),
     ),
     "softmax": Kernel(
-        *(
-            "Softmax of rows",
-            "rows,n_cols",
-            ("fp32", "bf16", "fp16"),
-            ((1, 1), (3, 63), (5, 256), (4, 257), (2, 1000)),
-        ),
-        *(((4096, 1000), (4096, 4096), (4096, 32000), (512, 131072)), softmaxes),
+        "Softmax of rows",
+        softmaxes,
+        ((1, 1), (3, 63), (5, 256), (4, 257), (2, 1000)),
+        ((4096, 1000), (4096, 4096), (4096, 32000), (512, 131072)),
+        sizes="rows,n_cols",
+        dtypes=("fp32", "bf16", "fp16"),
     ),
     "persistent_gemm": Kernel(
-        *(
-            "Persistent GEMM",
-            "M,N,K",
-            HALVES,
-            ((1, 1, 1), (64, 64, 64), (33, 17, 70), (70, 130, 72)),
-        ),
-        *((*LARGE, (4096, 11008, 4096), (1000, 1000, 1000)), persistent_products),
+        "Persistent GEMM",
+        persistent_products,
+        ((1, 1, 1), (64, 64, 64), (33, 17, 70), (70, 130, 72)),
+        (*LARGE, (4096, 11008, 4096), (1000, 1000, 1000)),
     ),
     "cute_gemm": Kernel(
-        *(
-            "Persistent Hopper GEMM in CuTe DSL",
-            "M,N,K",
-            HALVES,
-            ((1, 1, 1), (33, 17, 70), (200, 328, 136), (1000, 1000, 1000)),
-        ),
-        *(LARGE, cute_products, cute_build.reason_to_skip),
+        "Persistent Hopper GEMM in CuTe DSL",
+        cute_products,
+        ((1, 1, 1), (33, 17, 70), (200, 328, 136), (1000, 1000, 1000)),
+        LARGE,
+        reason_to_skip=cute_build.reason_to_skip,
     ),
     "gemm_a8w8_blockscale": Kernel(
-        *(
-            "FP8 GEMM with block scales",
-            "M,N,K",
-            HALVES,
-            ((64, 128, 256), (70, 200, 500), (1, 130, 129)),
-        ),
-        *(((256, 4096, 1024), (2048, 4096, 1024), (4096, 6144, 1024)), scaled_products),
+        "FP8 GEMM with block scales",
+        scaled_products,
+        ((64, 128, 256), (70, 200, 500), (1, 130, 129)),
+        ((256, 4096, 1024), (2048, 4096, 1024), (4096, 6144, 1024)),
     ),
 }
 
@@ -309,7 +303,7 @@ class GemmStep(Step):
         """
         ctx = self.context(config=config)
         if tuner == "function":
-            return lambda a, b: self.function(a, b, ctx), self.function.records
+            return partial(self.function, ctx=ctx), self.function.records
         step: Any = contextual_autotune(is_dist=True, n_warmup=3, n_repeat=5)(ctx.__call__)
         return step, step.records
 
@@ -319,9 +313,7 @@ class AllGather(GemmStep):
 
     description, tuners, shared = "AllGather-GEMM", ("contextual", "function"), (0, 1)
     perf_shapes = ((4096, 11008, 4096), (2048, 14336, 4096), (8192, 28672, 8192))
-
-    def __init__(self) -> None:
-        self.context, self.function = AllGatherGemm, ag_gemm.ag_gemm
+    context, function = AllGatherGemm, staticmethod(ag_gemm.ag_gemm)
 
     def operands(
         self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any
@@ -350,7 +342,7 @@ class AllGather(GemmStep):
             yield f"step {config_text(config)}", 1, AllGatherGemm(config=config)
         yield "step, tuned", 1, contextual_autotune(is_dist=True, **QUICK)(ctx.__call__)
         tuned = self.checked_function(ag_gemm.config_space(), key_fn, prune_by_shared_memory)
-        yield "function, tuned", 1, lambda a, b, out: tuned(a, b, ctx, out=out)
+        yield "function, tuned", 1, partial(tuned, ctx=ctx)
 
     def tuned(self, tuner: str, config: Any = None) -> tuple[Tunable, list[TuningRecord]]:
         """Only the product is tuned, by either way."""
@@ -401,19 +393,15 @@ class RowParallel(GemmStep):
 
     def __init__(
         self,
-        module: ModuleType,
+        function: Any,
         context: Any,
         checked: list[dict[str, Any]],
         perf_shapes: tuple[Shape, ...],
     ) -> None:
-        self.description, self.context, self.checked, self.perf_shapes = (
-            context.__name__,
-            context,
-            checked,
-            perf_shapes,
-        )
-        self.is_scattered, self.shared = module is gemm_rs, (0, 2) if module is gemm_rs else (2,)
-        self.function = getattr(module, module.__name__.rpartition(".")[2])
+        self.description, self.perf_shapes = context.__name__, perf_shapes
+        self.function, self.context, self.checked = function, context, checked
+        self.is_scattered = function is gemm_rs.gemm_rs
+        self.shared = (0, 2) if self.is_scattered else (2,)
 
     def operands(
         self, shape: Shape, dtype: torch.dtype, device: torch.device, options: Any
@@ -442,17 +430,11 @@ class RowParallel(GemmStep):
             for partial_dtype, n_roundings in ((None, 2), (torch.float32, 1)):
                 config = configs[(2 * i + n_roundings - 1) % len(configs)]
                 context: Any = self.context(config=config, partial_dtype=partial_dtype)
-                run = lambda a, b, out, c=context, k=choices: c(a, b, out, **k)  # noqa: E731
-                yield (
-                    (
-                        f"step {choices} {partial_dtype or 'partials as operands'}"
-                        f" {config_text(config)}"
-                    ),
-                    n_roundings,
-                    run,
-                )
+                travels = partial_dtype or "partials as operands"
+                way = f"step {choices} {travels} {config_text(config)}"
+                yield way, n_roundings, partial(context, **choices)
         ctx, tuned = self.context(), self.checked_function(self.checked, key_fn)
-        yield "function, tuned", 2, lambda a, b, out: tuned(a, b, ctx, out=out)
+        yield "function, tuned", 2, partial(tuned, ctx=ctx)
 
     def fastest_product(self, operands: Any) -> triton.Config:
         """On a group of one rank, whose result is its own partial result."""
@@ -475,14 +457,14 @@ class RowParallel(GemmStep):
             torch.mm(a, b.T, out=product)
             exchange()
 
-        runs: Contenders = {
+        return {
             TUNED: lambda: run(a, b),
             PRODUCT: lambda: torch.mm(a, b.T, out=product),
             "NCCL": exchange,
             NCCL_TORCH: multiply_then_exchange,
             "first config": lambda: first(a, b),
+            **torch_row_parallel(a, b, is_scattered=self.is_scattered),
         }
-        return runs | torch_row_parallel(a, b, is_scattered=self.is_scattered)
 
     def work(self, shape: Shape, n_ranks: int) -> tuple[int, int]:
         """A rank sends a partial result of each row that another rank sums; for all rows the sums,
@@ -606,10 +588,8 @@ class Experts(Step):
             [{"order": order} for order in ORDERS] if self.gathers else chunks
         )
         for choices, config in zip(knobs, grouped_gemm.check_configs(), strict=False):
-            run = lambda a, b, routing, out, k=choices, c=config: ctx(  # noqa: E731
-                a, b, routing, **k, out=out, config=c
-            )
-            yield f"{config_text(choices)} {config_text(config)}", self.n_roundings, run
+            way = f"{config_text(choices)} {config_text(config)}"
+            yield way, self.n_roundings, partial(ctx, **choices, config=config)
         if options.autotune or not options.check:
             yield (
                 "tuned",
@@ -715,7 +695,7 @@ class Experts(Step):
 STEPS: dict[str, Step] = {
     "ag_gemm": AllGather(),
     "gemm_rs": RowParallel(
-        gemm_rs,
+        gemm_rs.gemm_rs,
         gemm_rs.GemmReduceScatter,
         [
             *({"exchange": each} for each in (Exchange(), Exchange("pull"))),
@@ -728,7 +708,7 @@ STEPS: dict[str, Step] = {
         ((4096, 4096, 11008), (8192, 8192, 28672)),
     ),
     "gemm_allreduce": RowParallel(
-        gemm_allreduce,
+        gemm_allreduce.gemm_allreduce,
         gemm_allreduce.GemmAllReduce,
         [
             *(
@@ -744,11 +724,17 @@ STEPS: dict[str, Step] = {
         ((16, 8192, 8192), (128, 8192, 8192), (2048, 8192, 8192)),
     ),
     "ag_moe": Experts(
-        *("AllGather-MoE", 1, ag_moe, ag_moe.AllGatherMoe),
+        "AllGather-MoE",
+        1,
+        ag_moe,
+        ag_moe.AllGatherMoe,
         ((2048, 3072, 4096, 8, 2), (2048, 14336, 4096, 8, 2), (2048, 3072, 4096, 32, 2)),
     ),
     "moe_reduce_rs": Experts(
-        *("MoE-ReduceScatter", 2, moe_reduce_rs, moe_reduce_rs.MoeReduceScatter),
+        "MoE-ReduceScatter",
+        2,
+        moe_reduce_rs,
+        moe_reduce_rs.MoeReduceScatter,
         ((8192, 2048, 1536, 32, 2),),
     ),
 }

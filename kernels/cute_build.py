@@ -125,9 +125,9 @@ class Kernels:
         self._first: dict[Hashable, KernelKey] = {}
         """Problem -> the kernel that was asked for first."""
 
-    def build(self, keys: Iterable[KernelKey], n_workers: int = 0) -> int:
-        """Compile what is neither on disk nor has failed, in `n_workers` processes (0: one for each
-        core); returns the number compiled.
+    def build(self, keys: Iterable[KernelKey]) -> int:
+        """Compile what is neither on disk nor has failed, in a process for each core; returns the
+        number compiled.
         """
         paths = {
             key: library_path(key)
@@ -142,7 +142,7 @@ class Kernels:
         if not jobs:
             return 0
         next(iter(paths.values())).parent.mkdir(parents=True, exist_ok=True)
-        n_workers = min(len(jobs), n_workers or len(os.sched_getaffinity(0)))
+        n_workers = min(len(jobs), len(os.sched_getaffinity(0)))
         with ProcessPoolExecutor(n_workers, mp_context=get_context("spawn")) as pool:
             messages = list(pool.map(self.builder, jobs.values()))
         self.failures |= {

@@ -18,17 +18,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
+import runpy
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# First: the kernel is loaded once, under the module name that its records carry.
+# First: kernels are loaded once, under the module name that their records carry.
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.cases import main
-
-    sys.exit(main("cute_gemm"))
+    runpy.run_path(str(Path(__file__).with_name("program.py")))
 
 import torch
 import triton
@@ -90,17 +87,14 @@ def all_configs() -> tuple[triton.Config, ...]:
     )
 
 
-def shared_bytes(config: triton.Config, n_stages: int | None = None, itemsize: int = 2) -> int:
+def shared_bytes(config: triton.Config, n_stages: int | None = None) -> int:
     """Shared memory of a block: mbarriers, stages of A and B, buffers of C; with another number of
     stages, if given.
     """
     block = config.kwargs
     stage = (block["TILE_M"] + block["TILE_N"]) * block["TILE_K"]
     buffers = N_CONSUMERS * block["STORE_BUFFERS"] * WGMMA_ROWS * block["STORE_N"]
-    return int(
-        BARRIER_BYTES
-        + (stage * (config.num_stages if n_stages is None else n_stages) + buffers) * itemsize
-    )
+    return int(BARRIER_BYTES + 2 * (stage * (n_stages or config.num_stages) + buffers))
 
 
 def reason_to_drop(config: triton.Config, shape: tuple[int, ...]) -> str:

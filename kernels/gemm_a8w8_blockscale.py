@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
+import runpy
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # first: the kernel is loaded once, under one name
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.cases import main
-
-    sys.exit(main("gemm_a8w8_blockscale"))
+# First: kernels are loaded once, under the module name that their records carry.
+if __name__ == "__main__":
+    runpy.run_path(str(Path(__file__).with_name("program.py")))
 
 import torch
 import triton
@@ -43,9 +41,8 @@ CONFIG_KEYS = (
 )
 # For AMD's compiler; a config can have them anywhere.
 AMD_KEYS = ("waves_per_eu", "kpack", "matrix_instr_nonkdim")
-USE_TMA = (  # whether tiles come by TMA; a config without it, as other tuners write them, says no
-    "USE_TMA"
-)
+# Whether tiles come by TMA; a config without it, as other tuners write them, says no.
+USE_TMA = "USE_TMA"
 TMA_ALIGNMENT_BYTES = 16
 IS_HIP = torch.version.hip is not None
 

@@ -15,17 +15,14 @@ function for which `autotune` chooses algorithm and exchange together with that 
 
 from __future__ import annotations
 
-import sys
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-# First: the kernel is loaded once, under the module name that its records carry.
+# First: kernels are loaded once, under the module name that their records carry.
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.cases import main
-
-    sys.exit(main("gemm_allreduce"))
+    runpy.run_path(str(Path(__file__).with_name("program.py")))
 
 import torch
 import triton
@@ -61,8 +58,8 @@ class GemmAllReduce(RowParallelGemm):
     ) -> torch.Tensor:
         """C [M, N], written to `out` if given; `a` is [M, K / W], `b` [N, K / W].
 
-        `algorithm`, `exchange` and `config`, if given, are used for this call; else the number of
-        rows, and the object, say.
+        Where `algorithm` is not given, the number of rows says which. `config`, if given, is used
+        for this call in place of the object's.
         """
         check_operands(a, b, ROW_PARALLEL)
         m, n = len(a), len(b)
@@ -77,7 +74,7 @@ class GemmAllReduce(RowParallelGemm):
             partial_dtype=self.partial_dtype or c.dtype,
             gathers=n_parts > 1,
         )
-        exchange = exchange or self.exchange or exchanges(algorithm)[0]
+        exchange = exchange or exchanges(algorithm)[0]
         return RowParallelGemm.run(self, plan, a, b, c, exchange=exchange, config=config)
 
 

@@ -14,15 +14,12 @@ in cases.py.
 
 from __future__ import annotations
 
-import sys
+import runpy
 from pathlib import Path
 
-# First: the kernel is loaded once, under the module name that its records carry.
+# First: kernels are loaded once, under the module name that their records carry.
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.cases import main
-
-    sys.exit(main("gemm_rs"))
+    runpy.run_path(str(Path(__file__).with_name("program.py")))
 
 import torch
 import triton
@@ -50,7 +47,7 @@ class GemmReduceScatter(RowParallelGemm):
     ) -> torch.Tensor:
         """C [M / W, N], written to `out` if given; `a` is [M, K / W], `b` [N, K / W].
 
-        `exchange` and `config`, if given, are used for this call in place of the object's.
+        `config`, if given, is used for this call in place of the object's.
         """
         check_operands(a, b, ROW_PARALLEL)
         m, n = len(a), len(b)
@@ -67,7 +64,7 @@ class GemmReduceScatter(RowParallelGemm):
             partial_dtype=self.partial_dtype or c.dtype,
             gathers=False,
         )
-        exchange = exchange or self.exchange or exchanges()[0]
+        exchange = exchange or exchanges()[0]
         return RowParallelGemm.run(self, plan, a, b, c, exchange=exchange, config=config)
 
 

@@ -22,7 +22,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.routing import BLOCKS_M, SortedRows
-from kernels.shard_gemm import N_PROGRAMS_INTERPRETED, device_properties
+from kernels.shard_gemm import programs_at_once
 from kernels.steady_launch import launch
 from kernels.symmetric import wait_until
 
@@ -264,8 +264,9 @@ def multiply_rows(
     is_interpreted = triton.knobs.runtime.interpret
 
     def grid(meta: dict[str, Any]) -> tuple[int]:
-        n_sms = 0 if is_interpreted else device_properties()["multiprocessor_count"] - n_free_sms
-        n_programs = N_PROGRAMS_INTERPRETED if is_interpreted else n_sms * meta["PER_SM"]
+        n_programs = programs_at_once()
+        if not is_interpreted:
+            n_programs = (n_programs - n_free_sms) * meta["PER_SM"]
         return (max(min(n_programs, most_tiles * -(-n // meta["BLOCK_N"])), 1),)
 
     fixed = {

@@ -19,16 +19,13 @@ Triton launch does.
 
 from __future__ import annotations
 
-import sys
+import runpy
 from pathlib import Path
 from typing import Any
 
-# First: the kernels are loaded once, under the module name that their records carry.
+# First: kernels are loaded once, under the module name that their records carry.
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.cases import main
-
-    sys.exit(main("guides"))
+    runpy.run_path(str(Path(__file__).with_name("program.py")))
 
 import torch
 import triton

@@ -105,11 +105,11 @@ class Kernel:
     """
 
     description: str
-    sizes: str
-    dtypes: tuple[str, ...]
+    problems: Callable[[Shape, torch.dtype, torch.device], Iterable[Problem]]
     check_shapes: tuple[Shape, ...]
     perf_shapes: tuple[Shape, ...]
-    problems: Callable[[Shape, torch.dtype, torch.device], Iterable[Problem]]
+    sizes: str = "M,N,K"
+    dtypes: tuple[str, ...] = ("bf16", "fp16")
     reason_to_skip: Callable[[], str] = str
     """Why the kernel cannot run here; empty if it can."""
 
@@ -318,9 +318,10 @@ def verdict(error: float, limit: float, reason: str = "") -> str:
     """The end of a check's line: ok, or the limit that the error is above, and the reason if there
     is one.
     """
-    return (
-        "ok" if error <= limit else f"FAILED, the limit is {limit:.1e}{reason and f': {reason}'},"
-    )
+    if error <= limit:
+        return "ok"
+    cause = f": {reason}" if reason else ""
+    return f"FAILED, the limit is {limit:.1e}{cause},"
 
 
 def config_text(config: Any) -> str:
@@ -435,10 +436,14 @@ def straggle(straggler: int | None, device: torch.device, i: int) -> None:
     """Sleep before step `i`: on the straggler, or on a GPU on each rank in turn, so that peers run
     ahead.
     """
-    if device.type == "cpu":
-        time.sleep(STRAGGLER_S * 10 * (straggler == dist.get_rank()))
-    elif dist.get_rank() == (i % dist.get_world_size() if straggler is None else straggler):
+    if straggler is None and device.type == "cuda":
+        straggler = i % dist.get_world_size()
+    if straggler != dist.get_rank():
+        return
+    if device.type == "cuda":
         torch.cuda._sleep(int(STRAGGLER_S * CYCLES_PER_S))
+    else:
+        time.sleep(STRAGGLER_S * 10)
 
 
 def worst_error(
@@ -455,14 +460,12 @@ def worst_error(
     memory, overwritten for the next step: a copy engine still at the last one would send this one.
     """
     inputs = [step.operands(shape, dtype, device, options) for _ in range(N_CHECK_INPUTS)]
-    live, expected = (
-        torch.empty_like(inputs[0][0]),
-        [step.expected(operands) for operands in inputs],
-    )
-    outs = [
-        torch.full_like(expected[0], float("nan"), dtype=dtype)
-        for _ in inputs * (4 if device.type == "cuda" else 1)
-    ]
+    live = torch.empty_like(inputs[0][0])
+    expected = [step.expected(operands) for operands in inputs]
+    n_steps = N_CHECK_INPUTS
+    if device.type == "cuda":
+        n_steps *= 4
+    outs = [torch.full_like(expected[0], float("nan"), dtype=dtype) for _ in range(n_steps)]
     for i, out in enumerate(outs):
         first, *others = inputs[i % N_CHECK_INPUTS]
         straggle(options.straggler, device, i)
@@ -478,10 +481,8 @@ def tune_step(
     with the same winners.
     """
     run, records = step.tuned(tuner)
-    error, limit = (
-        worst_over_ranks(run(*operands), step.expected(operands)),
-        step.n_roundings * torch.finfo(operands[0].dtype).eps,
-    )
+    error = worst_over_ranks(run(*operands), step.expected(operands))
+    limit = step.n_roundings * torch.finfo(operands[0].dtype).eps
     for record in records:
         spent = f"{record.n_replays} replays, {record.seconds:.2f} s"
         if record.is_recalled:
@@ -538,7 +539,8 @@ def main(program: Kernel | Step, script: str, argv: Sequence[str] | None = None)
     if step:
         add_step_options(parser, step)
     parser.parse_args(argv)  # --help and mistakes come first
-    if reason := program.reason_to_skip():
+    reason = program.reason_to_skip()
+    if reason:
         print(f"skipped: {reason}")
         return 77  # test harnesses (automake, meson) take it for a skip
     options = parsed(parser, argv)
@@ -550,11 +552,8 @@ def main(program: Kernel | Step, script: str, argv: Sequence[str] | None = None)
 
 def run_kernel(kernel: Kernel, options: argparse.Namespace) -> int:
     """Check, tune or time a kernel of one GPU; 1 if any result was wrong."""
-    device, console, is_good = (
-        torch.device("cuda" if torch.cuda.is_available() else "cpu"),
-        console_of(),
-        True,
-    )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    console, is_good = console_of(), True
     console.print(versions())
     shapes = kernel.check_shapes + (kernel.perf_shapes[:1] if device.type == "cuda" else ())
     for shape, dtype in chosen(options, kernel.perf_shapes if options.case == "perf" else shapes):
@@ -577,10 +576,8 @@ def run_step(step: Step, options: argparse.Namespace) -> int:
     try:
         for shape, dtype in chosen(options, step.shapes(options.case, n_ranks, device)):
             if any(shape[axis] % n_ranks for axis in step.shared):
-                names, given = (
-                    " and ".join(step.sizes.split(",")[axis] for axis in step.shared),
-                    ",".join(map(str, shape)),
-                )
+                names = " and ".join(step.sizes.split(",")[axis] for axis in step.shared)
+                given = ",".join(map(str, shape))
                 raise ValueError(
                     f"{names} must be multiples of the {n_ranks} ranks, got --shape {given}"
                 )
@@ -602,7 +599,8 @@ def run_step(step: Step, options: argparse.Namespace) -> int:
             is_good &= is_right
             if options.case == "perf":
                 contenders = step.contenders(run, operands)
-                by_product, _ = step.tuned(options.tuner, alone := step.fastest_product(operands))
+                alone = step.fastest_product(operands)
+                by_product, _ = step.tuned(options.tuner, alone)
                 contenders[PRODUCT_ALONE] = partial(by_product, *operands)
                 console.print(f"fastest product alone: {config_text(alone)}")
                 console.print(perf_step(step, shape, f"{step.sizes}={shape} {dtype}", contenders))
@@ -702,20 +700,18 @@ def aligned_ms(
     return slowest_medians_ms(samples)
 
 
-def back_to_back_ms(
-    runs: Contenders, n_warmup: dict[str, int], n_rounds: int = 3, n_calls: int = 20
-) -> dict[str, float]:
+def back_to_back_ms(runs: Contenders, n_warmup: dict[str, int]) -> dict[str, float]:
     """Calls follow one another as fast as host and GPU can; the time is from one call's end to the
     next one's.
     """
     samples: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(n_rounds):
+    for _ in range(3):
         for name, run in runs.items():
             if dist.is_initialized():
                 dist.barrier()
             for _ in range(n_warmup[name]):
                 run()
-            ends = [torch.cuda.Event(enable_timing=True) for _ in range(n_calls + 1)]
+            ends = [torch.cuda.Event(enable_timing=True) for _ in range(21)]
             for end in ends:
                 run()
                 end.record()

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from kernels.grouped_gemm import UNIT_COLS
-from kernels.shard_gemm import device_properties
+from kernels.shard_gemm import programs_at_once
 from kernels.steady_launch import launch
 from kernels.symmetric import element_type, pointer_at, signal, wait_until
 
@@ -235,12 +235,9 @@ def reduce(partials: Partials, out: torch.Tensor, n_push_sms: int) -> None:
     which waits for peers, comes first.
     """
     of, (tokens, n) = partials, partials.sizes
-    is_interpreted = triton.knobs.runtime.interpret
-    n_programs = (
-        N_PROGRAMS_INTERPRETED
-        if is_interpreted
-        else device_properties()["multiprocessor_count"] - n_push_sms
-    )
+    n_programs = N_PROGRAMS_INTERPRETED
+    if not triton.knobs.runtime.interpret:
+        n_programs = programs_at_once() - n_push_sms
     operands = (of.results, of.weights, of.slots, of.flags, out)
     fixed = _fixed(partials)
     launch(
@@ -253,15 +250,14 @@ def reduce(partials: Partials, out: torch.Tensor, n_push_sms: int) -> None:
 
 
 def _fixed(partials: Partials) -> dict[str, object]:
-    sizes = {
+    return {
         "TOP_K": partials.weights.shape[1],
         "WORLD": len(partials.slots),
         "N_QUARTERS": N_QUARTERS,
         "UNIT_COLS": UNIT_COLS,
-    }
-    blocks = {
         "ELEMENT": element_type(partials.results.dtype),
         "BLOCK_ROWS": BLOCK_ROWS,
         "BLOCK_COLS": BLOCK_COLS,
+        "num_warps": N_WARPS,
+        "maxnreg": MOST_REGISTERS,
     }
-    return {**sizes, **blocks, "num_warps": N_WARPS, "maxnreg": MOST_REGISTERS}

@@ -14,16 +14,13 @@ gloo ranks.
 from __future__ import annotations
 
 import itertools
-import sys
+import runpy
 from collections.abc import Hashable
 from pathlib import Path
 
-# First: the kernels are loaded once, under the module name that their records carry.
+# First: kernels are loaded once, under the module name that their records carry.
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.cases import main
-
-    sys.exit(main("moe_reduce_rs"))
+    runpy.run_path(str(Path(__file__).with_name("program.py")))
 
 import torch
 import torch.distributed as dist

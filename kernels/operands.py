@@ -18,7 +18,6 @@ import triton
 from dist_tune import to_hashable
 
 Shape = tuple[int, ...]
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TMA_ALIGNMENT_BYTES = 16
 """What a tensor descriptor asks of its base address and of its row pitch."""
 
@@ -34,7 +33,9 @@ def check_operands(
     """
     if a.dim() != 2 or b.dim() != n_dims or a.shape[-1] != b.shape[-1]:
         needed = f"need {shapes}"
-    elif a.dtype not in DTYPES.values() or b.dtype != a.dtype or b.device != a.device:
+    elif (
+        a.dtype not in (torch.bfloat16, torch.float16) or b.dtype != a.dtype or b.device != a.device
+    ):
         needed = "need bfloat16 or float16, the same for both, on one device"
     elif not a.numel() or not b.numel():
         needed = "nothing to multiply"

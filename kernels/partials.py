@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.gather import WAIT, WRITE, MemoryOps, copy
 from kernels.operands import GroupStep, loadable
 from kernels.push_gemm import push_gemm_kernel, set_block_shapes
-from kernels.shard_gemm import device_properties, require_free_sms
+from kernels.shard_gemm import programs_at_once, require_free_sms
 from kernels.steady_launch import launch
 from kernels.sum_parts import FLAG_ROWS, FOR_ALL, SUM_BLOCK, TO_ALL, TO_OWNER, sum_kernel
 from kernels.symmetric import (
@@ -202,25 +202,21 @@ class PartialSums:
                 f"N is {plan.n}: a flag that counts {FLAG_ROWS} rows of it could not tell two steps"
                 " apart"
             )
-        self.plan, self._rank, self._n_ranks = (
-            plan,
-            dist.get_rank(group),
-            dist.get_world_size(group),
-        )
+        self.plan = plan
         # Parts are padded, so that each starts at a multiple of 128 bytes.
+        n_ranks = dist.get_world_size(group)
         numel = -(-plan.part_rows * plan.n // 64) * 64
-        flags = ((self._n_ranks, plan.n_flags), torch.int32)
+        flags = ((n_ranks, plan.n_flags), torch.int32)
         layout: dict[str, Any] = {
-            "received": ((N_SLOTS, self._n_ranks, numel), plan.partial_dtype),
+            "received": ((N_SLOTS, n_ranks, numel), plan.partial_dtype),
             "arrivals": flags,
-            "credits": ((self._n_ranks,), torch.int32),
+            "credits": ((n_ranks,), torch.int32),
         }
         if plan.gathers:
-            layout |= {
-                "gathered": ((N_SLOTS, self._n_ranks, numel), plan.dtype),
-                "gathered_arrivals": flags,
-            }
+            layout["gathered"] = (N_SLOTS, n_ranks, numel), plan.dtype
+            layout["gathered_arrivals"] = flags
         self._memory = SymmetricMemory(layout, device, group)
+        self._rank, self._n_ranks = self._memory.rank, n_ranks
         self._n_done, self._device = 0, device
         self._tables: dict[tuple[str, int], Tables] = {}
         self._copier: Copier | None = None
@@ -267,9 +263,9 @@ class PartialSums:
         if exchange.reduction == "beside":
             require_free_sms("sms", exchange.sms)
         self._order.follow(self._device)
-        if exchange.move == "copy" and self._copier is None:
-            self._copier = Copier(plan, self._memory)
-        copier = self._copier if exchange.move == "copy" else None
+        copier = None
+        if exchange.move == "copy":
+            copier = self._copier = self._copier or Copier(plan, self._memory)
         tables = self._tables_of(exchange.move, slot)
         started = None
         if self._device.type == "cuda" and (copier is not None or exchange.reduction == "beside"):
@@ -364,8 +360,6 @@ class PartialSums:
             "WORLD": self._n_ranks,
             "INSIDE": is_inside,
             "SPREAD": spread,
-        }
-        fixed |= {
             "ELEMENT": element_type(plan.partial_dtype),
             "FLAG_ROWS": FLAG_ROWS,
             "INTERPRETED": is_interpreted,
@@ -381,8 +375,7 @@ class PartialSums:
             if is_interpreted:
                 return (1 if is_inside else min(3 * meta["PER_SM"], tiles),)
             withheld = exchange.sms if exchange.reduction == "beside" else 0
-            sms = device_properties()["multiprocessor_count"] - withheld
-            return (min(sms * meta["PER_SM"], tiles),)
+            return (min((programs_at_once() - withheld) * meta["PER_SM"], tiles),)
 
         if config is None:
             push_gemm_kernel[grid](*args, **fixed)
@@ -412,14 +405,15 @@ class PartialSums:
             "WORLD": self._n_ranks,
             "FLAG_ROWS": FLAG_ROWS,
             "CHUNK_ROWS": exchange.chunk_rows,
+            "ROWS": SUM_BLOCK[0],
+            "COLUMNS": SUM_BLOCK[1],
+            "num_warps": 8,
         }
-        fixed |= {"ROWS": SUM_BLOCK[0], "COLUMNS": SUM_BLOCK[1], "num_warps": 8}
-        if triton.knobs.runtime.interpret:
-            launch(sum_kernel, (min(2, items),), args, fixed, key=key)
-            return
         if started is None or exchange.reduction != "beside":
-            sms = exchange.sms or device_properties()["multiprocessor_count"]
-            launch(sum_kernel, (min(items, sms * SUM_PROGRAMS_PER_SM),), args, fixed, key=key)
+            most = 2
+            if not triton.knobs.runtime.interpret:
+                most = SUM_PROGRAMS_PER_SM * (exchange.sms or programs_at_once())
+            launch(sum_kernel, (min(items, most),), args, fixed, key=key)
             return
         if self._side is None:
             self._side = torch.cuda.Stream(self._device, priority=-1)
@@ -465,7 +459,6 @@ class RowParallelGemm(GroupStep):
         group, config: those of any `GroupStep`.
         partial_dtype: the type in which partial results travel: None for the operands' type, or
             torch.float32, which doubles the bytes.
-        exchange: how partial results travel, where a call does not say.
     """
 
     def __init__(
@@ -473,10 +466,9 @@ class RowParallelGemm(GroupStep):
         group: dist.ProcessGroup | None = None,
         config: triton.Config | None = None,
         partial_dtype: torch.dtype | None = None,
-        exchange: Exchange | None = None,
     ) -> None:
         super().__init__(group, config)
-        self.partial_dtype, self.exchange = partial_dtype, exchange
+        self.partial_dtype = partial_dtype
         self._sums: dict[tuple[Plan, torch.device], PartialSums] = {}
 
     def run(

@@ -4,8 +4,7 @@ a bucket.
 As many programs as the GPU has multiprocessors, each running every n-th tile. Two caches, two keys:
 
 - compiled kernels, by *kernel key*: dtype and config. Sizes are runtime arguments that nothing is
-  compiled for. The cache is Triton's own; `kernels_by_key` shows what it holds, so that a size
-  which does get a kernel of its own is seen;
+  compiled for. The cache is Triton's own;
 - results of tuning, by *config key*: M, N and K, each rounded up to a power of two, and the dtype.
 
 Tuned by `autotune`, since what is tuned here is a function that takes its config: `triton.autotune`
@@ -18,17 +17,14 @@ knows neither buckets nor a space that depends on the sizes.
 from __future__ import annotations
 
 import itertools
-import sys
+import runpy
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-# First: the kernel is loaded once, under the module name that its records carry.
+# First: kernels are loaded once, under the module name that their records carry.
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from kernels.cases import main
-
-    sys.exit(main("persistent_gemm"))
+    runpy.run_path(str(Path(__file__).with_name("program.py")))
 
 import torch
 import triton
@@ -37,7 +33,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dist_tune import autotune, power_of_two
 from kernels.operands import TMA_ALIGNMENT_BYTES, check_operands, loadable
-from kernels.shard_gemm import N_PROGRAMS_INTERPRETED, device_properties, tile_block
+from kernels.shard_gemm import device_properties, programs_at_once, tile_block
 
 HOPPER_SHARED_BYTES = 232448
 """Shared memory of a program where there is no GPU to ask."""
@@ -102,19 +98,6 @@ def search_space(m: int, n: int, k: int, dtype: torch.dtype) -> list[triton.Conf
     bucket.
     """
     return [config for config in all_configs() if not reason_to_drop(config, (m, n, k), dtype)]
-
-
-def kernel_cache_key(dtype: torch.dtype, config: triton.Config) -> Hashable:
-    """What is compiled in: dtype and config. No size is: the layout is not static."""
-    return dtype, tuple(config.all_kwargs().items())
-
-
-kernels_by_key: dict[Hashable, set[str]] = {}
-"""Kernel key -> hashes of the kernels that Triton has launched for it in this process; more than
-one would be a hidden dependence.
-
-A look into Triton's cache, not another one. Empty under the interpreter, which compiles nothing.
-"""
 
 
 # Without do_not_specialize Triton compiles once more for sizes that are 1 and for those that are
@@ -182,10 +165,7 @@ def persistent_gemm(a: torch.Tensor, b: torch.Tensor, config: triton.Config) -> 
     m, n = a.shape[0], b.shape[0]
     a, b = loadable(a), loadable(b)
     c = padded_output(a, b)
-    is_interpreted, (block_m, block_n, block_k) = (
-        triton.knobs.runtime.interpret,
-        (config.kwargs[f"BLOCK_{axis}"] for axis in "MNK"),
-    )
+    block_m, block_n, block_k = (config.kwargs[f"BLOCK_{axis}"] for axis in "MNK")
     blocks = ((a, [block_m, block_k]), (b, [block_n, block_k]), (c, [block_m, block_n]))
     args = (
         *(TensorDescriptor(x, list(x.shape), list(x.stride()), block) for x, block in blocks),
@@ -194,14 +174,10 @@ def persistent_gemm(a: torch.Tensor, b: torch.Tensor, config: triton.Config) -> 
         a.shape[1],
     )
     n_tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
-    n_programs = min(
-        N_PROGRAMS_INTERPRETED if is_interpreted else device_properties()["multiprocessor_count"],
-        n_tiles,
-    )
     kernel: Any = persistent_gemm_kernel
-    compiled = kernel[(n_programs,)](*args, INTERPRETED=is_interpreted, **config.all_kwargs())
-    if compiled is not None:
-        kernels_by_key.setdefault(kernel_cache_key(a.dtype, config), set()).add(compiled.hash)
+    kernel[(min(programs_at_once(), n_tiles),)](
+        *args, INTERPRETED=triton.knobs.runtime.interpret, **config.all_kwargs()
+    )
     return c
 
 

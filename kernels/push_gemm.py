@@ -46,8 +46,10 @@ def set_block_shapes(nargs: dict[str, Any]) -> None:
             "PER_SM, the programs of push_gemm_kernel on each SM, must be 1 or more, got"
             f" {nargs['PER_SM']}"
         )
-    if nargs["PER_SM"] > 1 and (reason := no_room(nargs, nargs["num_stages"], nargs["num_warps"])):
-        raise ValueError(f"{reason}. Give the config fewer stages or warps, or PER_SM=1")
+    if nargs["PER_SM"] > 1:
+        reason = no_room(nargs, nargs["num_stages"], nargs["num_warps"])
+        if reason:
+            raise ValueError(f"{reason}. Give the config fewer stages or warps, or PER_SM=1")
     nargs["a"].block_shape = [nargs["BLOCK_M"], nargs["BLOCK_K"]]
     nargs["b"].block_shape = [nargs["BLOCK_N"], nargs["BLOCK_K"]]
 
@@ -68,11 +70,15 @@ def make_config(
     Of `per_sm` programs on an SM, one sends a tile while another multiplies; with `stagger` from
     the first tile on.
     """
-    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
-    choices = {"SPLIT_STORE": split, "PER_SM": per_sm, "STAGGER": stagger}
-    return triton.Config(
-        {**blocks, **choices}, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes
-    )
+    choices = {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "SPLIT_STORE": split,
+        "PER_SM": per_sm,
+        "STAGGER": stagger,
+    }
+    return triton.Config(choices, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes)
 
 
 def gpu_configs() -> list[triton.Config]:
@@ -119,9 +125,9 @@ def interpreter_configs() -> list[triton.Config]:
     """A few block shapes: the interpreter ignores warps and stages, and each program costs
     milliseconds.
     """
-    configs = [make_config(*block, warps=4, stages=2) for block in ((64, 64, 64), (32, 64, 64))]
     return [
-        *configs,
+        make_config(64, 64, 64, warps=4, stages=2),
+        make_config(32, 64, 64, warps=4, stages=2),
         make_config(64, 64, 32, warps=4, stages=2, split=True, per_sm=2, stagger=True),
     ]
 

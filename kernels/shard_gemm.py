@@ -22,9 +22,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.operands import TMA_ALIGNMENT_BYTES
 from kernels.symmetric import fence_bulk_loads, wait_until
 
-N_PROGRAMS_INTERPRETED = 3
-"""Programs of a launch under the interpreter: few enough that one program meets several tiles."""
-
 
 def set_block_shapes(nargs: dict[str, Any]) -> None:
     """Give the tensor descriptors of a launch the blocks of its config (a `Config.pre_hook`)."""
@@ -51,11 +48,14 @@ def make_config(
     split: bool = False,
 ) -> triton.Config:
     """A launch config of `ag_gemm_kernel`."""
-    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
-    choices = {"FLATTEN": flatten, "SPLIT_STORE": split}
-    return triton.Config(
-        {**blocks, **choices}, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes
-    )
+    choices = {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "FLATTEN": flatten,
+        "SPLIT_STORE": split,
+    }
+    return triton.Config(choices, num_warps=warps, num_stages=stages, pre_hook=set_block_shapes)
 
 
 def gpu_configs() -> list[triton.Config]:
@@ -93,16 +93,26 @@ def interpreter_configs() -> list[triton.Config]:
         (64, 64, 128),
         (64, 64, 64),
     ]
-    configs = [make_config(*block, warps=4, stages=2) for block in blocks]
-    configs.append(make_config(128, 128, 128, warps=4, stages=2, split=True))
-    configs.append(make_config(64, 64, 64, warps=4, stages=2, flatten=True, split=True))
-    return configs
+    return [
+        *(make_config(*block, warps=4, stages=2) for block in blocks),
+        make_config(128, 128, 128, warps=4, stages=2, split=True),
+        make_config(64, 64, 64, warps=4, stages=2, flatten=True, split=True),
+    ]
 
 
 def device_properties() -> dict[str, int]:
     """What Triton's driver knows of the current GPU."""
     driver = triton.runtime.driver.active
     return _properties_of(driver.get_current_device())
+
+
+def programs_at_once() -> int:
+    """Programs of a launch with one on each multiprocessor; under the interpreter so few that one
+    meets several tiles.
+    """
+    if triton.knobs.runtime.interpret:
+        return 3
+    return device_properties()["multiprocessor_count"]
 
 
 @functools.cache
@@ -265,20 +275,14 @@ def multiply_shards(
         )
     operands = [TensorDescriptor(x, list(x.shape), [k, 1], [1, 1]) for x in (a_own, a_gathered, b)]
     args = (*operands, c_tiles, c, flags, m, n, k, rank, epoch)
-    is_interpreted = triton.knobs.runtime.interpret
 
     def grid(meta: dict[str, Any]) -> tuple[int]:
         tiles_per_shard = triton.cdiv(m // n_ranks, meta["BLOCK_M"]) * triton.cdiv(
             n, meta["BLOCK_N"]
         )
-        n_programs = (
-            N_PROGRAMS_INTERPRETED
-            if is_interpreted
-            else device_properties()["multiprocessor_count"]
-        )
-        return (min(n_programs, tiles_per_shard * n_ranks),)
+        return (min(programs_at_once(), tiles_per_shard * n_ranks),)
 
-    fixed = {"WORLD": n_ranks, "INTERPRETED": is_interpreted}
+    fixed = {"WORLD": n_ranks, "INTERPRETED": triton.knobs.runtime.interpret}
     if config is None:
         ag_gemm_kernel[grid](*args, **fixed)
         return

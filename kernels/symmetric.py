@@ -103,11 +103,8 @@ class SymmetricMemory:
     """
 
     def __init__(self, layout: Layout, device: torch.device, group: dist.ProcessGroup) -> None:
-        self.rank, self.n_ranks, self.device = (
-            dist.get_rank(group),
-            dist.get_world_size(group),
-            device,
-        )
+        self.rank, self.n_ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.device = device
         text = ", ".join(f"{name} {list(shape)} {dtype}" for name, (shape, dtype) in layout.items())
         by_rank: list[str] = [""] * self.n_ranks
         dist.all_gather_object(by_rank, text, group=group)
@@ -129,7 +126,6 @@ class SymmetricMemory:
             }
             for block in blocks
         ]
-        self._blocks = blocks
         self._addresses: dict[str, torch.Tensor] = {}
 
     @property

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,21 @@ def test_imports_point_upward(path: Path):
     )
     assert misplaced(module, path.read_text()) == []
     assert trespasses(module, path.read_text()) == []
+
+
+def test_a_file_of_kernels_reads_without_those_that_import_it():
+    """No circle of imports, those in functions and of a file that is run among them."""
+    TopologicalSorter(
+        {
+            path.stem: {
+                part
+                for name in imported(ast.parse(path.read_text()))
+                if is_of(name, "kernels")
+                for part in name.split(".")[1:2]
+            }
+            for path in (ROOT / "kernels").glob("*.py")
+        }
+    ).prepare()
 
 
 def test_the_layers_are_those_of_contributing():
