@@ -361,7 +361,7 @@ GUARDS = (
     ),
     Guard(
         "a journal is of one process",
-        "Journal._open",
+        "Journal._opened",
         without("lockf"),
         "tests/records tests/ranks/test_journals.py",
     ),

@@ -581,9 +581,7 @@ def test_what_a_search_did_not_try_is_equal_to_nothing(rank: int):
 @once
 @on_each_rank(**on_one)
 def test_configs_of_a_function_stay_apart(rank: int):
-    """The kernel is compiled once for three of them; but a function may do anything with its
-    config: all are run.
-    """
+    """Three have one kernel, but a function may do anything with its config: all are run."""
     kernel, seen = triton.jit(add_kernel.fn), set[int]()
 
     def add(x: torch.Tensor, num_stages: int) -> torch.Tensor:
@@ -596,7 +594,7 @@ def test_configs_of_a_function_stay_apart(rank: int):
         [{"num_stages": stages} for stages in STAGES], lambda x: x.numel(), n_warmup=0, n_repeat=1
     )(add)
     step(torch.zeros(64))
-    assert (fates()["compiled"], equal_to(step.records[0]), seen) == (1, [None] * 4, set(STAGES))
+    assert (equal_to(step.records[0]), seen) == ([None] * 4, set(STAGES))
 
 
 @once
