@@ -11,7 +11,7 @@ import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, ClassVar
 
@@ -75,12 +75,20 @@ class Clock:
         self._cover_ms = COVER_MS
         self._covered_until_s = 0.0
 
-    def span(self) -> Span:
-        """A span of work, not yet begun."""
+    def span(self, *, is_covered: bool = False) -> Span:
+        """A span of work, not yet begun.
+
+        ``is_covered``: of a launch whose device would wait for the host: it spins from the begin on
+        until the launch is queued. An idle stream reads 40 us for a kernel of 2.3 us, and 4.2 us
+        behind a spin of 100 us (one H200).
+        """
         device = current_device() if self._spins else 0
-        with suppress(IndexError):
-            return self._spare[device].pop()
-        return Span(self.event(), self.event(), device)
+        try:
+            span = self._spare[device].pop()
+        except IndexError:
+            span = Span(self.event(), self.event(), device)
+        span.cover = self._spin if is_covered else None
+        return span
 
     def event(self) -> Any:
         """A point in the device's queue, once it is recorded."""
@@ -94,25 +102,19 @@ class Clock:
         self._spare[span.device].append(span)
         return max(ms - events_ms(span.device), 0.1 * ms) if self._spins else ms
 
-    def cover(self) -> None:
-        """Before a launch whose device would wait for the host: let it spin until the launch is
-        queued.
-
-        An idle stream reads 40 us for a kernel of 2.3 us, and 4.2 us behind a spin of 100 us (one
-        H200).
-        """
+    def _spin(self) -> None:
         if self._spins and time.perf_counter() > self._covered_until_s:
             spin(self._cover_ms)
             self._covered_until_s = time.perf_counter() + 0.5e-3 * self._cover_ms
 
-    def has_gap(self, span: Span, *, is_covered: bool = False) -> bool:
+    def has_gap(self, span: Span) -> bool:
         """True of a launch just queued if the device may have waited for it after the span's begin.
 
-        ``is_covered``: although it was to spin meanwhile; it spins for longer from then on.
+        Where it was to spin meanwhile, it spins for longer from then on.
         """
         if not self._spins or not span.has_begun():
             return False
-        if is_covered:
+        if span.cover is not None:
             self._cover_ms = min(2 * self._cover_ms, MAX_COVER_MS)
         return True
 
@@ -215,13 +217,17 @@ class Span:
     recorded.
     """
 
-    __slots__ = ("_begin", "_end", "device")
+    __slots__ = ("_begin", "_end", "cover", "device")
 
     def __init__(self, begin: Any, end: Any, device: int = 0) -> None:
         self._begin, self._end, self.device = begin, end, device
+        self.cover: Callable[[], None] | None = None
+        """What lets the device spin: after the hooks of a launch, which are the host's."""
 
     def begin(self) -> None:
         """Record the first event, in the order of the device's queue."""
+        if self.cover is not None:
+            self.cover()
         self._begin.record()
 
     def end(self) -> None:

@@ -410,11 +410,13 @@ class Trials:
         is_turn = index == trial.candidate
         # Around all launches of a timed replay: events take time, and the replay shall not look
         # faster where fewer are timed.
-        span = self._clock.span() if is_turn and self._is_timed and self._times_launches else None
+        is_covered = launch.is_compiled and site.has_gaps
+        span = (
+            self._clock.span(is_covered=is_covered)
+            if is_turn and self._is_timed and self._times_launches
+            else None
+        )
         warm_up = self._clock.span() if is_turn and trial.is_checked else None
-        is_covered = span is not None and launch.is_compiled and site.has_gaps
-        if is_covered:
-            self._clock.cover()
         counts = self.in_use is not None
         is_checked = (
             is_turn
@@ -521,7 +523,7 @@ class Trials:
         if warm_up is not None:
             self._warm_ups.append((site.label, index, warm_up))
         if span is not None and trial.is_timed:
-            if launch.is_compiled and self._clock.has_gap(span, is_covered=is_covered):
+            if launch.is_compiled and self._clock.has_gap(span):
                 site.has_gaps, span = True, None
             self._spans.append((site.label, index, self._replay, span))
         return Returned(value)

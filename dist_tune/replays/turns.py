@@ -57,18 +57,16 @@ class Turn:
         kernel.best_config, thread, error = self._own, get_ident(), None
         is_inner = thread in trials.refusing  # a grid may launch another kernel
         trials.refusing.add(thread)
-        span = clock.span() if self.is_timed and len(self.spans) < _MOST else None
+        is_timed = self.is_timed and len(self.spans) < _MOST
+        span = clock.span(is_covered=site.has_gaps) if is_timed else None
         try:
             if span is None:
                 value = kernel.fn.run(*args, **kwargs, **self._kwargs)
             else:
-                is_covered = site.has_gaps
-                if is_covered:
-                    clock.cover()
                 span.begin()
                 value = kernel.fn.run(*args, **kwargs, **self._kwargs)
                 span.end()
-                if clock.has_gap(span, is_covered=is_covered):
+                if clock.has_gap(span):
                     site.has_gaps, span = True, None
         except (Exception, NotLoaded) as raised:  # noqa: BLE001  # any error of a launch becomes a vote
             error = raised
@@ -84,7 +82,7 @@ class Turn:
             finally:
                 del error  # it holds this frame, and so the tensors of the launch
         self.n_launches += 1
-        if self.is_timed and len(self.spans) < _MOST:
+        if is_timed:
             self.spans.append(span)
         if trials.functions:
             trials.nest(site.label)

@@ -226,17 +226,22 @@ class Gpu:
         self.free_s = max(self.free_s, self.host_s) + ms / 1e3
 
     def launch(
-        self, clock: Clock, ms: float, host_ms: float = 0.04, *, is_covered: bool = False
+        self,
+        clock: Clock,
+        ms: float,
+        host_ms: float = 0.04,
+        *,
+        is_covered: bool = False,
+        hook_ms: float = 0.0,
     ) -> tuple[Span, bool]:
-        """A kernel of ``ms`` that takes the host ``host_ms`` to launch."""
-        if is_covered:
-            clock.cover()
-        span = clock.span()
+        """A kernel of ``ms`` that takes the host ``host_ms`` to launch, after its hook."""
+        span = clock.span(is_covered=is_covered)
+        self.host_s += hook_ms / 1e3
         span.begin()
         self.host_s += host_ms / 1e3
         self.work(ms)
         span.end()
-        return span, clock.has_gap(span, is_covered=is_covered)
+        return span, clock.has_gap(span)
 
 
 class GpuEvent:
@@ -271,6 +276,14 @@ def test_a_launch_on_an_idle_device_has_a_gap(gpu: Gpu):
 def test_a_device_that_spins_meanwhile_has_none(gpu: Gpu):
     clock = Clock(is_cuda=True)
     span, has_gap = gpu.launch(clock, 0.05, is_covered=True)
+    assert not has_gap
+    assert clock.launch_ms(span) == pytest.approx(0.047)
+
+
+def test_a_hook_of_any_length_is_no_gap(gpu: Gpu):
+    """The device spins after it: a kernel whose hook takes 150 ms has its own time."""
+    clock = Clock(is_cuda=True)
+    span, has_gap = gpu.launch(clock, 0.05, is_covered=True, hook_ms=150.0)
     assert not has_gap
     assert clock.launch_ms(span) == pytest.approx(0.047)
 

@@ -688,7 +688,7 @@ def test_kernels_whose_times_hold_gaps_are_not_chosen_by_them(rank: int):
         count.add_(1.0)
         return summed(float(count))
 
-    def has_gap(clock: Clock, span: Any, *, is_covered: bool = False) -> bool:
+    def has_gap(clock: Clock, span: Any) -> bool:
         return len(launches.by_call[-1]) == 2  # of the second launch of a call
 
     with pytest.MonkeyPatch.context() as patch:

@@ -968,11 +968,11 @@ class Device:
         self.free_s = max(self.free_s, self.now_s) + lead_ms / 1e3
         self.replays.append([])
 
-    def span(self) -> DeviceSpan:
+    def span(self, *, is_covered: bool = False) -> DeviceSpan:
         self.replays[-1].append(DeviceSpan(self))
         return self.replays[-1][-1]
 
-    def has_gap(self, span: DeviceSpan, *, is_covered: bool) -> bool:
+    def has_gap(self, span: DeviceSpan) -> bool:
         return False
 
     def launch_ms(self, span: DeviceSpan) -> float:
