@@ -7,9 +7,11 @@ tuned: its cold call is Triton's own cost (imports, hashes, loading from Triton'
 its warm call is subtracted from the first call through the tuner. What remains is the tuner's.
 
     .venv/bin/python benchmarks/bench_first_hit.py
-    .venv/bin/python benchmarks/bench_first_hit.py --steps gla      # needs fla-core; tuning it
-    takes minutes .venv/bin/python benchmarks/bench_first_hit.py --whole          # the whole first
-    call, half a second after the decoration
+    .venv/bin/python benchmarks/bench_first_hit.py --steps gla
+    .venv/bin/python benchmarks/bench_first_hit.py --whole
+
+``gla`` needs fla-core, and tuning it takes minutes; ``--whole`` is the whole first call, half a
+second after the decoration.
 """
 
 from __future__ import annotations

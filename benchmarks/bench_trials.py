@@ -6,8 +6,7 @@ so that only Python is timed. One rank, 24 kernels with four launches each in a 
 most 10 us more in a call with trials.
 
     .venv/bin/python benchmarks/bench_trials.py
-    .venv/bin/python benchmarks/bench_trials.py --checkout FOLDER      # another one's dist_tune, to
-    compare in turn
+    .venv/bin/python benchmarks/bench_trials.py --checkout FOLDER  # its dist_tune, to compare
 """
 
 from __future__ import annotations

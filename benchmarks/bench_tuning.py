@@ -8,9 +8,8 @@ of the exhaustive search are timed again, interleaved, and regret is the distanc
 them. Seconds are MAX over ranks; those of each meeting the MIN, since the last rank to come does
 not wait.
 
-    launch/launch.sh benchmarks/bench_tuning.py --shape 4096,11008,4096 --shape 8192,28672,8192
-    --json bench.json launch/launch.sh benchmarks/bench_tuning.py                # without a GPU: a
-    few configs under the interpreter
+    launch/launch.sh benchmarks/bench_tuning.py --shape 4096,11008,4096 --json bench.json
+    launch/launch.sh benchmarks/bench_tuning.py  # without a GPU: a few configs, interpreted
 """
 
 from __future__ import annotations

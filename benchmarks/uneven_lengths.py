@@ -6,9 +6,10 @@ gradient; each rank draws lengths of its own. The key of ``chunk_gla`` holds no 
 That of the norm holds ``NB``, the length times heads / 2048. One process tree for each way, so that
 neither finds what the other has compiled or chosen:
 
-    launch/launch.sh benchmarks/uneven_lengths.py bucket        # or: exact
+    launch/launch.sh benchmarks/uneven_lengths.py bucket  # or: exact
     launch/launch.sh benchmarks/uneven_lengths.py bucket --kernels norm --calls 20 --longest 2048
-    # no GPU: compiled for an H200, not run
+
+The second needs no GPU: kernels are compiled for an H200, and not run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """``install``: ``contextual_autotune`` on a function of a program that is not edited, from the
 import of its module on.
 
-    python -m dist_tune.install --step package.module:Class.method [--is-dist] (script.py | -m
-    module) [arguments]
+    python -m dist_tune.install --step package.module:Class.method [--is-dist] script.py [arguments]
 
 runs a program so, as do ranks of ``dist-tune launch --step``. It ends where a target is not found
 or cannot be wrapped. Knows how Python imports modules and runs programs.

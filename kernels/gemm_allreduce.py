@@ -9,8 +9,7 @@ function for which `autotune` chooses algorithm and exchange together with that 
 
     torchrun --nproc_per_node=2 kernels/gemm_allreduce.py --case check
     launch/launch.sh kernels/gemm_allreduce.py --case tune --shape 16,8192,8192 --tuner function
-    launch/launch.sh kernels/gemm_allreduce.py --case perf --shape 16,8192,8192 --shape
-    128,8192,8192 --shape 2048,8192,8192
+    launch/launch.sh kernels/gemm_allreduce.py --case perf --shape 16,8192,8192
 """
 
 from __future__ import annotations

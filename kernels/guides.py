@@ -13,8 +13,8 @@ Triton launch does.
   (a row in one block, a row over several programs); here it would add nothing.
 
     python kernels/guides.py vector_add --case check
-    python kernels/guides.py matmul --case perf --shape 4096,4096,4096 --shape 64,4096,16384 --dtype
-    bf16 python kernels/guides.py softmax --case perf --shape 4096,32000
+    python kernels/guides.py matmul --case perf --shape 4096,4096,4096 --dtype bf16
+    python kernels/guides.py softmax --case perf --shape 4096,32000
 """
 
 from __future__ import annotations

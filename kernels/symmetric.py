@@ -52,9 +52,11 @@ The rules of order, for kernels that store into a peer's memory:
   epoch; its repetition is the same step.
    A CUDA graph would replay one epoch for ever, so `refuse_capture` raises.
 
-    memory = SymmetricMemory({"tiles": ((2, 128, 64), torch.bfloat16), "flags": ((8,),
-    torch.int32)}, device, group) memory.own["tiles"], memory.on(1)["flags"],
-    memory.addresses("tiles")  # own tensor, rank 1's tensor, int64 [W] for kernels
+    parts = {"tiles": ((2, 128, 64), torch.bfloat16), "flags": ((8,), torch.int32)}
+    memory = SymmetricMemory(parts, device, group)
+    memory.own["tiles"]  # this rank's tensor
+    memory.on(1)["flags"]  # that of rank 1
+    memory.addresses("tiles")  # int64 [W], for kernels
 """
 
 from __future__ import annotations

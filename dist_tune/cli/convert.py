@@ -3,12 +3,10 @@ as one engine's files.
 
 Sources, names and keys are told as they are in the engines' own readers:
 
-    vLLM    vllm-project/vllm, vllm/model_executor/layers/fused_moe/fused_moe.py
-    (get_config_file_name, get_moe_configs), 0.33.0 SGLang  sgl-project/sglang,
-    python/sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe_triton_config.py, 0.5.23 FLA
-    fla-org/flash-linear-attention, fla/ops/utils/cache.py, scripts/utils/autotune_export.py,
-    bc3b101d aiter   ROCm/aiter, aiter/ops/triton/utils/moe_config_utils.py and
-    gemm_config_utils.py, e4048607
+    vLLM 0.33.0       vllm/model_executor/layers/fused_moe/fused_moe.py
+    SGLang 0.5.23     sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe_triton_config.py
+    FLA bc3b101d      fla/ops/utils/cache.py, scripts/utils/autotune_export.py
+    aiter e4048607    aiter/ops/triton/utils/moe_config_utils.py, gemm_config_utils.py
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 happens to the network and the hosts.
 
     .venv/bin/python -m tests.faults.hosts --write logs/faults-cpu/README.md
-    .venv/bin/python -m tests.faults.hosts --gpus     # a rank for each GPU, half of them on each
-    host, and NCCL through sockets
+    .venv/bin/python -m tests.faults.hosts --gpus
+
+The last has a rank for each GPU, half of them on each host, and NCCL through sockets.
 
 Hosts are network namespaces of this machine (see ``link``), so it runs as root. The fake driver
 compiles real kernels, so that each host's cache of compiled kernels shows which were compiled
