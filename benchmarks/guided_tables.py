@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.search_costs import load_full_tables
-from benchmarks.simulator import Kernel, Played, World, play
+from benchmarks.simulator import Played, play
 from benchmarks.timing_tables import load_tables
-from benchmarks.worlds import kernel_of
+from benchmarks.worlds import Kernel, World, kernel_of
 from dist_tune.configs import describe
 from dist_tune.search import NOT_TRIED, Plan, SearchName
 

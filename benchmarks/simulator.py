@@ -12,80 +12,18 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import exp
 
 from benchmarks.meeting_costs import Cost, tuning
 from benchmarks.timing_tables import load_tables
+from benchmarks.worlds import HICCUP, World, kernel_of, many, step_of_148
 from dist_tune.search.guided import guide_of
 from dist_tune.search.pace import ONLINE, Pace
 from dist_tune.search.plan import Plan, Replay, SearchName
 from dist_tune.search.race import Race
 from dist_tune.search.selection import RacingOptions
 from dist_tune.search.times import Report, Samples, reduce_reports
-
-HICCUP = 1.5
-"""How many times as long a launch takes that something else got in the way of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """True times of one site, in milliseconds."""
-
-    ms: Sequence[Sequence[float]]
-    """Candidate -> rank -> one launch."""
-    unseen_ms: Sequence[float] = ()
-    """Candidate -> what it costs the closure beside its launches; empty: nothing."""
-    n_launches: int = 1
-    failures: Mapping[int, str] = field(default_factory=dict)
-    """Candidates that the vote before the first replay has dropped."""
-    texts: Sequence[str] = ()
-    """The configs described, for a guided search; empty: all candidates race."""
-
-    def cost_ms(self, candidate: int, rank: int) -> float:
-        """What a candidate adds to a replay on a rank."""
-        return self.ms[candidate][rank] * self.n_launches + (
-            self.unseen_ms[candidate] if self.unseen_ms else 0.0
-        )
-
-    def best(self) -> int:
-        """The candidate that costs the slowest rank the least."""
-        runnable = [i for i in range(len(self.ms)) if i not in self.failures]
-        return min(
-            runnable,
-            key=lambda i: (max(self.cost_ms(i, rank) for rank in range(len(self.ms[i]))), i),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """A closure on some ranks, and what disturbs its times there."""
-
-    sites: Mapping[str, Kernel]
-    n_ranks: int = 4
-    other_ms: float = 0.0
-    """What else is in the closure."""
-    noise: float = 0.01
-    """Standard deviation of the logarithm of each time."""
-    clock_ms: float = 0.0
-    """Standard deviation of the error of a time that the device's clock reads; of a whole replay's,
-    twice that.
-    """
-    events_ms: float = 0.0
-    """What the two events around a timed launch add to its time."""
-    host_ms: float = 0.0
-    """What a replay takes the host; 0: not told."""
-    hiccups: float = 0.003
-    """Share of launches that take ``HICCUP`` times as long."""
-
-    def closure_ms(self, choice: Mapping[str, int]) -> float:
-        """True time of the closure on its slowest rank."""
-        each = (
-            sum(kernel.cost_ms(choice[site], rank) for site, kernel in self.sites.items())
-            for rank in range(self.n_ranks)
-        )
-        return self.other_ms + max(each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +259,6 @@ OPTIONS: dict[str, RacingOptions] = {
 
 def main(n_runs: int = 200) -> None:
     """Print all tables."""
-    from benchmarks.worlds import kernel_of, many, step_of_148  # made of what is defined here
-
     worlds = {name: World({name: kernel_of(table)}) for name, table in load_tables().items()}
     worlds["20 random sites of 8 candidates"] = many(20, 8)
     for name, world in worlds.items():
@@ -350,8 +286,6 @@ def main(n_runs: int = 200) -> None:
 
 def main_online(n_runs: int = 20) -> None:
     """Print the table of jobs that are tuned online."""
-    from benchmarks.worlds import kernel_of, many
-
     worlds = {
         f"3 random sites of 64, {other_ms:.0f} ms beside them": many(3, 64, other_ms=other_ms)
         for other_ms in (0.0, 1.0, 4.0)

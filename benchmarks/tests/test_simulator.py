@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.meeting_costs import Cost, latency_ms, tuning
-from benchmarks.simulator import Kernel, World, main_online, play
+from benchmarks.simulator import main_online, play
 from benchmarks.timing_tables import Table, load_tables, store_table
-from benchmarks.worlds import kernel_of, many, small, step_of_148
+from benchmarks.worlds import Kernel, World, kernel_of, many, small, step_of_148
 from dist_tune.records import record_bytes
 from dist_tune.search import Plan
 from dist_tune.search.selection import RacingOptions

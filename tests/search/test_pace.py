@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.simulator import Kernel, World, play
-from benchmarks.worlds import many
+from benchmarks.simulator import play
+from benchmarks.worlds import Kernel, World, many
 from dist_tune.search import N_PLAIN, Account, Pace, Plan, Race, Report, Times, Trial
 from dist_tune.search.site_race import SiteRace
 from tests.worlds import further
