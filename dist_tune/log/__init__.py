@@ -3,8 +3,7 @@
 Knows texts, numbers and files; nothing of kernels or ranks.
 """
 
-from dist_tune.log.story import PHASES, Phase, Story
-from dist_tune.log.words import (
+from dist_tune.log.formatting import (
     amount,
     closure_name,
     first_mistake,
@@ -18,6 +17,7 @@ from dist_tune.log.words import (
     site_names,
     table,
 )
+from dist_tune.log.story import PHASES, Phase, Story
 
 __all__ = [
     "PHASES",

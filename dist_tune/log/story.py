@@ -24,8 +24,8 @@ from typing import IO, Any, Literal, get_args
 
 from dist_tune import __version__
 from dist_tune.files import make_folder, opener, texts_to_log, warn_once
+from dist_tune.log.formatting import amount, closure_name, printable, site_names
 from dist_tune.log.terminal import Terminal
-from dist_tune.log.words import amount, closure_name, printable, site_names
 from dist_tune.settings import Settings
 
 Phase = Literal["discover", "compile", "race", "finals", "settle"]
