@@ -23,7 +23,7 @@ from typing import IO, Any, Literal, get_args
 
 from dist_tune import __version__
 from dist_tune.files import Told, make_folder, opener, texts_to_log, warn_once
-from dist_tune.log.formatting import amount, closure_name, printable, site_names
+from dist_tune.log.formatting import amount, closure_name, kernel_and_key, printable, site_names
 from dist_tune.log.terminal import Terminal
 from dist_tune.settings import Settings
 
@@ -69,8 +69,6 @@ class Story:
         """Of loguru, from the first line on."""
         self._is_over = False
         self._raw: IO[bytes] | None = None
-        self._sites: dict[str, tuple[str, str]] = {}
-        """Label -> kernel and key."""
         self._told = Told()
         self._phase = "discover"
 
@@ -162,12 +160,9 @@ class Story:
         """A line with names of sites in place of their labels; ``is_short``: and with the step's
         name without its module.
         """
-        sites = list(self._sites.values()) if "site=" in line else []
-        names = (
-            dict(zip(self._sites, site_names(sites, list(self._sites)), strict=True))
-            if sites
-            else {}
-        )
+        labels = list(self.numbers) if "site=" in line else []
+        named = site_names([kernel_and_key(each) for each in labels], labels)
+        names = dict(zip(labels, named, strict=True))
         for label in sorted(names, key=len, reverse=True):  # one label may begin with another
             line = line.replace(f"site={label}", names[label])
         return (
@@ -228,14 +223,11 @@ class Story:
 
     # -- sites -------------------------------------------------------------------------------------
 
-    def site(
-        self, label: str, named: tuple[str, str], configs: Sequence[str], n_pruned: int = 0
-    ) -> None:
-        """A site is tuned, by its kernel and key; told once for each list of configs."""
+    def site(self, label: str, configs: Sequence[str], n_pruned: int = 0) -> None:
+        """A site is tuned; told once for each list of configs."""
         if not self._told.is_new((label, len(configs))):
             return
         number = self.numbers.setdefault(label, len(self.numbers) + 1)
-        self._sites[label] = named
         pruned = f", prune rules took out {n_pruned} more" if n_pruned else ""
         self.debug(f"site {number} = {label}: {amount(len(configs), 'config')}{pruned}")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from dist_tune.configs import config_fields
 from dist_tune.errors import StoreGoneError, is_machine_failure
+from dist_tune.log import kernel_and_key
 from dist_tune.measure import peak_bytes
 from dist_tune.ranks import all_came
 from dist_tune.records import CandidateRecord, Environment, TuningRecord, environment, words
@@ -80,13 +81,12 @@ def _record(context: TuningContext, label: str, where: Environment) -> TuningRec
     texts, results = context.entries[label].texts, race[label].results()
     winner, selection = race[label].best, race[label].selection
     assert winner is not None
+    kernel, key = kernel_and_key(label) if site is None else (site.kernel, site.key)
     is_by_graphs = context.replays.in_graphs and race[label].reason == "fastest step"
     return TuningRecord(
         closure=context.name,
-        kernel=site.kernel if site is not None else label.partition("[")[0],
-        key=(
-            site.key if site is not None else "[" + label.partition("[")[2].rpartition("]")[0] + "]"
-        ),
+        kernel=kernel,
+        key=key,
         source=site.source if site is not None else "",
         winner=winner,
         reason=f"{race[label].reason} as a CUDA graph" if is_by_graphs else race[label].reason,

@@ -217,9 +217,7 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
     for label in sorted(labels, key=lambda each: numbers.get(each, len(numbers))):
         site = context.sites.met.get(label)
         if site is None:  # another rank's
-            kernel, _, key = label.partition("[")
-            named = (kernel, f"[{key.rpartition(']')[0]}]")
-            context.story.site(label, named, context.entries[label].texts)
+            context.story.site(label, context.entries[label].texts)
             continue
         if site.n_removed:  # a rule that is too strict costs speed, and no error
             n_all = len(site.configs) + site.n_removed
