@@ -39,7 +39,22 @@ _PASSED_OVER = {
     "threading",
 }
 """Packages whose lines tell nothing to a reader of a warning."""
-_told: set[str] = set()
+
+
+class Told:
+    """What is told once: the topics of one holder, as a process, a decorated object or a log."""
+
+    def __init__(self) -> None:
+        self.topics: set[Any] = set()
+
+    def is_new(self, topic: object) -> bool:
+        """True the first time that it is asked of a topic."""
+        is_new = topic not in self.topics
+        self.topics.add(topic)
+        return is_new
+
+
+_told = Told()
 """Topics of the warnings of this process, as digests: a text may hold a path that is none."""
 _held: dict[str, str] = {}
 """Topic -> text, of warnings of a rank that is not the first of its job, until it is known whether
@@ -211,9 +226,8 @@ def warn_once(text: str, topic: str = "") -> None:
     log.
     """
     topic = hashlib.sha256((topic or text).encode(errors="replace")).hexdigest()[:16]
-    if topic in _told:
+    if not _told.is_new(topic):
         return
-    _told.add(topic)
     _unlogged.append(text)
     if rank_of_job() == 0:
         _warn(text)
@@ -225,7 +239,7 @@ def warn_once(text: str, topic: str = "") -> None:
 
 def topics_told() -> list[str]:
     """Topics that this process has warned of, also if it holds the warning; for peers."""
-    return sorted(_told)[:_MAX_TOPICS]
+    return sorted(_told.topics)[:_MAX_TOPICS]
 
 
 def tell_held(tellers: Mapping[str, int] | None = None) -> None:
@@ -234,9 +248,11 @@ def tell_held(tellers: Mapping[str, int] | None = None) -> None:
     ``tellers``: topic -> the first rank that has it; None: all of them.
     """
     rank = rank_of_job()
-    for topic in [topic for topic in list(_held) if tellers is None or topic in tellers]:
-        text = _held.pop(topic, "")  # another thread may have been faster
-        if text and (tellers is None or tellers[topic] == rank):
+    for topic in list(_held):
+        teller = rank if tellers is None else tellers.get(topic)
+        # Another thread may have been faster.
+        text = _held.pop(topic, "") if teller is not None else ""
+        if text and teller == rank:
             _warn(f"rank {rank}: {text}")
 
 

@@ -370,6 +370,9 @@ GUARDS = (
     ),
     Guard("the better record stays", "_take_in", never("tuned_at"), "tests/cli"),
     Guard(
+        "a topic is told once", "Told.is_new", without("add"), "tests/test_files.py tests/tuning"
+    ),
+    Guard(
         "a file is whole or absent",
         "write_whole",
         instead("replace", "lambda os: lambda temporary, path: path.write_bytes(content)"),

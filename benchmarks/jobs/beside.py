@@ -169,7 +169,9 @@ def slowdown(times: Times, tuned_at: int, plain_ms: float) -> float | None:
     return 100 * (wall_ms - (end - 1) * plain_ms) / wall_ms
 
 
-_SITE = re.compile(r" INFO +site \d+ {2,}(\S.*?) {2,}.*? ms {2,}(\S.*?)(?: {2,}|$)", re.MULTILINE)
+_SITE = re.compile(
+    r" INFO +site \d+ {2,}(\S.*?) {2,}.*? ms.*? {2,}(\S.*?)(?: {2,}|$)", re.MULTILINE
+)
 """A site's line at the end of a tuning: name, times, config, reason."""
 
 

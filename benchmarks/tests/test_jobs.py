@@ -102,9 +102,9 @@ def test_ranks_are_compared_by_kernel_and_key():
     """The winner of a later tuning counts."""
     log = """\
 12:00:00.000 INFO    step 303 -> 30.4 ms (9.95x faster), tuned in 4.9 s
-12:00:00.000 INFO      site 1  k [1]  298 -> 26.1 ms  A=1 num_warps=4  fastest step, 16 % ahead
-12:00:00.000 INFO      site 2  k [2]  26.1 ms         A=1
-12:00:09.000 INFO      site 1  k [1]  298 -> 26.1 ms  A=2 num_warps=4  fastest step, 16 % ahead
+12:00:00.000 INFO      site 1  k [1]  298 -> 26.1 ms (11.4x faster)  A=1 num_warps=4  fastest step
+12:00:00.000 INFO      site 2  k [2]  26.1 ms                 A=1
+12:00:09.000 INFO      site 1  k [1]  298 -> 26.1 ms (11.4x faster)  A=2 num_warps=4  fastest step
 """
     assert winners_in(log) == {"k [1]": "A=2 num_warps=4", "k [2]": "A=1"}
     assert agreement([{"a": "1"}, {"a": "1"}]) == "yes, 1 sites"

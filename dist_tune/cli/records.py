@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from difflib import get_close_matches
 from math import inf
 from pathlib import Path
@@ -23,7 +23,7 @@ import typer
 
 from dist_tune.cli.render import Answer, RefusedError, facts, table, write_file
 from dist_tune.files import read_regular
-from dist_tune.log import amount, phase_told, plain
+from dist_tune.log import amount, plain
 from dist_tune.records import (
     LINES_SUFFIX,
     QUARANTINE,
@@ -31,15 +31,14 @@ from dist_tune.records import (
     BrokenRecordError,
     Cache,
     Entry,
-    Environment,
     QuarantinedConfig,
     TuningRecord,
-    account,
     differences,
     environment,
     read_quarantine,
     record_bytes,
     record_in,
+    words,
 )
 from dist_tune.records import explain as explain_miss
 from dist_tune.settings import Settings
@@ -219,8 +218,8 @@ def _list(chosen: Mapping[str, Entry]) -> list[str]:
                 "ms": each.record.best.latency_ms,
                 "candidates": len(each.record.candidates),
                 "dropped": _n_dropped(each.record) or None,
-                "made on": plain(_made_on(each.record.environment), 60),
-                "winner": account.short_config(each.record.best),
+                "made on": plain(words.made_on(each.record.environment), 60),
+                "winner": words.short_config(each.record.best),
             }
             for number, each in chosen.items()
         ]
@@ -253,35 +252,15 @@ def show(key: str) -> Answer:
             ],
         )
     ((number, (path, record)),) = chosen.items()
-    where, tuned_at = record.environment, record.tuned_at.astimezone(UTC)
-    spent = ", ".join(
-        f"{phase_told(name)} {seconds:.1f}"
-        for name, seconds in record.spent.model_dump(exclude={"total"}).items()
-        if seconds >= 0.05
-    )
-    # Of other GPUs it has its name.
-    runtime = where.cuda if " " in (where.cuda or "") else f"CUDA {where.cuda or 'none'}"
-    versions = f"Python {where.python}, torch {where.torch}, triton {where.triton}, {runtime}"
-    pairs = account.facts(record) | {
-        "tuned": f"{tuned_at:%Y-%m-%d %H:%M:%S} UTC, {_age(tuned_at.timestamp())} ago",
-        "took": (
-            f"{record.seconds:.1f} s ({spent}), {amount(record.n_replays, 'replay')} of"
-            f" {record.closure}"
-        ),
-        "on": f"{_made_on(where)}, {versions}",
+    pairs = words.facts(record) | words.origin([record])
+    pairs["tuned"] += f", {_age(record.tuned_at.timestamp())} ago"
+    pairs |= {
+        "took": f"{words.took(record.spent, record.n_replays)} of {record.closure}",
         "file": str(path.absolute()),
     }
-    rows = account.candidate_rows(record)
-    colours = [
-        (
-            "green"
-            if row["#"] == record.winner
-            else "red"
-            if record.candidates[row["#"]].failure
-            else None
-        )
-        for row in rows
-    ]
+    rows = words.candidate_rows(record)
+    colours = ["red" if record.candidates[row["#"]].failure else None for row in rows]
+    colours[[row["#"] for row in rows].index(record.winner)] = "green"
     return Answer(
         values,
         [
@@ -290,19 +269,6 @@ def show(key: str) -> Answer:
             *table(rows, colours),
         ],
     )
-
-
-def _made_on(where: Environment) -> str:
-    """Ranks and devices: "4 ranks on 4 x NVIDIA H200"."""
-    per_host = (
-        f", {where.ranks_per_host} per host," if where.ranks_per_host != where.world_size else ""
-    )
-    devices = (
-        f"{where.device_count} x {where.device}"
-        if where.device_count
-        else f"{where.device} without a GPU"
-    )
-    return f"{amount(where.world_size, 'rank')}{per_host} on {devices}"
 
 
 # -- explain ---------------------------------------------------------------------------------------

@@ -49,7 +49,6 @@ class Fits:
         """Exact size, of kernels with the identity of the bucket's config -> that config, and the
         one that is used.
         """
-        self._has_told = False
 
     def rank(self, key: Any, config: Any, timings: Timings) -> None:
         """Take the times of a bucket's configs; the one in use is the best."""
@@ -99,14 +98,14 @@ class Fits:
                 continue
             if config is not None:
                 self.note(launch, config, used)
-            if first is not None and not self._has_told:
-                self._has_told = True
+            if first is not None:
                 told = f"{type(first).__name__}: {first}".partition("\n")[0]
                 where = f"{launch.name}{launch.slot.spelled(launch.exact)}"
                 warn_once(
                     f"dist_tune: {where}: the config of its bucket {launch.key_text} does not run"
                     " at this size, and the next best one is "
-                    f'used, "{launch.describe(used)}": {told}'
+                    f'used, "{launch.describe(used)}": {told}',
+                    topic=f"bucket of {launch.name}",
                 )
             return value
         assert first is not None

@@ -3,11 +3,11 @@
 Knows texts, numbers and files; nothing of kernels or ranks.
 """
 
-from dist_tune.log.story import PHASES, Phase, Story
-from dist_tune.log.words import (
+from dist_tune.log.formatting import (
     amount,
     closure_name,
     first_mistake,
+    kernel_and_key,
     kernels_told,
     milliseconds,
     phase_told,
@@ -18,6 +18,7 @@ from dist_tune.log.words import (
     site_names,
     table,
 )
+from dist_tune.log.story import PHASES, Phase, Story
 
 __all__ = [
     "PHASES",
@@ -26,6 +27,7 @@ __all__ = [
     "amount",
     "closure_name",
     "first_mistake",
+    "kernel_and_key",
     "kernels_told",
     "milliseconds",
     "phase_told",

@@ -18,14 +18,13 @@ from datetime import datetime
 from functools import partialmethod
 from itertools import count
 from math import isfinite
-from pathlib import Path
 from threading import RLock
 from typing import IO, Any, Literal, get_args
 
 from dist_tune import __version__
-from dist_tune.files import make_folder, opener, texts_to_log, warn_once
+from dist_tune.files import Told, make_folder, opener, texts_to_log, warn_once
+from dist_tune.log.formatting import amount, closure_name, kernel_and_key, printable, site_names
 from dist_tune.log.terminal import Terminal
-from dist_tune.log.words import amount, closure_name, printable, site_names
 from dist_tune.settings import Settings
 
 Phase = Literal["discover", "compile", "race", "finals", "settle"]
@@ -35,7 +34,7 @@ SEVERITIES = {"TRACE": 0, "DEBUG": 1, "INFO": 2, "WARNING": 3, "ERROR": 4}
 """Word of a line -> its severity for loguru, whose own lowest is 5. TRACE: each timed launch."""
 _FORMAT = "{time:HH:mm:ss.SSS} {extra[level]:<7} {message}"
 _numbers = count()
-_headed: set[tuple[int, Path]] = set()
+_headed = Told()
 """Process and file, of files that have the header of this process."""
 
 
@@ -70,8 +69,7 @@ class Story:
         """Of loguru, from the first line on."""
         self._is_over = False
         self._raw: IO[bytes] | None = None
-        self._sites: dict[str, tuple[tuple[str, str], int]] = {}
-        """Label -> kernel and key, and the number of configs."""
+        self._told = Told()
         self._phase = "discover"
 
     # -- lines for people --------------------------------------------------------------------------
@@ -132,9 +130,7 @@ class Story:
             catch=False,
             opener=opener(follows_links=False),
         )
-        mine = os.getpid(), self.path.absolute()
-        if mine not in _headed:
-            _headed.add(mine)
+        if _headed.is_new((os.getpid(), self.path.absolute())):
             for line in self._header():
                 self._log("INFO", line)
 
@@ -164,12 +160,9 @@ class Story:
         """A line with names of sites in place of their labels; ``is_short``: and with the step's
         name without its module.
         """
-        sites = [named for named, _ in self._sites.values()] if "site=" in line else []
-        names = (
-            dict(zip(self._sites, site_names(sites, list(self._sites)), strict=True))
-            if sites
-            else {}
-        )
+        labels = list(self.numbers) if "site=" in line else []
+        named = site_names([kernel_and_key(each) for each in labels], labels)
+        names = dict(zip(labels, named, strict=True))
         for label in sorted(names, key=len, reverse=True):  # one label may begin with another
             line = line.replace(f"site={label}", names[label])
         return (
@@ -230,14 +223,11 @@ class Story:
 
     # -- sites -------------------------------------------------------------------------------------
 
-    def site(
-        self, label: str, named: tuple[str, str], configs: Sequence[str], n_pruned: int = 0
-    ) -> None:
-        """A site is tuned, by its kernel and key; told once for each list of configs."""
-        if self._sites.get(label) == (named, len(configs)):
+    def site(self, label: str, configs: Sequence[str], n_pruned: int = 0) -> None:
+        """A site is tuned; told once for each list of configs."""
+        if not self._told.is_new((label, len(configs))):
             return
         number = self.numbers.setdefault(label, len(self.numbers) + 1)
-        self._sites[label] = (named, len(configs))
         pruned = f", prune rules took out {n_pruned} more" if n_pruned else ""
         self.debug(f"site {number} = {label}: {amount(len(configs), 'config')}{pruned}")
 

@@ -19,7 +19,7 @@ from math import inf
 from typing import Any
 
 from dist_tune.files import to_terminal
-from dist_tune.log.words import closure_name, milliseconds, printable
+from dist_tune.log.formatting import closure_name, milliseconds, printable
 
 LIVE_EVERY_S = 0.25
 PLAIN_EVERY_S, LATE_EVERY_S = 5.0, 10.0

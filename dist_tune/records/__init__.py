@@ -5,7 +5,7 @@ The only user of the cache directory: fingerprints, files, lookup, differences b
 A failure here costs a warning and a repeated tuning, never the tuning itself.
 """
 
-from dist_tune.records import account
+from dist_tune.records import words
 from dist_tune.records.journal import (
     JOURNALS,
     LINES_SUFFIX,
@@ -52,7 +52,6 @@ __all__ = [
     "QuarantinedConfig",
     "Seconds",
     "TuningRecord",
-    "account",
     "differences",
     "digest",
     "environment",
@@ -62,4 +61,5 @@ __all__ = [
     "read_quarantine",
     "record_bytes",
     "record_in",
+    "words",
 ]

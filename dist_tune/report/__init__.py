@@ -4,11 +4,9 @@ Reads no file and writes none; tunes nothing and changes no record.
 """
 
 from dist_tune.report.compare import compare, comparison_lines
-from dist_tune.report.facts import render, summary, text
-from dist_tune.report.tunings import Tuning, latest, tunings_of
+from dist_tune.report.page import latest, render, summary, text, tunings_of
 
 __all__ = [
-    "Tuning",
     "compare",
     "comparison_lines",
     "latest",

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from dist_tune.log import closure_name
-from dist_tune.records import TuningRecord, account
+from dist_tune.records import TuningRecord, differences, words
 
 LEAST_NOISE = 0.01
 """Of a time: two tunings of one kernel differ by as much, because of clock rates and temperature.
 """
+_NAMES = {"name": "kernel", "source": "code"}
+"""Fields of a ``CacheKey``, as people read them."""
 
 
 def compare(before: Sequence[TuningRecord], after: Sequence[TuningRecord]) -> dict[str, Any]:
@@ -55,14 +57,9 @@ def comparison_lines(found: dict[str, Any]) -> list[str]:
     """
     lines = []
     for pair in found["pairs"]:
-        times = f"{pair['verdict']}; noise {pair['noise_ms']:.2g} ms"
-        if pair["before_ms"] and pair["after_ms"]:
-            change = 100 * (pair["after_ms"] / pair["before_ms"] - 1)
-            times = (
-                f"{pair['before_ms']:.4g} -> {pair['after_ms']:.4g} ms ({change:+.1f} %), {times}"
-            )
+        times = words.times(pair["before_ms"], pair["after_ms"])
         lines += [
-            f"{pair['name']}: {times}",
+            f"{pair['name']}: {times}, {pair['verdict']}; noise {pair['noise_ms']:.2g} ms",
             *(f"  {each['name']}: {each['before']} -> {each['after']}" for each in pair["changes"]),
         ]
     lines += [f"only in the first: {each}" for each in found["only_before"]] + [
@@ -82,7 +79,7 @@ def _pair(before: TuningRecord, after: TuningRecord) -> dict[str, Any]:
     before.
     """
     changes = [*_differences(before, after), ("winner", before.best.config, after.best.config)]
-    changes.append(("outcome", account.fates(before), account.fates(after)))
+    changes.append(("outcome", words.fates(before), words.fates(after)))
     before_ms, after_ms = before.best.latency_ms, after.best.latency_ms
     noise_ms = max(
         (before.best.spread_ms or 0.0) + (after.best.spread_ms or 0.0),
@@ -90,37 +87,34 @@ def _pair(before: TuningRecord, after: TuningRecord) -> dict[str, Any]:
     )
     verdict = "unknown"
     if before_ms is not None and after_ms is not None:
-        verdict = (
-            "as fast"
-            if abs(after_ms - before_ms) <= noise_ms
-            else "slower"
-            if after_ms > before_ms
-            else "faster"
-        )
-    told = [{"name": name, "before": a, "after": b} for name, a, b in changes if a != b]
-    times = {"before_ms": before_ms, "after_ms": after_ms, "noise_ms": noise_ms, "verdict": verdict}
+        verdict = "slower" if after_ms > before_ms else "faster"
+        if abs(after_ms - before_ms) <= noise_ms:
+            verdict = "as fast"
     return {
         "name": _name(after),
         "kernel": after.kernel,
         "key": after.key,
-        "changes": told,
-        **times,
+        "changes": [{"name": name, "before": a, "after": b} for name, a, b in changes if a != b],
+        "before_ms": before_ms,
+        "after_ms": after_ms,
+        "noise_ms": noise_ms,
+        "verdict": verdict,
     }
 
 
 def _differences(before: TuningRecord, after: TuningRecord) -> list[tuple[str, str, str]]:
     """Between their keys: name, before, after."""
-    n_common = len(
-        {each.config for each in before.candidates} & {each.config for each in after.candidates}
-    )
-    candidates = (f"{len(before.candidates)}", f"{len(after.candidates)}, {n_common} in common")
-    named = [(name, getattr(before, name), getattr(after, name)) for name in ("kernel", "key")] + [
-        ("code", before.source, after.source)
+    found = differences(before.cache_key, after.cache_key)
+    if "candidates" in found:
+        n_common = len(
+            {each.config for each in before.candidates} & {each.config for each in after.candidates}
+        )
+        n_after = f"{len(after.candidates)}, {n_common} in common"
+        found["candidates"] = len(before.candidates), n_after
+    for name in ("device_count", "python"):  # no part of the key
+        found[name] = getattr(before.environment, name), getattr(after.environment, name)
+    return [
+        (_NAMES.get(name, name.replace("_", " ")), str(a), str(b))
+        for name, (a, b) in found.items()
+        if a != b
     ]
-    if before.cache_key.candidates != after.cache_key.candidates:
-        named.append(("candidates", *candidates))
-    named += [
-        (name.replace("_", " "), str(value), str(getattr(after.environment, name)))
-        for name, value in before.environment
-    ]
-    return [each for each in named if each[1] != each[2]]

@@ -25,7 +25,7 @@ from dist_tune.errors import (
     NoValidConfigError,
     StuckDeviceError,
 )
-from dist_tune.files import warn_once
+from dist_tune.files import Told, warn_once
 from dist_tune.log import Story
 from dist_tune.records import (
     JOURNALS,
@@ -112,8 +112,8 @@ class TuningJournal:
         self._keys: dict[str, str] = {}
         """Label -> digest of its cache key, of sites without a record."""
         self._marked: list[tuple[str, int]] = []
-        self._dropped: set[tuple[str, int]] = set()
-        """Site and candidate, told once."""
+        self._dropped = Told()
+        """Site and candidate."""
         self._has_run: set[tuple[str, int]] = set()
         """Known-good ones: they are not under way when they run for a site that has nothing to
         time.
@@ -216,8 +216,7 @@ class TuningJournal:
         """Candidates cannot run, here or on another rank; each is told once."""
         for label, found in failures.items():
             for i, (kind, reason) in found.items():
-                if label in self._keys and (label, i) not in self._dropped:
-                    self._dropped.add((label, i))
+                if label in self._keys and self._dropped.is_new((label, i)):
                     self._note("dropped", label, candidate=i, failure=str(kind), reason=reason)
 
     def _note(self, kind: str, label: str, **fields: Any) -> None:

@@ -370,7 +370,7 @@ class Sites:
             site.record, site.stand_in = record, record.winner
             return True
         self.journal.enter(site)
-        self.story.site(site.label, (site.kernel, site.key), site.texts, site.n_removed)
+        self.story.site(site.label, site.texts, site.n_removed)
         return False
 
     def adopt(self, first: Sites) -> None:

@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from dist_tune.configs import config_fields
 from dist_tune.errors import StoreGoneError, is_machine_failure
-from dist_tune.log import amount, phase_told
+from dist_tune.log import kernel_and_key
 from dist_tune.measure import peak_bytes
 from dist_tune.ranks import all_came
-from dist_tune.records import TuningRecord, environment
+from dist_tune.records import CandidateRecord, Environment, TuningRecord, environment, words
+from dist_tune.search import CandidateResult
+from dist_tune.sites import Site
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.discover import write_record
 from dist_tune.tuning.notices import tell_of_unmet, tell_of_untuned
-from dist_tune.tuning.results import Settled, make_record, outcome, page, site_lines, table_rows
 
 _LAST_RUN = (
     "rank {rank}: {name} is tuned, and this was its last run, which is the call's own and is not"
@@ -38,7 +40,7 @@ def apply_winners(
     winners = [label for label in context.entries if context.race[label].best is not None]
     context.expenses.total()
     where = environment(len(context.ranks.members), context.compiler.n_ranks)
-    records = {label: make_record(context, label, where) for label in winners}
+    records = {label: _record(context, label, where) for label in winners}
     for label, record in records.items():
         context.sites.apply(label, record.best.config, record)
     settled = []
@@ -71,7 +73,63 @@ def apply_winners(
     return value
 
 
-def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[Settled]:
+def _record(context: TuningContext, label: str, where: Environment) -> TuningRecord:
+    """The record of one site; a rank that never met the site knows only what the others
+    reported.
+    """
+    site, race = context.sites.met.get(label), context.race
+    texts, results = context.entries[label].texts, race[label].results()
+    winner, selection = race[label].best, race[label].selection
+    assert winner is not None
+    kernel, key = kernel_and_key(label) if site is None else (site.kernel, site.key)
+    is_by_graphs = context.replays.in_graphs and race[label].reason == "fastest step"
+    return TuningRecord(
+        closure=context.name,
+        kernel=kernel,
+        key=key,
+        source=site.source if site is not None else "",
+        winner=winner,
+        reason=f"{race[label].reason} as a CUDA graph" if is_by_graphs else race[label].reason,
+        candidates=[
+            _candidate(i, text, each, site)
+            for i, (text, each) in enumerate(zip(texts, results, strict=True))
+        ],
+        n_replays=context.replays.n_replays + 1,  # with the last run, which comes after the record
+        n_variants=context.replays.trials.variants.counts.get(label, 1),
+        closure_weight=selection.closure_weight if selection else 0.0,
+        seconds=context.expenses.seconds.total,
+        spent=context.expenses.seconds.model_copy(),  # which go on through the last run
+        meeting_seconds=context.expenses.meetings,
+        environment=where,
+    )
+
+
+def _candidate(
+    index: int, text: str, result: CandidateResult, site: Site | None
+) -> CandidateRecord:
+    resources = site.resources.get(index) if site is not None else None
+    times = result.times
+    return CandidateRecord(
+        index=index,
+        config=text,
+        fields=config_fields(site.configs[index]) if site is not None else {},
+        latency_ms=times.kernel_ms if times else None,
+        spread_ms=times.spread_ms if times else None,
+        # The step less what other sites' candidates have added to it, and these are estimates: no
+        # step is shorter than its launches.
+        closure_ms=max(times.closure_ms, times.launches_ms) if times else None,
+        n_replays=times.n_replays if times else 0,
+        rank_latencies_ms=times.rank_latencies_ms if times else {},
+        failure=result.failure,
+        left=result.left,
+        equal_to=result.equal_to,
+        shared_bytes=resources.shared_bytes if resources else None,
+        n_regs=resources.n_regs if resources else None,
+        n_spills=resources.n_spills if resources else None,
+    )
+
+
+def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[words.Settled]:
     """Write the records, and what each site's choice rests on."""
     context.records.extend(records.values())
     settled = _written(context, records)
@@ -89,7 +147,7 @@ def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[S
     return settled
 
 
-def _written(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[Settled]:
+def _written(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[words.Settled]:
     """Write the records, those of one tuning in the order in which the log has named its sites."""
     settled, numbers = [], context.story.numbers
     for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):
@@ -97,12 +155,12 @@ def _written(context: TuningContext, records: Mapping[str, TuningRecord]) -> lis
             context, record, context.entries[label].writers
         )
         record_id = context.lookup.record_id(record) if is_kept else ""
-        settled.append(Settled(numbers.get(label, 0), record, record_id))
+        settled.append(words.Settled(numbers.get(label, 0), record, record_id))
     return settled
 
 
 def _tell(
-    context: TuningContext, records: Mapping[str, TuningRecord], settled: Sequence[Settled]
+    context: TuningContext, records: Mapping[str, TuningRecord], settled: Sequence[words.Settled]
 ) -> None:
     """The end of a tuning, in the log and on the terminal."""
     seconds, n_replays = context.expenses.total().model_copy(), context.replays.n_replays
@@ -114,17 +172,20 @@ def _tell(
         settled = _written(
             context, {label: each.model_copy(update=known) for label, each in records.items()}
         )
-    tables = [row for each in settled for row in table_rows(each)]
-    spent = " ".join(f"{phase_told(name)}={value:.3f}" for name, value in seconds)
     n_again = context.replays.n_run_again
     again = f", {n_again} of them run again" if n_again else ""
-    told = outcome(context.name, [each.record for each in settled], seconds.total, steps)
+    told = words.outcome(
+        context.name,
+        [each.record for each in settled],
+        seconds.total,
+        steps.ranks_ms if steps is not None else None,
+    )
     context.story.info(told, shown=True)
     for line in [
-        *site_lines(settled, has_numbers=True),
-        *tables,
-        f"{amount(n_replays, 'replay')}{again}; seconds: {spent}",
+        *words.site_lines(settled, has_numbers=True),
+        *(row for each in settled for row in words.table_rows(each)),
+        f"took {words.took(seconds, n_replays)}{again}",
     ]:
         context.story.info(line)
     # Without one a warning has said so.
-    context.story.terminal.show(page(settled, has_log=os.access(context.story.path, os.W_OK)))
+    context.story.terminal.show(words.page(settled, has_log=os.access(context.story.path, os.W_OK)))

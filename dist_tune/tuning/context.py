@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_tune.compiler import Compiler
 from dist_tune.errors import CandidateFailure, FailureKind, Failures, reasons
+from dist_tune.files import Told
 from dist_tune.launches import Buckets
 from dist_tune.log import Story
 from dist_tune.ranks import Part, Ranks, Reduction, Result
@@ -20,7 +21,6 @@ from dist_tune.records import CacheLookup, Seconds, TuningRecord
 from dist_tune.search import Guide, Plan, Race, Report, reduce_reports
 from dist_tune.settings import Settings
 from dist_tune.sites import Sites, none_left
-from dist_tune.tuning.notices import Notices
 from dist_tune.watch import Kind, Releases, check_release
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class TuningOptions:
     uses_cache: bool = False
     is_verbose: bool = False
     """True: lines from level INFO on go to the terminal, too."""
-    notices: Notices = field(default_factory=Notices)
-    """Told of the decorated object so far."""
+    told: Told = field(default_factory=Told)
+    """Of the decorated object so far."""
     release: Releases = ()
     """Ends what waits for ever in a replay."""
     max_slowdown: float = 0.0

@@ -24,7 +24,7 @@ from dist_tune.search import PriorTimes, Trial
 from dist_tune.settings import shared_settings
 from dist_tune.sites import RankManifest, SiteManifest, reduce_manifests
 from dist_tune.tuning.context import Closure, TuningContext
-from dist_tune.tuning.notices import note_use, of_process
+from dist_tune.tuning.notices import note_use, notice, of_process
 
 _MAX_DISCOVERIES = 4
 MAX_WAIT = 10
@@ -178,7 +178,7 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
         text = f"{context.name}: {kernels} from the cache, tuned {tuned}"
         # Not of the object: a factory may decorate in every call. A call with nothing to tune opens
         # no log.
-        of_process.tell(context.story, {f"hit {context.name}": text}, "debug")
+        notice(context, {f"hit {context.name}": text}, "debug", of_process)
     # Of other ranks: this one may come to it later.
     for label in manifest.cached.keys() - records.keys():
         context.sites.apply(label, manifest.cached[label].winner)
@@ -251,7 +251,7 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
             " environment"
         )
         if manifest.differing:
-            of_process.tell(context.story, {differing: differing})
+            notice(context, {differing: differing}, once=of_process)
         required = "DIST_TUNE_MODE is require: tune once without it"
         shared = {label: texts for label, texts in manifest.shared.items() if texts}
         # All ranks have the same candidates, or none.
@@ -285,7 +285,7 @@ def _share_candidates(context: TuningContext, shared: Mapping[str, list[str]]) -
         for label in context.sites.restrict(shared)
     }
     if context.lookup.mode == "tune":
-        context.options.notices.tell(context.story, told)
+        notice(context, told)
 
 
 def _manifest_of(context: TuningContext, spelled: set[str], is_watched: bool) -> RankManifest:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dist_tune.configs import by_kind
 from dist_tune.errors import CandidateFailure, FailureKind, reasons
 from dist_tune.launches import LaunchRecorder, around_launches
-from dist_tune.log import amount, kernels_told
+from dist_tune.log import amount, kernel_and_key, kernels_told
 from dist_tune.replays import WARM_UP
 from dist_tune.search import PriorTimes, Replay, Report, guide_of
 from dist_tune.settings import NEAREST
@@ -67,7 +67,7 @@ def _enter(context: TuningContext, manifest: SiteManifest) -> None:
             sites.met[label].untried = entry.untried
     sites.forget(labels)  # a rank that comes to one of them later shall not find a record of it
     n_candidates = sum(len(context.entries[label].texts) for label in labels)
-    kernels = [label.partition("[")[0] for label in labels]
+    kernels = [kernel_and_key(label)[0] for label in labels]
     scope = filter(None, [kernels_told(kernels, context.name), amount(n_candidates, "config")])
     n_ranks = len(context.ranks.members)
     on_ranks = f" on {n_ranks} ranks" if n_ranks > 1 else ""

@@ -14,7 +14,7 @@ import torch
 
 from dist_tune import __version__
 from dist_tune.configs import triton_version
-from dist_tune.files import rank_of_job, to_terminal
+from dist_tune.files import Told, rank_of_job, to_terminal
 from dist_tune.launches import unheard_tuners
 from dist_tune.log import Story, amount, closure_name
 from dist_tune.ranks import Ranks, member_ranks
@@ -35,32 +35,31 @@ Older ones are not installed beside this package.
 """
 
 
-class Notices:
-    """The topics that were told of one decorated object."""
-
-    def __init__(self) -> None:
-        self._told: set[str] = set()
-
-    def tell(self, log: Story, told: Mapping[str, str], level: str = "warning") -> None:
-        """Write a line for each topic (topic -> text) to the log, and the first of those that were
-        not told before to the terminal.
-
-        What was told before is no more than a detail.
-        """
-        new = [topic for topic in told if topic not in self._told]
-        self._told.update(new)
-        more = f" (and so of {len(new) - 1} more: {log.path})" if len(new) > 1 else ""
-        for topic, text in told.items():
-            write = getattr(log, level if topic in new else "debug")
-            write(text, shown=topic in new[:1] and text + more)
-
-
-of_process = Notices()
-"""Told once for all decorated objects."""
+of_process = Told()
+"""Topics that were told for all decorated objects."""
 _uses = Counter[str]()
 """Sites by what has given them their config where DIST_TUNE_MODE let them not be tuned: an "exact"
 record, the "nearest", or "first".
 """
+
+
+def notice(
+    context: TuningContext,
+    told: Mapping[str, str],
+    level: str = "warning",
+    once: Told | None = None,
+) -> None:
+    """Write a line for each topic (topic -> text) to the log, and the first of those that are new
+    to the terminal.
+
+    What was told before is no more than a detail. ``once``: by default for the decorated object.
+    """
+    log, once = context.story, once or context.options.told
+    new = [topic for topic in told if once.is_new(topic)]
+    more = f" (and so of {len(new) - 1} more: {log.path})" if len(new) > 1 else ""
+    for topic, text in told.items():
+        write = getattr(log, level if topic in new else "debug")
+        write(text, shown=topic in new[:1] and text + more)
 
 
 def note_use(mode: str, settings: Settings, how: str) -> None:
@@ -70,7 +69,7 @@ def note_use(mode: str, settings: Settings, how: str) -> None:
     """
     if mode == NEAREST:
         return
-    if not _uses and rank_of_job() == 0 and settings.shown != "quiet":
+    if of_process.is_new("uses") and rank_of_job() == 0 and settings.shown != "quiet":
         atexit.register(_tell_of_uses, mode)
     _uses[how] += 1
 
@@ -96,7 +95,7 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
             f"{name} returned a {kind}, which has not run when it returns: nothing of it is tuned."
             f" {within(kind)}"
         )
-        context.options.notices.tell(context.story, {"deferred": text})
+        notice(context, {"deferred": text})
     elif is_watched and not sites.met and not sites.hits and not context.entries:
         unheard = ", ".join(unheard_tuners())
         hint = (
@@ -110,23 +109,21 @@ def tell_of_first_run(context: TuningContext, value: Any, *, is_watched: bool) -
             f" several configs and no function of autotune. {hint}Decorate the function that"
             " launches them"
         )
-        context.options.notices.tell(context.story, {"nothing": text})
+        notice(context, {"nothing": text})
     if (buckets := context.replays.trials.buckets) is not None:
-        context.options.notices.tell(context.story, buckets.told(name))
+        notice(context, buckets.told(name))
     n_ranks = len(member_ranks(None))
     if context.ranks.is_alone and n_ranks > 1 and sites.met:
         text = (
             f"{name}: each rank chooses alone; ranks may disagree: a process group of {n_ranks}"
             " ranks is initialised and is_dist was not given. Pass is_dist=True to decide together"
         )
-        context.options.notices.tell(context.story, {"alone": text})
+        notice(context, {"alone": text})
 
 
 def tell_of_untuned(context: TuningContext, why_not: str) -> None:
     """A call is not tuned."""
-    context.options.notices.tell(
-        context.story, {"not tuned": f"{closure_name(context.name)} {why_not}"}
-    )
+    notice(context, {"not tuned": f"{closure_name(context.name)} {why_not}"})
 
 
 def cut_off(context: TuningContext) -> str:
@@ -164,7 +161,7 @@ def tell_of_repeated(context: TuningContext, names: Sequence[str]) -> None:
             f"{closure_name(context.name)} changes {shown}, and each replay does so again: give"
             " reset= if they must count once"
         )
-        context.options.notices.tell(context.story, {"repeated": text}, "info")
+        notice(context, {"repeated": text}, "info")
 
 
 def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -> None:
@@ -187,7 +184,7 @@ def tell_of_unmet(context: TuningContext, records: Mapping[str, TuningRecord]) -
                 f" first launch: launch it once before the first call of {context.name}, so that"
                 " triton.autotune chooses"
             )
-    context.options.notices.tell(context.story, unmet)
+    notice(context, unmet)
 
 
 def newer_than_tested(installed: Mapping[str, str]) -> str:
@@ -220,9 +217,7 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
     for label in sorted(labels, key=lambda each: numbers.get(each, len(numbers))):
         site = context.sites.met.get(label)
         if site is None:  # another rank's
-            kernel, _, key = label.partition("[")
-            named = (kernel, f"[{key.rpartition(']')[0]}]")
-            context.story.site(label, named, context.entries[label].texts)
+            context.story.site(label, context.entries[label].texts)
             continue
         if site.n_removed:  # a rule that is too strict costs speed, and no error
             n_all = len(site.configs) + site.n_removed
@@ -234,8 +229,8 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
             missed[f"missed {label}"] = f"site={label} is tuned: {why}"
         else:  # as it should be
             context.story.debug(f"site={label} is tuned: {why}")
-    context.options.notices.tell(context.story, pruned, "info")
-    context.options.notices.tell(context.story, missed)
+    notice(context, pruned, "info")
+    notice(context, missed)
 
 
 def note_of_tracing(name: str) -> Callable[[], None]:
@@ -243,12 +238,10 @@ def note_of_tracing(name: str) -> Callable[[], None]:
 
     Dynamo calls it while it traces.
     """
-    is_told = False
+    told = Told()
 
     def note() -> None:
-        nonlocal is_told
-        if not is_told:
-            is_told = True
+        if told.is_new(name):
             with closing(Story(read_settings(), Ranks().rank)) as log:
                 log.debug(
                     f"{name} was traced, or called with tensors without data: first config, nothing"

@@ -17,6 +17,7 @@ from dist_tune.search import Replay, Report, Trial, reduce_reports
 from dist_tune.tuning.compiling import compile_variants, lacking
 from dist_tune.tuning.context import Closure, TuningContext
 from dist_tune.tuning.entering import enter_met, try_waves
+from dist_tune.tuning.notices import notice
 
 _NOTE_EVERY_S = 0.1
 _MAX_REPEATS = 4
@@ -62,9 +63,7 @@ def run_race(context: TuningContext, closure: Closure) -> None:
                 'is compared as it is, without objective="graph", because it cannot be captured:'
                 f" {why_not}"
             )
-            context.options.notices.tell(
-                context.story, {"no graph": f"{closure_name(context.name)} {told}"}
-            )
+            notice(context, {"no graph": f"{closure_name(context.name)} {told}"})
             wants_graphs = context.replays.in_graphs = False
             trials.samples.restart()
         runs, n_taken = context.replays.paced(race, batch)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dist_tune.records import Cache, QuarantinedConfig, Seconds, TuningRecord, account, quarantine
+from dist_tune.records import Cache, QuarantinedConfig, Seconds, TuningRecord, quarantine, words
 from dist_tune.records import environment as environment_here
 from dist_tune.search import NOT_TRIED
 from tests.cached_records import candidate, environment, record
@@ -182,11 +182,11 @@ def test_show_tells_all_of_one_tuning(cache: Cache, ask: Answers):
     assert table[3].endswith("rank 1: OutOfResources: shared memory")
     for word in (" 227 ", "90 replays of step", "2026-03-01 12:00:00 UTC"):
         assert word in out
-    assert "10.0 s (discover 1.0, race 7.0, waits 3.0, compile_cpu 99.0)" in out
+    assert "10.00 s (discover 1.00, race 7.00, waits 3.00, compile_cpu 99.00)" in out
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert [
         f"{heading} {told}"
-        for heading, told in account.facts(kept).items()
+        for heading, told in words.facts(kept).items()
         if f"{heading} {told}" not in lines
     ] == []
 
@@ -243,8 +243,8 @@ def test_show_of_several_is_a_list(cache: Cache, ask: Answers):
     assert only["id"] == ids[3]
     # A beginning shared by several ids names no record, least of all one to delete.
     begin, n = Counter(stem[0] for stem in stems).most_common(1)[0]
-    for words in (["show"], ["explain"], ["clear", "--yes"]):
-        ask(*words, begin, code=1)
+    for command in (["show"], ["explain"], ["clear", "--yes"]):
+        ask(*command, begin, code=1)
         assert f"{n} ids begin with {begin}: " in ask.err
     assert len(cache.entries()) == 18
 

@@ -28,7 +28,7 @@ from dist_tune.settings import Settings
 from tests.programs import run_python
 from tests.steps import BLOCKS, QUICK, quiet
 
-CLOSURE, LABEL, KEY = "m.tune.<locals>.step", "m.k[64,torch.float32]", "[64,torch.float32]"
+CLOSURE, LABEL = "m.tune.<locals>.step", "m.k[64,torch.float32]"
 ODD = "f\n12:00:00.000 INFO    winner=7\x1b[2J\r\x07\u202e\u2028\x00\udcff"
 """A name with what reads as a second line, with escape sequences and with what UTF-8 cannot hold.
 """
@@ -151,9 +151,9 @@ def test_sites_have_names_in_the_log_and_on_the_terminal(
     """
     other = f"{LABEL}#2"
     with story_in(tmp_path, is_first=True, log_level="DEBUG") as story:
-        story.site(LABEL, ("m.k", KEY), ["B=1"], n_pruned=2)
+        story.site(LABEL, ["B=1"], n_pruned=2)
         story.warning(f"{CLOSURE}: site={LABEL} is near", shown=True)
-        story.site(other, ("m.k", KEY), ["B=1", "B=2"])
+        story.site(other, ["B=1", "B=2"])
         story.warning(f"site={other} candidate=0 cannot run here", shown=True)
     met = [
         f"DEBUG   site 1 = {LABEL}: 1 config, prune rules took out 2 more",

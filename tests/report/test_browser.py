@@ -118,7 +118,7 @@ def test_all_that_the_page_can_do_works_on_a_phone(shown: dict[str, Any]):
         "triton.Config({'BLOCK_M': ",
         "rank 0: ",
         "rank 3: ",
-        "not chosen: +",
+        "not chosen: kernel ",
     ):
         assert words in seen["hovered"]
     assert (seen["before"], seen["clicked"]) == ([1], [2])

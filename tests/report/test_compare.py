@@ -87,7 +87,7 @@ def test_records_are_matched_by_kernel_and_key():
 def test_the_lines_have_the_times_and_the_summary_counts():
     lines = comparison_lines(compare([with_winner(1.0)], [with_winner(2.0)]))
     assert lines == [
-        f"model.gemm {KEY}: 1 -> 2 ms (+100.0 %), slower; noise 0.02 ms",
+        f"model.gemm {KEY}: 1.000 -> 2.000 ms (2x slower), slower; noise 0.02 ms",
         "1 compared: 1 slower",
     ]
     assert (

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import triton
 
 from dist_tune.configs import config_fields
+from dist_tune.records import TuningRecord
 from dist_tune.records.record import Seconds
-from dist_tune.report import Tuning, render, summary, text, tunings_of
-from dist_tune.report.facts import python_config
-from tests.cached_records import candidate
+from dist_tune.report import latest, render, summary, text, tunings_of
+from dist_tune.report.page import python_config
+from tests.cached_records import NOON, candidate
 from tests.cached_records import record as small_record
 from tests.report.stories import FORGED, record
 
 
-def content(tunings: list[Tuning]) -> dict[str, Any]:
+def content(tunings: list[list[TuningRecord]]) -> dict[str, Any]:
     """The JSON that a page embeds."""
     found = re.search(
         r'<script id="story" type="application/json">(.*?)</script>', render(tunings), re.DOTALL
@@ -28,12 +30,12 @@ def content(tunings: list[Tuning]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def tunings() -> list[Tuning]:
+def tunings() -> list[list[TuningRecord]]:
     return tunings_of(record(number, 200) for number in range(20))
 
 
 def test_the_page_of_twenty_sites_takes_less_than_2_mb_and_needs_nothing_from_outside(
-    tunings: list[Tuning],
+    tunings: list[list[TuningRecord]],
 ):
     """With all that is known of 200 candidates each on four ranks.
 
@@ -47,10 +49,10 @@ def test_the_page_of_twenty_sites_takes_less_than_2_mb_and_needs_nothing_from_ou
     assert [len(site["candidates"]) for site in content(tunings)["sites"]] == [200] * 20
 
 
-def test_the_page_tells_of_the_winner_and_the_ranks(tunings: list[Tuning]):
+def test_the_page_tells_of_the_winner_and_the_ranks(tunings: list[list[TuningRecord]]):
     """The step before and after, each candidate with its ranks, its reason and its config."""
     told = content(tunings)
-    assert told["machine"]["ranks"] == "4 ranks, NVIDIA H200"
+    assert told["machine"]["on"] == "4 ranks on 4 x NVIDIA H200"
     (tuning,) = told["tunings"]
     assert tuning["best_ms"] == min(record(k).best.closure_ms or 0.0 for k in range(20))
     site = told["sites"][0]
@@ -129,13 +131,35 @@ def test_two_tunings_of_one_closure_are_told_apart():
         "step, tuning 1",
         "step, tuning 2",
     ]
-    assert "  step, tuning 1, took: 14.2 s (" in text(told)
+    assert "  step, tuning 1, took: 14.20 s (" in text(told)
     assert "\nstep, tuning 2:\n" in text(told)
 
 
 def test_seconds_by_phase():
-    """Meetings are a part of the phases."""
+    """Waits for ranks are a part of the phases."""
     spent = Seconds(total=10.0, compile=6.0, race=3.0, meetings=2.0)
     told = text(tunings_of([record(0, 6, spent=spent, n_replays=1)]))
-    assert "  took: 10.0 s (compile 6.0, race 3.0, other 1.0), 1 replay\n" in told
-    assert "  waits: 2.00 s, a part of the phases\n" in told
+    assert "  took: 10.00 s (compile 6.00, race 3.00, waits 2.00), 1 replay\n" in told
+
+
+def test_records_of_one_tuning_are_one_tuning():
+    """They share the closure, its seconds and its replays; another tuning is told apart."""
+    records = [record(0, 6), record(1, 6), record(2, 6, n_replays=3)]
+    assert [len(each) for each in tunings_of(records)] == [2, 1]
+    told = summary(tunings_of(records[:2]))
+    assert told["title"] == "step"
+    labels = ["gemm_0 [512, 2752]", "gemm_1 [1024, 2752]"]
+    assert [each["label"] for each in told["sites"]] == labels
+
+
+def test_two_sites_of_one_name_are_told_apart():
+    """By their places."""
+    told = summary(tunings_of([record(0, 6), record(0, 6)]))
+    assert len({each["label"] for each in told["sites"]}) == 2
+
+
+def test_the_latest_tuning_is_the_last_that_was_tuned():
+    """In whatever order records are found."""
+    late = record(0, 6, n_replays=3, tuned_at=NOON + timedelta(hours=1))
+    assert latest([late, record(1, 6), record(2, 6)]) == [late]
+    assert latest([]) == []

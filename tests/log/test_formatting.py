@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_tune.log.words import (
+from dist_tune.log.formatting import (
     KEY_WIDTH,
     closure_name,
     milliseconds,

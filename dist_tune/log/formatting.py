@@ -142,6 +142,14 @@ def closure_name(name: str) -> str:
     return ".".join(parts[-n_kept:])
 
 
+def kernel_and_key(label: str) -> tuple[str, str]:
+    """Both in the label of a site: "m.gemm[64,bf16]", with "#2" behind it for another kernel of one
+    name.
+    """
+    kernel, _, key = label.partition("[")
+    return kernel, f"[{key.rpartition(']')[0]}]"
+
+
 def site_names(sites: Sequence[tuple[str, str]], otherwise: Sequence[str]) -> list[str]:
     """A name for each site of one tuning, given by kernel and key: "gemm [4096, 11008]", and no two
     alike.
