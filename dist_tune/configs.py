@@ -151,11 +151,13 @@ def as_configs(config_space: Any, function: Callable[..., Any]) -> list[Function
     if not configs:
         raise ValueError("config_space is empty: autotune needs at least one config")
     parameters = _parameters(function)
-    if parameters and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+    if parameters and not any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    ):
         keywords = {
             name
-            for name, each in parameters.items()
-            if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+            for name, parameter in parameters.items()
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         }
         for config in configs:
             if unknown := [name for name in config if name not in keywords]:
@@ -192,8 +194,8 @@ def _config_parameter(function: Callable[..., Any], value: object) -> str:
     parameters = _parameters(function)
     annotated = [
         name
-        for name, each in parameters.items()
-        if each.annotation in (triton.Config, "triton.Config", "Config")
+        for name, parameter in parameters.items()
+        if parameter.annotation in (triton.Config, "triton.Config", "Config")
     ]
     if "config" in parameters:
         return "config"

@@ -411,7 +411,7 @@ class _FunctionTuner(Tuner):
         self.keep(tuning)
         if tuning.goes_online:
             self.begin_online(tuning, self.calls[group])
-        if is_endless or not all(each.is_recalled for each in tuning.records):
+        if is_endless or not all(record.is_recalled for record in tuning.records):
             if not is_endless:
                 keys.append(launch.key_text)
             self.last_tuned = n_calls

@@ -217,7 +217,7 @@ def named_key(
             " call brings"
         )
     parameters = inspect.signature(function).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if unknown := [name for name in wanted if name not in parameters and not takes_any]:
         raise ValueError(
             f"key names {unknown[0]!r}, which is no argument of {spelled(function)}; it has"
@@ -229,7 +229,9 @@ def named_key(
         if each.kind <= each.POSITIONAL_OR_KEYWORD
     }
     defaults = {
-        name: each.default for name, each in parameters.items() if each.default is not each.empty
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if parameter.default is not parameter.empty
     }
 
     def key_of(*args: Any, **kwargs: Any) -> Hashable:

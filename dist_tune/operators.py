@@ -71,7 +71,9 @@ def as_operator(
     )
     filled = set[str]().union(*getattr(launcher, "configs", ()))
     signature = signature.replace(
-        parameters=[each for each in signature.parameters.values() if each.name not in filled]
+        parameters=[
+            parameter for parameter in signature.parameters.values() if parameter.name not in filled
+        ]
     )
     # torch.compile removes such a node.
     if signature.return_annotation is None and not mutates_args:

@@ -201,7 +201,7 @@ def unread_variables(names: Iterable[str]) -> list[str]:
     """
     known = variables_read()
     unread = sorted(
-        each for each in names if each.startswith(_PREFIX) and each.upper() not in known
+        name for name in names if name.startswith(_PREFIX) and name.upper() not in known
     )
     return [
         f"{each} is not read: "

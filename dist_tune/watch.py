@@ -91,10 +91,15 @@ def prepare_release(given: Releases) -> Callable[[], None] | None:
     # multiprocessor.
     tensors = [each for each in given if isinstance(each, torch.Tensor)]
     flags = [
-        (each, torch.ones_like(each, device="cpu", pin_memory=each.device.type == device_type()))
-        for each in tensors
+        (
+            tensor,
+            torch.ones_like(tensor, device="cpu", pin_memory=tensor.device.type == device_type()),
+        )
+        for tensor in tensors
     ]
-    device = next((each.device for each in tensors if each.device.type == device_type()), None)
+    device = next(
+        (tensor.device for tensor in tensors if tensor.device.type == device_type()), None
+    )
     stream = api.Stream(device) if given and api.is_initialized() else None
 
     def release() -> None:

@@ -139,17 +139,17 @@ def convert(
     if engine is None:
         shown = [
             {
-                "key": each.key if isinstance(each.key, str) else json.dumps(each.key),
-                **each.config,
-                **each.facts,
+                "key": config.key if isinstance(config.key, str) else json.dumps(config.key),
+                **config.config,
+                **config.facts,
             }
-            for each in configs
+            for config in configs
         ]
         names = dict.fromkeys(name for each in shown for name in each)
         lines = table(
             [{name: plain(each[name]) if name in each else "" for name in names} for each in shown]
         )
-        return Answer({"configs": [each._asdict() for each in configs]}, lines)
+        return Answer({"configs": [config._asdict() for config in configs]}, lines)
     files = {
         (folder or Path()) / name: values
         for name, values in engine_files(engine, configs, given).items()
@@ -162,8 +162,8 @@ def convert(
     for path, values in files.items():
         keys = [
             key
-            for key, each in values.items()
-            if isinstance(each, dict) and key != "autotune_entries"
+            for key, value in values.items()
+            if isinstance(value, dict) and key != "autotune_entries"
         ]
         keys += [
             json.dumps(each["autotune_key"]) for each in values.get("autotune_entries", {}).values()
@@ -304,23 +304,25 @@ def engine_files(
         RefusedError: a fact is missing, a field does not fit, or two configs are for one size.
     """
     files: dict[str, list[EngineConfig]] = {}
-    for each in configs:
-        if engine == "fla" and each.key != "default" and not isinstance(each.key, list):
+    for config in configs:
+        if engine == "fla" and config.key != "default" and not isinstance(config.key, list):
             raise RefusedError(
-                f"{each.where} is a size alone: FLA finds a config by the whole key of its kernel,"
-                " as a record has it"
+                f"{config.where} is a size alone: FLA finds a config by the whole key of its"
+                " kernel, as a record has it"
             )
-        if lacking := [name for name in _NEEDS[engine] if type(each.config.get(name)) is not int]:
+        if lacking := [name for name in _NEEDS[engine] if type(config.config.get(name)) is not int]:
             raise RefusedError(
-                f"{each.where}: {lacking[0]} is {each.config.get(lacking[0])}, and {engine} needs a"
-                " whole number"
+                f"{config.where}: {lacking[0]} is {config.config.get(lacking[0])}, and {engine}"
+                " needs a whole number"
             )
-        if unknown := each.config.keys() - _TAKES.get(engine, each.config.keys() - {"pre_hook"}):
+        if unknown := config.config.keys() - _TAKES.get(
+            engine, config.config.keys() - {"pre_hook"}
+        ):
             raise RefusedError(
-                f"{each.where}: {engine} takes no {min(unknown)}, which is"
-                f" {each.config[min(unknown)]}"
+                f"{config.where}: {engine} takes no {min(unknown)}, which is"
+                f" {config.config[min(unknown)]}"
             )
-        files.setdefault(_path_for(engine, each.facts | given, each.where), []).append(each)
+        files.setdefault(_path_for(engine, config.facts | given, config.where), []).append(config)
     return {path: _content(engine, found, given) for path, found in files.items()}
 
 
@@ -361,23 +363,23 @@ def _path_for(engine: str, facts: dict[str, str], where: str) -> str:
 
 def _content(engine: str, configs: list[EngineConfig], given: dict[str, str]) -> dict[str, Any]:
     facts, found = dict(given), dict[str, EngineConfig]()
-    keyed = [each for each in configs if isinstance(each.key, list)]
+    keyed = [config for config in configs if isinstance(config.key, list)]
     place = (
         _place([each.key for each in keyed], keyed[0].where, given.get("size"))
         if keyed and engine != "fla"
         else -1
     )
-    for each in configs:
-        for name, value in each.facts.items():
+    for config in configs:
+        for name, value in config.facts.items():
             if facts.setdefault(name, value) != value and name not in given:
                 raise RefusedError(
-                    f"{each.where}: {name} is {value}, and {facts[name]} in {configs[0].where}: one"
-                    " file has one"
+                    f"{config.where}: {name} is {value}, and {facts[name]} in {configs[0].where}:"
+                    " one file has one"
                 )
-        key = _key_for(engine, each, place, given)
-        if found.setdefault(key, each).config != each.config:
+        key = _key_for(engine, config, place, given)
+        if found.setdefault(key, config).config != config.config:
             raise RefusedError(
-                f"two configs for {key}: {found[key].where} and {each.where}; leave one out"
+                f"two configs for {key}: {found[key].where} and {config.where}; leave one out"
             )
     version = {
         name: value

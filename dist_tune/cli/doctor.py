@@ -70,7 +70,7 @@ def examine() -> Answer:
         except Exception as error:  # noqa: BLE001  # a broken installation raises anything, and that is the finding
             state, fact = "fail", f"{type(error).__name__}: {error}".strip()[:500] + f". {advice}"
         findings.append({"state": state, "name": name, "fact": fact})
-    works = {each["name"] for each in findings if each["state"] in ("ok", "warn")}
+    works = {finding["name"] for finding in findings if finding["state"] in ("ok", "warn")}
     can_tune = {"settings", "Triton"} <= works and bool(works & {"GPU", "interpreter"})
     if not can_tune:
         verdict = "Nothing can be tuned here: see what fails above."
@@ -86,7 +86,9 @@ def examine() -> Answer:
     versions = own | {name: known[name] for name in _VERSIONS}
     lines = [
         *facts(versions),
-        *table(findings, [_COLOURS.get(each["state"]) for each in findings], has_header=False),
+        *table(
+            findings, [_COLOURS.get(finding["state"]) for finding in findings], has_header=False
+        ),
         verdict,
     ]
     return Answer(

@@ -107,8 +107,8 @@ def choose(cache: Cache, key: str | None) -> dict[str, Entry]:
             key,
             {
                 name
-                for each in entries
-                for name in (each.record.kernel, each.record.kernel.rpartition(".")[2])
+                for entry in entries
+                for name in (entry.record.kernel, entry.record.kernel.rpartition(".")[2])
             },
         )
         hint = (
@@ -231,7 +231,7 @@ def _is_made_on(record: TuningRecord, device: str) -> bool:
 
 
 def _n_dropped(record: TuningRecord) -> int:
-    return sum(each.failure is not None for each in record.candidates)
+    return sum(candidate.failure is not None for candidate in record.candidates)
 
 
 def show(key: str) -> Answer:
@@ -348,11 +348,11 @@ def export(target: str, name: str | None = None, device: str = "") -> Answer:
     if target.endswith("/"):
         cache = Cache(file)
         # Not by ``store``: what is handed on has the rights that the umask leaves.
-        for each in records:
-            path = cache.path_of(each.cache_key)
+        for record in records:
+            path = cache.path_of(record.cache_key)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(
-                path, record_bytes(each) + b"\n", keeps_old=cache.find(each.cache_key) is None
+                path, record_bytes(record) + b"\n", keeps_old=cache.find(record.cache_key) is None
             )
         return Answer(
             {"path": str(file.absolute()), "n_records": len(records)},

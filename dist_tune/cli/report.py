@@ -20,9 +20,9 @@ def records_of(*sources: str) -> list[TuningRecord]:
     At least one of each word, else RefusedError.
     """
     if sources:
-        return [record for each in sources for record in _records_of(each)]
+        return [record for source in sources for record in _records_of(source)]
     cache = opened()
-    found = latest(each.record for each in cache.entries())
+    found = latest(entry.record for entry in cache.entries())
     if not found:
         raise RefusedError(f"there are no records in {cache.folder}: nothing was tuned yet")
     return found

@@ -308,7 +308,9 @@ class Compiler:
         self._is_open = True
 
     def _wait(self, compilations: list[Compilation], stuck_after_s: float) -> Iterator[int]:
-        while pending := [each for each in compilations if not each.done.is_set()]:
+        while pending := [
+            compilation for compilation in compilations if not compilation.done.is_set()
+        ]:
             now = time.monotonic()
             for each in pending:
                 if now - (each.started_at or each.held_since or now) > stuck_after_s:

@@ -103,10 +103,12 @@ def _read(thing: Any) -> _Part:
         if isinstance(thing, type):
             members = (*thing.__mro__[1:], *vars(thing).values())
             return _Part(
-                _source(thing, thing.__name__), [each for each in members if _is_code(each)], {}
+                _source(thing, thing.__name__),
+                [member for member in members if _is_code(member)],
+                {},
             )
         if isinstance(thing, partial):
-            given = {**{str(k): each for k, each in enumerate(thing.args)}, **thing.keywords}
+            given = {**{str(k): arg for k, arg in enumerate(thing.args)}, **thing.keywords}
             return _Part("partial", [thing.func], given)
         owner = thing.__self__ if isinstance(thing, MethodType) else thing
         return _Part(
@@ -199,11 +201,11 @@ def _source(thing: Any, name: str, file: str = "") -> str:
         if begin is not None:  # not of a lambda, whose lines may hold more
             return source[begin.start() :]
     codes = _nested(thing) if isinstance(thing, CodeType) else ()
-    return f"{name} {[_bytecode(each) for each in codes]}"
+    return f"{name} {[_bytecode(code) for code in codes]}"
 
 
 def _bytecode(code: CodeType) -> str:
-    plain = [each for each in code.co_consts if isinstance(each, _SCALARS)]
+    plain = [constant for constant in code.co_consts if isinstance(constant, _SCALARS)]
     return f"{code.co_code.hex()} {code.co_argcount} {code.co_flags} {code.co_names} {plain}"
 
 
@@ -258,7 +260,11 @@ def _meaning(value: Any, attributes: dict[str, Any] | None = None, depth: int = 
                 elements = ()  # their order is another one in each process
             texts = [_meaning(each, None, depth + 1) for each in islice(elements, _MOST_ELEMENTS)]
             return f"{kind.__name__}{len(value)}{texts if is_ordered else sorted(texts)}"
-        plain = {name: each for name, each in (attributes or {}).items() if type(each) in _SCALARS}
+        plain = {
+            name: attribute
+            for name, attribute in (attributes or {}).items()
+            if type(attribute) in _SCALARS
+        }
         name = getattr(value, "__qualname__", "") if _is_code(value) else ""
         return f"{name or kind.__qualname__}{plain or ''}"
     return "unreadable"

@@ -107,7 +107,9 @@ class _Patch:
             self.function.__code__ = self.own_code
             self.marks.pop(DYNAMO_SKIPS, None)
         leave_own_runs()
-        self.is_watched = any(each.launching is not None for each in list(listeners.values()))
+        self.is_watched = any(
+            listener.launching is not None for listener in list(listeners.values())
+        )
 
     def announce(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before a launch while a listener watches."""

@@ -559,7 +559,7 @@ def specialisation(launch: Tunable) -> dict[str, Argument]:
     with suppress(Exception):
         device = triton.runtime.driver.active.get_current_device()
         _, classes, _ = kernel.device_caches[device][-1](
-            **{each.name: named.get(each.name) for each in kernel.params}
+            **{param.name: named.get(param.name) for param in kernel.params}
         )
         given = zip(kernel.params, classes, strict=True)
         return {

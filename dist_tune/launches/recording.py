@@ -147,9 +147,9 @@ class RecordedLaunch(triton.Config):  # type: ignore[misc]  # untyped
         )
         ints = {name: value for name, value in given.items() if type(value) is int}
         constants = {
-            each.name: ints[each.name]
-            for each in kernel.params
-            if each.is_constexpr and each.name in ints
+            param.name: ints[param.name]
+            for param in kernel.params
+            if param.is_constexpr and param.name in ints
         }
         super().__init__(constants, **{name: ints[name] for name in _OPTIONS if name in ints})
 
@@ -167,7 +167,7 @@ class RecordedLaunch(triton.Config):  # type: ignore[misc]  # untyped
         mine, theirs = self.given, other.given
         if other.kernel is not self.kernel or mine.keys() != theirs.keys():
             return False
-        values = {each.name for each in self.kernel.params if not each.is_constexpr}
+        values = {param.name for param in self.kernel.params if not param.is_constexpr}
         return all(
             (
                 _kind(mine[name]) == _kind(theirs[name])
@@ -324,7 +324,7 @@ def predict(
         for config in candidates
     ]
     shown = {
-        i: [(each, found) for each in launches if (found := _followed(each, fields[i]))]
+        i: [(launch, found) for launch in launches if (found := _followed(launch, fields[i]))]
         for i, launches in ran.items()
     }
     last, first = (
@@ -382,9 +382,9 @@ def _exchanged(
         []
         if is_hooked
         else [
-            each.name
-            for each in launch.kernel.params
-            if each.is_constexpr and each.name in followed
+            param.name
+            for param in launch.kernel.params
+            if param.is_constexpr and param.name in followed
         ]
     )
     for name, value in given.items():
@@ -392,7 +392,7 @@ def _exchanged(
             block: list[Any] = []
             for size in value.block_shape:
                 first, *others = [
-                    values[each] for each in constants if is_same(given[each], size)
+                    values[constant] for constant in constants if is_same(given[constant], size)
                 ] or [size]
                 if any(not is_same(first, other) for other in others):
                     return None

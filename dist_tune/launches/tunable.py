@@ -308,7 +308,7 @@ def rule_error(rule: str, name: str, error: Exception, where: str) -> ValueError
 
 def argument_texts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """The arguments of a call for a message, tensors by shape."""
-    named = [*(("", each) for each in args), *((f"{name}=", each) for name, each in kwargs.items())]
+    named = [*(("", arg) for arg in args), *((f"{name}=", each) for name, each in kwargs.items())]
     texts = [
         f"{name}{f'tensor {list(each.shape)}' if isinstance(each, torch.Tensor) else spelled(each)}"
         for name, each in named

@@ -180,7 +180,7 @@ def _own(value: Any, others: list[torch.Tensor]) -> Any:
     if isinstance(value, list | tuple):
         return [_own(each, others) for each in value]
     parts = parts_of(value)
-    return value if parts is None else {key: _own(each, others) for key, each in parts.items()}
+    return value if parts is None else {key: _own(part, others) for key, part in parts.items()}
 
 
 def name_of(function: Any) -> str:

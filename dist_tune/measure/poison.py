@@ -208,8 +208,8 @@ def n_nan(tensors: Iterable[torch.Tensor]) -> int:
     """
     memories = [
         memory
-        for each in tensors
-        if (memory := memory_of(each)) is not None and memory.dtype in NANS
+        for tensor in tensors
+        if (memory := memory_of(tensor)) is not None and memory.dtype in NANS
     ]
     return sum(
         int((each.float() if each.dtype.itemsize == 1 else each).isnan().sum()) for each in memories

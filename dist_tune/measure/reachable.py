@@ -142,9 +142,9 @@ class Holder(NamedTuple):
         elif isinstance(value, _Globals):
             value.namespace.update(contents)
         else:  # past the object's own __setattr__
-            for name, each in contents.items():
-                if now.get(name, _ABSENT) is not each:
-                    object.__setattr__(value, name, each)
+            for name, content in contents.items():
+                if now.get(name, _ABSENT) is not content:
+                    object.__setattr__(value, name, content)
             for name in now.keys() - contents.keys():
                 object.__delattr__(value, name)
 
@@ -497,9 +497,9 @@ def _captured(function: Any, namespace: Any) -> Iterator[tuple[str, Any]]:
                 name: each for name in names if isinstance(each := own.get(name), ModuleType)
             }
             yield from (
-                (name, _Globals(vars(each), names))
-                for name, each in modules.items()
-                if _is_own(each)
+                (name, _Globals(vars(module), names))
+                for name, module in modules.items()
+                if _is_own(module)
             )
 
 
@@ -515,6 +515,6 @@ def _is_own(module: ModuleType | None) -> bool:
 
 def _names_in(code: CodeType) -> Iterator[str]:
     yield from code.co_names
-    for each in code.co_consts:
-        if isinstance(each, CodeType):  # a comprehension, a lambda
-            yield from _names_in(each)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):  # a comprehension, a lambda
+            yield from _names_in(constant)

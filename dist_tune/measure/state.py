@@ -105,7 +105,7 @@ class StepState:
         """Names of what plain objects hold and the probe has changed: each replay does so again."""
 
     def _look(self) -> dict[int, _Look]:
-        return {key: _Look.at(each.tensor) for key, each in self._reached.leaves.items()}
+        return {key: _Look.at(leaf.tensor) for key, leaf in self._reached.leaves.items()}
 
     def _changed(self) -> list[Leaf]:
         """What has changed since the last look."""
@@ -174,20 +174,20 @@ class StepState:
             self._gradients.append(_Gradient(name, parameter, parameter.grad, is_made))
             same |= parts if is_made else set()
         changed = [
-            each
-            for key, each in leaves.items()
-            if key not in same and (each.is_state or self._is_watched)
+            leaf
+            for key, leaf in leaves.items()
+            if key not in same and (leaf.is_state or self._is_watched)
         ]
         for each in sorted(changed, key=lambda each: not each.is_state):
             if not self._copy(each.tensor, each) and each.is_state:
                 return f"changes {each.name}, of which no copy can be made"
         self._by_storage = {
-            each.tensor.untyped_storage()._cdata: each
-            for key, each in leaves.items()
+            leaf.tensor.untyped_storage()._cdata: leaf
+            for key, leaf in leaves.items()
             if self._looks[key].address
         }
-        self._holders = [(each, each.read()) for each in self._reached.holders]
-        for device in {each.tensor.device for each in leaves.values()}:
+        self._holders = [(holder, holder.read()) for holder in self._reached.holders]
+        for device in {leaf.tensor.device for leaf in leaves.values()}:
             self._values.spare(device)
         return ""
 
@@ -221,7 +221,7 @@ class StepState:
         nothing. Waits for the device.
         """
         leaves = [*self._changed(), *(self._copied[key] for key in self._values.changed())]
-        found = [(each.name, each.is_state) for each in leaves]
+        found = [(leaf.name, leaf.is_state) for leaf in leaves]
         found += [
             (name, each.is_state)
             for each, contents in self._holders
@@ -262,13 +262,13 @@ class StepState:
                 holder.write(contents)
         # The graph of the first run's value may have saved these versions.
         if written := [
-            (each.tensor, each.version)
-            for each in self._reached.leaves.values()
-            if each.version is not None
+            (leaf.tensor, leaf.version)
+            for leaf in self._reached.leaves.values()
+            if leaf.version is not None
         ]:
             torch._C._autograd._unsafe_set_version_counter(*zip(*written, strict=True))
-        for each in self._gradients:
-            each.parameter.grad = each.grad
+        for gradient in self._gradients:
+            gradient.parameter.grad = gradient.grad
         self._gradients.clear()
         self._forget()
 
@@ -282,13 +282,15 @@ class StepState:
         """After a yes: free the copies, and the gradients of the first run."""
         self._forget()
         self._reached.leaves = {key: each for key, each in self._untouched.items() if each.is_state}
-        self._gradients = [each._replace(grad=None) for each in self._gradients if each.is_made]
+        self._gradients = [
+            gradient._replace(grad=None) for gradient in self._gradients if gradient.is_made
+        ]
 
     def begin_replay(self) -> None:
         """Before each run but the first: gradients that a run makes are not there yet."""
-        for each in self._gradients:
-            if each.is_made:
-                each.parameter.grad = None
+        for gradient in self._gradients:
+            if gradient.is_made:
+                gradient.parameter.grad = None
 
     def _copy(self, tensor: torch.Tensor, leaf: Leaf) -> bool:
         """Copy a tensor's memory, if that is not copied yet; False if there is no room.
@@ -309,8 +311,8 @@ def written(
     Waits for nothing, and sees no write of a kernel.
     """
     return {
-        key: version_of(each.tensor)
-        for key, each in reachable(function, args, kwargs).leaves.items()
+        key: version_of(leaf.tensor)
+        for key, leaf in reachable(function, args, kwargs).leaves.items()
     }
 
 
@@ -324,7 +326,7 @@ def sums_of(value: Any) -> list[int]:
         for tensor in tensors_in(value, has_fields=True).values()
         for each in plain_tensors(tensor)
     ]
-    return [int(_sum_of_bits(each)) for each in memories if each is not None]
+    return [int(_sum_of_bits(memory)) for memory in memories if memory is not None]
 
 
 def _sum_of_bits(memory: torch.Tensor) -> torch.Tensor:
@@ -341,8 +343,8 @@ def _sum_of_bits(memory: torch.Tensor) -> torch.Tensor:
     # Of eight bytes the upper half is added to the lower one: a multiplication loses what it
     # carries out of the top.
     wide = (
-        each + (each >> 32) * 0x9E3779B1 if each.dtype == torch.int64 else each.long()
-        for each in pieces
+        piece + (piece >> 32) * 0x9E3779B1 if piece.dtype == torch.int64 else piece.long()
+        for piece in pieces
     )
     sums = torch.stack([(each * weights[: each.numel()]).sum() for each in wide])
     return (sums * weights[: len(pieces)]).sum()

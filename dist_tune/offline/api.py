@@ -248,7 +248,9 @@ class Job:
         settings = read_settings()
         # Its records are deleted at its end, and another script's must not end it: they stay on
         # this machine.
-        here = os.pathsep.join(each for each in settings.cache_folders if "://" not in each)
+        here = os.pathsep.join(
+            cache_folder for cache_folder in settings.cache_folders if "://" not in cache_folder
+        )
         self._settings = settings.model_copy(update={"cache_path": here})
         is_dist = group is not None or bool(member_ranks(None))
         self._ranks: Ranks = group_of(group, self._settings.deadline_s) if is_dist else Ranks()
@@ -301,7 +303,8 @@ class Job:
         # All are measured again, because a race times its losers only once.
         space = [problems[0].search_space[i] for i in indices]
         again = [
-            replace(each, name=f"{each.name}, compared", search_space=space) for each in problems
+            replace(problem, name=f"{problem.name}, compared", search_space=space)
+            for problem in problems
         ]
         alike = replace(
             options, search="exhaustive", max_configs=None, budget_s=None, judges_all=True

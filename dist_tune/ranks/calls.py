@@ -65,7 +65,7 @@ class Call(NamedTuple):
 
     def holds(self, *others: Place) -> bool:
         """True if a rank that is at one of ``others`` is in this very call."""
-        return any(Call(each, self.has_talked, 0).key == self.key for each in others)
+        return any(Call(other, self.has_talked, 0).key == self.key for other in others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ class Ranks(Meetings):
         """Ranks of the job on this host, as torchrun says; 0 without it."""
         n_local = self.n_local or len(self.members)
         # Ranks of a host have consecutive numbers.
-        here = [each for each in self.members if each // n_local == self.rank // n_local]
+        here = [member for member in self.members if member // n_local == self.rank // n_local]
         self.neighbours = here.index(self.rank), len(here)
         """Position of this rank among the members on its host, as far as it knows, and how many
         these are.

@@ -72,7 +72,7 @@ class Activity:
     ) -> None:
         self.rank = rank
         self.members = tuple(members)
-        self.others = [each for each in members if each != rank]
+        self.others = [member for member in members if member != rank]
         self.calls: dict[str, Calls] = {}
         """Of each closure that these ranks tune, on this one."""
         self.inside: list[Place] = []

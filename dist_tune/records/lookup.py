@@ -214,7 +214,11 @@ class CacheLookup:
         found for good.
         """
         had_choice = (
-            sum(each.failure is None and each.equal_to is None for each in record.candidates) > 1
+            sum(
+                candidate.failure is None and candidate.equal_to is None
+                for candidate in record.candidates
+            )
+            > 1
         )
         is_kept = (
             self._is_used
@@ -236,7 +240,7 @@ class CacheLookup:
 
 def _times_of(record: TuningRecord, texts: list[str]) -> PriorTimes:
     """The record's times of these candidates, and its winner if it is one of them."""
-    by_text, times = {each.config: each for each in record.candidates}, {}
+    by_text, times = {candidate.config: candidate for candidate in record.candidates}, {}
     for i, text in enumerate(texts):
         each = by_text.get(text)
         if each is not None and each.latency_ms and each.closure_ms is not None:
@@ -308,7 +312,9 @@ def nearest_usable(wanted: CacheKey, records: Sequence[Won], texts: Sequence[str
     differences, then the newest.
     """
     fitting = [
-        each for each in records if each.cache_key.source == wanted.source and each.config in texts
+        record
+        for record in records
+        if record.cache_key.source == wanted.source and record.config in texts
     ]
     unlike = {id(each): differences(wanted, each.cache_key).keys() for each in fitting}
     for is_other in (False, True):

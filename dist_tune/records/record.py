@@ -226,7 +226,7 @@ class TuningRecord(BaseModel):
     @property
     def cache_key(self) -> CacheKey:
         """The key under which it is stored."""
-        described = digest([each.config for each in self.candidates])
+        described = digest([candidate.config for candidate in self.candidates])
         return CacheKey(
             name=self.kernel,
             source=self.source,
@@ -238,7 +238,9 @@ class TuningRecord(BaseModel):
     @property
     def n_samples(self) -> int:
         """Timed replays of all candidates: of two records of one key, the one with more is kept."""
-        return sum(each.n_replays for each in self.candidates if each.equal_to is None)
+        return sum(
+            candidate.n_replays for candidate in self.candidates if candidate.equal_to is None
+        )
 
 
 def record_bytes(record: TuningRecord) -> bytes:

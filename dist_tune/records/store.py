@@ -277,9 +277,9 @@ class Cache:
         alike = key.model_copy(update=others)
         records = [entry.record for entry in self._entries(folder, end)]
         return _newest_first(
-            each
-            for each in records
-            if each.cache_key != key and each.cache_key.model_copy(update=others) == alike
+            record
+            for record in records
+            if record.cache_key != key and record.cache_key.model_copy(update=others) == alike
         )
 
     def _files(self, name: str = "*", end: str = "") -> list[Path]:
@@ -355,7 +355,7 @@ def _paths_of(name: str) -> list[Path]:
     with suppress(ValueError):  # a module that says nothing of its origin
         spec = find_spec(package) if package.isidentifier() else None
     places = (spec and spec.submodule_search_locations) or ()
-    found = [path for each in places if (path := Path(each, folder_in_it).absolute()).is_dir()]
+    found = [path for place in places if (path := Path(place, folder_in_it).absolute()).is_dir()]
     if not found:
         lacking = (
             f"no package {package} is installed here. Install it"

@@ -86,12 +86,12 @@ def step_times(records: Sequence[TuningRecord]) -> tuple[float | None, float | N
     """
     if records and records[0].step_ms is not None:
         return records[0].step_ms
-    known_ms = [ms for each in records if (ms := _timed_step_ms(each.best)) is not None]
+    known_ms = [ms for record in records if (ms := _timed_step_ms(record.best)) is not None]
     if not records or len(known_ms) < len(records):
         return None, None
     # In the race others ran beside it.
-    best_ms = max(min(known_ms), *(each.best.latency_ms or 0.0 for each in records))
-    losses_ms = [ms for each in records if (ms := _loss_ms(each)) is not None]
+    best_ms = max(min(known_ms), *(record.best.latency_ms or 0.0 for record in records))
+    losses_ms = [ms for record in records if (ms := _loss_ms(record)) is not None]
     return (None if len(losses_ms) < len(records) else best_ms + sum(losses_ms)), best_ms
 
 
@@ -140,9 +140,12 @@ def why_chosen(record: TuningRecord) -> str:
     """
     best = record.best
     others = [
-        each
-        for each in record.candidates
-        if each is not best and each.failure is None and each.equal_to is None and each.latency_ms
+        candidate
+        for candidate in record.candidates
+        if candidate is not best
+        and candidate.failure is None
+        and candidate.equal_to is None
+        and candidate.latency_ms
     ]
     parts = [record.reason]
     if others and best.latency_ms:
@@ -159,8 +162,8 @@ def weighing(record: TuningRecord) -> str:
     was 1, or there was one finalist.
     """
     n_finalists = sum(
-        each.left is None and each.failure is None and each.closure_ms is not None
-        for each in record.candidates
+        candidate.left is None and candidate.failure is None and candidate.closure_ms is not None
+        for candidate in record.candidates
     )
     if n_finalists < 2 or record.closure_weight >= 1.0:
         return ""
@@ -190,9 +193,11 @@ def fates(record: TuningRecord) -> str:
     """What became of the candidates: "216 tried: 4 in the finals, 144 raced out, 68 cannot run here
     (shared memory)".
     """
-    counts = Counter(_fate(each) for each in record.candidates)
+    counts = Counter(_fate(candidate) for candidate in record.candidates)
     failures = Counter(
-        _cause(each.failure) for each in record.candidates if each.failure is not None
+        _cause(candidate.failure)
+        for candidate in record.candidates
+        if candidate.failure is not None
     )
     causes = ", ".join(
         f"{n} {cause}" if len(failures) > 1 else cause for cause, n in failures.most_common()
@@ -242,12 +247,19 @@ def _differing(candidates: Sequence[CandidateRecord]) -> list[str]:
     """Names of the fields in which candidates differ, hooks left out; empty where the fields of one
     are not known.
     """
-    if not all(each.fields for each in candidates):
+    if not all(candidate.fields for candidate in candidates):
         return []
     names = dict.fromkeys(
-        name for each in candidates for name in each.fields if not name.endswith("pre_hook")
+        name
+        for candidate in candidates
+        for name in candidate.fields
+        if not name.endswith("pre_hook")
     )
-    return [name for name in names if len({str(each.fields.get(name)) for each in candidates}) > 1]
+    return [
+        name
+        for name in names
+        if len({str(candidate.fields.get(name)) for candidate in candidates}) > 1
+    ]
 
 
 def own_and_shared(record: TuningRecord) -> tuple[str, str]:
@@ -280,8 +292,8 @@ class Settled(NamedTuple):
 def names(sites: Sequence[Settled]) -> list[str]:
     """Of each site, by its kernel and key; no two are alike."""
     return site_names(
-        [(each.record.kernel, each.record.key) for each in sites],
-        [f"{each.record.kernel} {each.record.key} (site {each.number})" for each in sites],
+        [(site.record.kernel, site.record.key) for site in sites],
+        [f"{site.record.kernel} {site.record.key} (site {site.number})" for site in sites],
     )
 
 
@@ -306,31 +318,33 @@ def candidate_rows(record: TuningRecord, *, has_ranks: bool = False) -> list[dic
     ``has_ranks``: with the time on each rank.
     """
     differing, best_ms = _differing(record.candidates), record.best.latency_ms
-    ranks = sorted({rank for each in record.candidates for rank in each.rank_latencies_ms})
+    ranks = sorted(
+        {rank for candidate in record.candidates for rank in candidate.rank_latencies_ms}
+    )
     rows = []
-    for each in sorted(
+    for candidate in sorted(
         record.candidates,
         key=lambda one: (one.failure is not None, one.latency_ms or float("inf"), one.index),
     ):
-        row: dict[str, Any] = {"#": each.index, "ms": each.latency_ms, "x winner": None}
-        if each.latency_ms and best_ms:
-            row["x winner"] = f"{each.latency_ms / best_ms:.2f}"
+        row: dict[str, Any] = {"#": candidate.index, "ms": candidate.latency_ms, "x winner": None}
+        if candidate.latency_ms and best_ms:
+            row["x winner"] = f"{candidate.latency_ms / best_ms:.2f}"
         row |= {
-            "+/- ms": each.known_spread_ms,
-            "step ms": each.closure_ms,
-            "timed": each.n_replays or None,
+            "+/- ms": candidate.known_spread_ms,
+            "step ms": candidate.closure_ms,
+            "timed": candidate.n_replays or None,
         }
         if has_ranks and len(ranks) > 1:
-            row |= {f"rank {rank}": each.rank_latencies_ms.get(rank) for rank in ranks}
-        row |= {"registers": each.n_regs, "spills": each.n_spills, "shared KiB": None}
-        if each.shared_bytes is not None:
-            row["shared KiB"] = f"{each.shared_bytes / 1024:.4g}"
+            row |= {f"rank {rank}": candidate.rank_latencies_ms.get(rank) for rank in ranks}
+        row |= {"registers": candidate.n_regs, "spills": candidate.n_spills, "shared KiB": None}
+        if candidate.shared_bytes is not None:
+            row["shared KiB"] = f"{candidate.shared_bytes / 1024:.4g}"
         if 0 < len(differing) <= 12:
-            row |= {name: str(each.fields.get(name, "")) for name in differing}
+            row |= {name: str(candidate.fields.get(name, "")) for name in differing}
         else:
-            row["config"] = short_config(each)
-        reason = why_not(each, record)
-        row["why"] = reason if each.failure is None else f"dropped: {reason}"
+            row["config"] = short_config(candidate)
+        reason = why_not(candidate, record)
+        row["why"] = reason if candidate.failure is None else f"dropped: {reason}"
         rows.append(row)
     return rows
 
@@ -377,8 +391,8 @@ def outcome(
     winners' launches.
     """
     launches_ms = Counter[int]()
-    for each in records:
-        launches_ms.update(each.best.rank_latencies_ms)
+    for record in records:
+        launches_ms.update(record.best.rank_latencies_ms)
     slowest = slowest_rank(launches_ms if ranks_ms is None else ranks_ms)
     told = f"{name} {times(*step_times(records))}, tuned in {seconds:.1f} s"
     return f"{told}; slowest rank {slowest}" if slowest else told
@@ -430,7 +444,7 @@ def origin(records: Sequence[TuningRecord]) -> dict[str, str]:
     runtime = where.cuda if " " in (where.cuda or "") else f"CUDA {where.cuda or 'none'}"
     return {
         "tuned": f"{last.tuned_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC",
-        "on": ", ".join(dict.fromkeys(made_on(each.environment) for each in records)),
+        "on": ", ".join(dict.fromkeys(made_on(record.environment) for record in records)),
         "versions": (
             f"Python {where.python}, torch {where.torch}, triton {where.triton}, {runtime}"
         ),

@@ -210,7 +210,7 @@ class OnlineRuns(Replayer):
             return configs[texts.index(text)]
         near = launch.slot.nearest()
         return self._use_at(
-            launch, near if any(each is near for each in configs) else configs[0]
+            launch, near if any(config is near for config in configs) else configs[0]
         ).config
 
     def missed(self, launch: Tunable) -> Any:

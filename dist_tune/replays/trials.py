@@ -213,7 +213,7 @@ class Trials:
         is_ready = (
             site.is_compiled
             and index not in site.failures
-            and any(index in each.loaded for each in site.variants)
+            and any(index in variant.loaded for variant in site.variants)
         )
         is_open = site.winner is None and site.record is None and not site.is_given_up
         return is_ready and is_open and site.configs[index].pre_hook is None

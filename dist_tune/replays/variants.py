@@ -90,9 +90,9 @@ class Variants:
         variant = Variant(f"{site.label} > {len(site.variants)}", specialisation(launch))
         first = site.variants[0].arguments
         told = [
-            f"{name} is {each.text}"
-            for name, each in variant.arguments.items()
-            if name not in first or first[name] != each
+            f"{name} is {argument.text}"
+            for name, argument in variant.arguments.items()
+            if name not in first or first[name] != argument
         ]
         told += [f"{name} is not given" for name in first if name not in variant.arguments]
         self._log.info(
@@ -105,14 +105,14 @@ class Variants:
         return variant
 
     def _check_end(self, site: Site) -> None:
-        met = [each.arguments for each in site.variants]
+        met = [variant.arguments for variant in site.variants]
         classes = {
             name: {each[name].compiled: each[name] for each in met if name in each}
             for each in met
             for name in each
         }
         name, found = max(classes.items(), key=lambda item: len(item[1]), default=("", {}))
-        compiled = [each.compiled for each in site.variants]
+        compiled = [variant.compiled for variant in site.variants]
         # Of one argument, and of the code around equal ones.
         has_end = max(len(found), *map(compiled.count, compiled)) <= _MAX_CLASSES
         if self.endless or has_end or len(met) <= MAX_VARIANTS:

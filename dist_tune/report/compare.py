@@ -107,7 +107,8 @@ def _differences(before: TuningRecord, after: TuningRecord) -> list[tuple[str, s
     found = differences(before.cache_key, after.cache_key)
     if "candidates" in found:
         n_common = len(
-            {each.config for each in before.candidates} & {each.config for each in after.candidates}
+            {candidate.config for candidate in before.candidates}
+            & {candidate.config for candidate in after.candidates}
         )
         n_after = f"{len(after.candidates)}, {n_common} in common"
         found["candidates"] = len(before.candidates), n_after

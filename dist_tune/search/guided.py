@@ -81,7 +81,7 @@ class ConfigSpace:
             [row.get(name, "") for row in rows]
             for name in dict.fromkeys(name for row in rows for name in row)
         ]
-        self._fields = [_field(each) for each in columns if len(set(each)) > 1]
+        self._fields = [_field(column) for column in columns if len(set(column)) > 1]
         self._n = len(texts)
         self._order: list[int] = []
         self._away = np.full(self._n, np.inf)
@@ -141,13 +141,13 @@ class ConfigSpace:
         # Nearly its logarithm: twice as slow is as far from the best as twice as fast.
         speeds = [math.sqrt(math.sqrt(best_ms / times_ms[i])) for i in learnt]
         mean = 0.0
-        for each in speeds:
-            mean += each / len(speeds)
+        for speed in speeds:
+            mean += speed / len(speeds)
         shifted = np.array(speeds) - mean
         squares = [
             sum((each * each for each in self._differences(i)), np.zeros(self._n)) for i in learnt
         ]
-        kernels = np.stack([1.0 / (1.0 + each / (_REACH * _REACH)) for each in squares])
+        kernels = np.stack([1.0 / (1.0 + square / (_REACH * _REACH)) for square in squares])
         pivots, rows = _eliminated(
             kernels[:, learnt] + _NOISE * np.eye(len(learnt)), np.column_stack([shifted, kernels])
         )

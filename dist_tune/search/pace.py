@@ -226,17 +226,17 @@ class Pace:
 
     def n_wait(self, race: Race, runs: Sequence[Replay]) -> int:
         """Calls until the budget has room for these."""
-        lacking_ms = sum(self._expected_ms(race, each) for each in runs) - self._left_ms
+        lacking_ms = sum(self._expected_ms(race, run) for run in runs) - self._left_ms
         earned_ms = _PLANNED * self.max_slowdown * self.agreed.call_s * 1e3
         return ceil(lacking_ms / earned_ms) if lacking_ms > 0 and earned_ms else 0
 
     def schedule(self, first: int, runs: Sequence[Replay]) -> dict[int, Replay]:
         """Number of a call -> its trials, from the ``first`` call on and without the plain ones."""
         calls, call = dict[int, Replay](), first
-        for each in runs:
+        for run in runs:
             while self.is_quiet(call):
                 call += 1
-            calls[call] = each
+            calls[call] = run
             call += 1
         return calls
 
@@ -244,9 +244,9 @@ class Pace:
         """They are over, and the race knows their times."""
         self._known_ms.clear()
         self._is_based |= any(
-            race[label].best in race[label].times for each in runs for label in each
+            race[label].best in race[label].times for run in runs for label in run
         )
-        self._foreseen_ms += sum(self._by_device_ms(race, each) for each in runs)
+        self._foreseen_ms += sum(self._by_device_ms(race, run) for run in runs)
 
     @property
     def _left_ms(self) -> float:
@@ -278,7 +278,7 @@ def _costs(site: SiteRace) -> tuple[float, dict[int, float]]:
     """What a trial of a candidate that is not known takes beyond what is in use, and of those that
     are; milliseconds.
     """
-    best, known = site.best, {i: each.launches_ms for i, each in site.times.items()}
+    best, known = site.best, {i: measured.launches_ms for i, measured in site.times.items()}
     if best is None or best not in known:
         return 0.0, {}
     own_ms = known[best]

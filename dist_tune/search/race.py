@@ -120,7 +120,7 @@ class Race:
     def kernel_times_ms(self) -> dict[str, dict[int, float]]:
         """Site -> candidate -> reduced time of its launches in a replay, so far."""
         return {
-            name: {i: each.launches_ms for i, each in site.times.items()}
+            name: {i: measured.launches_ms for i, measured in site.times.items()}
             for name, site in self._sites.items()
         }
 

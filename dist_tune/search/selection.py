@@ -133,14 +133,19 @@ def hopeless(
     if not times:
         return set()
     best_ms, closure_ms = (
-        min(each.launches_ms for each in times.values()),
-        min(each.closure_ms for each in times.values()),
+        min(measured.launches_ms for measured in times.values()),
+        min(measured.closure_ms for measured in times.values()),
     )
     typical_ms = {
-        i: (each.typical_ms or each.kernel_ms) * each.n_launches for i, each in times.items()
+        i: (measured.typical_ms or measured.kernel_ms) * measured.n_launches
+        for i, measured in times.items()
     }
     least_ms = options.insured_ms if is_first else 0.0
-    slow = {i for i, each in times.items() if each.launches_ms > max(HOPELESS * best_ms, least_ms)}
+    slow = {
+        i
+        for i, measured in times.items()
+        if measured.launches_ms > max(HOPELESS * best_ms, least_ms)
+    }
     if objective != "kernel":
         # Else the rest is faster for it.
         slow = {i for i in slow if times[i].closure_ms > closure_ms + options.margin(0) * best_ms}
@@ -154,11 +159,13 @@ def hopeless(
         limit_ms = max(HOPELESS * closure_ms, closure_ms + options.insured_ms)
         slow |= {
             i
-            for i, each in times.items()
-            if each.closure_ms - is_first * (each.launches_ms - typical_ms[i]) > limit_ms
+            for i, measured in times.items()
+            if measured.closure_ms - is_first * (measured.launches_ms - typical_ms[i]) > limit_ms
         }
     return slow - {
-        i for i, each in warm_ups.items() if is_first and each.launches_ms <= HOPELESS * best_ms
+        i
+        for i, warm_up in warm_ups.items()
+        if is_first and warm_up.launches_ms <= HOPELESS * best_ms
     }
 
 
@@ -182,14 +189,15 @@ def kept(
     if not times:
         return []
     launches_ms = {
-        i: (each.typical_ms or each.kernel_ms if by_typical else each.kernel_ms) * each.n_launches
-        for i, each in times.items()
+        i: (measured.typical_ms or measured.kernel_ms if by_typical else measured.kernel_ms)
+        * measured.n_launches
+        for i, measured in times.items()
     }
     # For the kernel's time alone both orders are the same, but for the slowest rank's kernel beside
     # the middle one's.
     closure_ms = {
-        i: each.closure_ms if objective != "kernel" else each.launches_ms
-        for i, each in times.items()
+        i: measured.closure_ms if objective != "kernel" else measured.launches_ms
+        for i, measured in times.items()
     }
     allowed_ms = margin * min(launches_ms.values())
     limits_ms = min(launches_ms.values()) + allowed_ms, min(closure_ms.values()) + allowed_ms
@@ -227,16 +235,19 @@ def select(
     candidates, beyond noise: with none, launches alone decide. Without repeats, the closure alone
     decides if the site ``is_alone`` in it.
     """
-    rest_ms = {i: each.closure_ms - each.launches_ms for i, each in times.items()}
+    rest_ms = {i: measured.closure_ms - measured.launches_ms for i, measured in times.items()}
     middle_ms = statistics.median(rest_ms.values())
     launch_error_ms = (
         error_of_median_ms(
-            [(each.spread_ms * each.n_launches, each.n_timed) for each in times.values()]
+            [
+                (measured.spread_ms * measured.n_launches, measured.n_timed)
+                for measured in times.values()
+            ]
         )
         or 0.0
     )
     rest_error_ms = error_of_median_ms(
-        [(each.rest_spread_ms, each.n_replays) for each in times.values()]
+        [(measured.rest_spread_ms, measured.n_replays) for measured in times.values()]
     )
     weight = 0.0
     if objective != "kernel" and rest_error_ms is None:
@@ -247,7 +258,9 @@ def select(
             + launch_error_ms**2
         )
         weight = bias / (bias + rest_error_ms**2) if bias > 0 else 0.0
-    cost_ms = {i: each.launches_ms + weight * (rest_ms[i] - middle_ms) for i, each in times.items()}
+    cost_ms = {
+        i: measured.launches_ms + weight * (rest_ms[i] - middle_ms) for i, measured in times.items()
+    }
     error_ms = sqrt(2) * hypot((1 - weight) * launch_error_ms, weight * (rest_error_ms or 0.0))
 
     leader = min(cost_ms, key=lambda i: (cost_ms[i], i))

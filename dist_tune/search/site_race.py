@@ -99,8 +99,10 @@ class SiteRace:
         self._n_asked = 0  # times that this was not enough
         self._timed_in_finals: set[int] = set()
         self.drop(failures)
-        times = {self.equal.get(i, i): each for i, each in prior.times.items()} | prior.times
-        self.prior_times = {i: each for i, each in times.items() if i in self._runnable()}
+        times = {
+            self.equal.get(i, i): measured for i, measured in prior.times.items()
+        } | prior.times
+        self.prior_times = {i: measured for i, measured in times.items() if i in self._runnable()}
         attempt = prior.attempt if self._options.goes_on else {}
         self._attempt = {i: each for i, each in attempt.items() if i in self._runnable()}
         """Times of the attempt before, which count as this race's own."""
@@ -241,7 +243,7 @@ class SiteRace:
         self._has_run |= n_replays > 0 and bool(self.queue)
         self.queue = self.queue[n_replays:]
         if times:
-            n_launches = max(each.n_launches for each in times.values())
+            n_launches = max(measured.n_launches for measured in times.values())
             # Which has not kept how many launches a call makes.
             for i, each in self._attempt.items():
                 earlier = each._replace(n_launches=n_launches)
@@ -250,15 +252,16 @@ class SiteRace:
                     if i in times
                     else self.times[i]._replace(n_launches=n_launches)
                 )
-        self.times.update({i: each for i, each in times.items() if i not in self._attempt})
+        self.times.update({i: measured for i, measured in times.items() if i not in self._attempt})
         # A rank that met the site late may be the slowest, so times without it do not count.
         n_owners = max(
-            (each.n_owners for i, each in self.times.items() if i not in self._attempt), default=0
+            (measured.n_owners for i, measured in self.times.items() if i not in self._attempt),
+            default=0,
         )
         self.times = {
-            i: each
-            for i, each in self.times.items()
-            if i in self._attempt or each.n_owners == n_owners
+            i: measured
+            for i, measured in self.times.items()
+            if i in self._attempt or measured.n_owners == n_owners
         }
         self.suspects -= self.times.keys()
         if self.stage == "finals":
@@ -566,7 +569,8 @@ class SiteRace:
             is_mixed = bool(in_finals) and not times.keys() <= in_finals
             # Ties below the clock's error would add up over many short kernels.
             is_long = (
-                options.tie * min(each.launches_ms for each in times.values()) > options.clock_ms
+                options.tie * min(measured.launches_ms for measured in times.values())
+                > options.clock_ms
             )
             tie, is_alone = options.tie if is_long else 0.0, self.n_open < 2
             self.selection = select(

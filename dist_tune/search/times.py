@@ -144,11 +144,11 @@ def equal_on_all(ranks: Sequence[Mapping[int, int]]) -> dict[int, int]:
     ``ranks``: the same of each rank.
     """
     first: dict[tuple[int, ...], int] = {}
-    named = sorted({i for each in ranks for pair in each.items() for i in pair})
+    named = sorted({i for rank in ranks for pair in rank.items() for i in pair})
     return {
         i: k
         for i in named
-        if (k := first.setdefault(tuple(each.get(i, i) for each in ranks), i)) != i
+        if (k := first.setdefault(tuple(rank.get(i, i) for rank in ranks), i)) != i
     }
 
 
@@ -287,7 +287,9 @@ class Samples:
         times: dict[str, dict[int, Times]] = {}
         all_failures = {site: dict(each) for site, each in failures.items()}
         unclear = set[str]()
-        fastest_ms = {site: min(each.values()) for site, each in reduced_ms.items() if each}
+        fastest_ms = {
+            site: min(reduced_m.values()) for site, reduced_m in reduced_ms.items() if reduced_m
+        }
         beyond_ms: dict[int, dict[str, float]] = {}
         for site in self._launches:  # also those not met recently: this rank still owns them
             times[site] = {}

@@ -169,9 +169,9 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
     deaths: dict[str, dict[int, int]] = {}
     barred: dict[str, dict[int, str]] = {}
     for rank, mine in manifests.items():
-        for label, each in mine.deaths.items():
+        for label, death in mine.deaths.items():
             of = deaths.setdefault(label, {})
-            of.update({i: max(n, of.get(i, 0)) for i, n in each.items()})
+            of.update({i: max(n, of.get(i, 0)) for i, n in death.items()})
         for label, failures in mine.barred.items():
             for i, (_, reason) in failures.items():
                 barred.setdefault(label, {}).setdefault(
@@ -212,8 +212,8 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
             {
                 label
                 for mine in everyone
-                for label, each in mine.sites.items()
-                if digest(lists.get(label, [])) != each
+                for label, site in mine.sites.items()
+                if digest(lists.get(label, [])) != site
             }
         ),
         shared=shared,
@@ -226,8 +226,8 @@ def reduce_manifests(manifests: Mapping[int, RankManifest]) -> SiteManifest:
         prior={
             **prior,
             **{
-                label: replace(prior.get(label, PriorTimes()), suspects=sorted(each))
-                for label, each in deaths.items()
+                label: replace(prior.get(label, PriorTimes()), suspects=sorted(death))
+                for label, death in deaths.items()
             },
         },
         deaths=deaths,

@@ -206,9 +206,10 @@ class TuningJournal:
 
     def agreed(self, times: Mapping[str, Mapping[int, Times]]) -> None:
         """After a meeting: site -> candidate -> times, the same on all ranks."""
-        for label, each in times.items():
+        for label, measured in times.items():
             told = {
-                i: ((t.kernel_ms, t.closure_ms, t.spread_ms), t.n_replays) for i, t in each.items()
+                i: ((t.kernel_ms, t.closure_ms, t.spread_ms), t.n_replays)
+                for i, t in measured.items()
             }
             self._note("agreed", label, times=told)
 
@@ -246,7 +247,7 @@ class TuningJournal:
         """Before a replay."""
         pairs = [(label, trial.candidate) for label, trial in schedule.items()]
         self._under_way[replay] = [
-            each for each in pairs if schedule[each[0]].is_timed or each not in self._has_run
+            pair for pair in pairs if schedule[pair[0]].is_timed or pair not in self._has_run
         ]
         self._mark()
 

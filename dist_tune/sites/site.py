@@ -49,7 +49,7 @@ class Variant:
     @property
     def compiled(self) -> dict[str, str]:
         """Name -> class of the argument."""
-        return {name: each.compiled for name, each in self.arguments.items()}
+        return {name: argument.compiled for name, argument in self.arguments.items()}
 
 
 @dataclass(slots=True)
@@ -155,14 +155,14 @@ class Site:
         kept = [self.texts.index(text) if text in self.texts else 0 for text in texts]
         now = {old: new for new, old in reversed([*enumerate(kept)])}
         self.n_removed += max(0, len(self.texts) - len(texts))
-        self.failures = {now[i]: each for i, each in self.failures.items() if i in now}
+        self.failures = {now[i]: failure for i, failure in self.failures.items() if i in now}
         for i, text in enumerate(texts):
             if text not in self.texts:
                 self.failures[i] = CandidateFailure(
                     FailureKind.LAUNCH, "its prune rules leave it out on this rank"
                 )
         self.configs, self.texts = [self.configs[i] for i in kept], [*texts]
-        self.resources = {now[i]: each for i, each in self.resources.items() if i in now}
+        self.resources = {now[i]: resource for i, resource in self.resources.items() if i in now}
         self.suspects, self.untried = set(), {now[i] for i in self.untried & now.keys()}
         self.quickest = [now[i] for i in self.quickest if i in now]
         self.near, self.stand_in = (
@@ -206,7 +206,9 @@ class Site:
         ]
         # A candidate with a wrong result runs: where nothing else does, it keeps the ranks in step.
         is_none = not running and not is_asked
-        wrong = {i for i, each in self.failures.items() if each.kind is FailureKind.WRONG_RESULT}
+        wrong = {
+            i for i, failure in self.failures.items() if failure.kind is FailureKind.WRONG_RESULT
+        }
         yield from [i for i in order if i in wrong] if is_none else running
 
 
@@ -224,7 +226,9 @@ def none_left(
     The machine's, if that failed some of them; Triton's own kind, too, where resources are short,
     for a step that does without the kernel.
     """
-    if machine := [each.reason for each in failures.values() if each.kind is FailureKind.MACHINE]:
+    if machine := [
+        failure.reason for failure in failures.values() if failure.kind is FailureKind.MACHINE
+    ]:
         first = (
             machine[0]
             if machine[0].startswith("rank ")

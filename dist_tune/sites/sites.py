@@ -194,7 +194,7 @@ class Sites:
         """
         fewer = []
         for label in [
-            each for each in texts if each in self.met and self.met[each].texts != texts[each]
+            text for text in texts if text in self.met and self.met[text].texts != texts[text]
         ]:
             site = self.met[label]
             n_before = len(site.texts)
@@ -391,7 +391,7 @@ class Sites:
             kinds, identify = self._kinds.setdefault(base, {}), launch.identify
             # One that is alone is not read here, because that takes half a millisecond.
             label = next(
-                (label for label, each in kinds.items() if each() == identify()),
+                (label for label, kind in kinds.items() if kind() == identify()),
                 f"{base}#{len(kinds) + 1}" if kinds else base,
             )
             kinds[label] = identify
@@ -406,10 +406,10 @@ class Sites:
         site.is_new = False
         site.winner = site.configs[site.texts.index(config)]
         quantiles_ms = dict.fromkeys(range(len(site.configs)), (inf, inf, inf))
-        for each in record.candidates if record is not None else ():
-            if each.latency_ms is not None and each.failure is None:
+        for candidate in record.candidates if record is not None else ():
+            if candidate.latency_ms is not None and candidate.failure is None:
                 # The median absolute deviation.
-                ms, spread_ms = (each.latency_ms, each.spread_ms or 0.0)
-                quantiles_ms[each.index] = ms, max(0.0, ms - spread_ms), ms + spread_ms
+                ms, spread_ms = (candidate.latency_ms, candidate.spread_ms or 0.0)
+                quantiles_ms[candidate.index] = ms, max(0.0, ms - spread_ms), ms + spread_ms
         timed = [(each, quantiles_ms[i]) for i, each in enumerate(site.configs)]
         site.timings = Timings(timed, record.seconds if record is not None else 0.0)

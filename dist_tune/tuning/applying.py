@@ -170,7 +170,7 @@ def _tell(
         # They have been written without, since a job may end before these calls.
         known = {"step_ms": (steps.before_ms, steps.after_ms)}
         settled = _written(
-            context, {label: each.model_copy(update=known) for label, each in records.items()}
+            context, {label: record.model_copy(update=known) for label, record in records.items()}
         )
     n_again = context.replays.n_run_again
     again = f", {n_again} of them run again" if n_again else ""

@@ -46,7 +46,9 @@ def equals(configs: Sequence[Any], kernels: Sequence[str]) -> dict[int, int]:
 
 def _equals(context: TuningContext, site: Site) -> dict[int, int]:
     """Equal in all variants so far."""
-    by_variant = zip(*(context.compiler.kernels(each.label) for each in site.variants), strict=True)
+    by_variant = zip(
+        *(context.compiler.kernels(variant.label) for variant in site.variants), strict=True
+    )
     kernels = [" ".join(each) if all(each) else "" for each in by_variant]
     return equals(
         site.configs,
@@ -89,7 +91,7 @@ def lacking(context: TuningContext) -> dict[str, set[int]]:
     for label, site in context.sites.met.items():
         if label in context.race and site.is_compiled and not site.is_new and not site.is_given_up:
             wanted = set(context.race[label].alive()) - site.failures.keys()
-            if any(wanted - each.loaded for each in site.variants):
+            if any(wanted - variant.loaded for variant in site.variants):
                 found[label] = wanted
     return found
 

@@ -181,9 +181,9 @@ class TuningContext:
             if label in self.race:
                 self.race[label].drop(reasons(failures))
             if found := {
-                i: each
-                for i, each in failures.items()
-                if each.kind in (FailureKind.MACHINE, FailureKind.CLOCK)
+                i: failure
+                for i, failure in failures.items()
+                if failure.kind in (FailureKind.MACHINE, FailureKind.CLOCK)
             }:
                 self.machine.setdefault(label, {}).update(found)
         return reduced
@@ -205,9 +205,9 @@ class TuningContext:
             ) >= len(entry.texts)
             if is_none_left or is_for_machine:
                 failures = {
-                    i: CandidateFailure(FailureKind.LAUNCH, each.failure)
-                    for i, each in enumerate(race.results())
-                    if each.failure
+                    i: CandidateFailure(FailureKind.LAUNCH, result.failure)
+                    for i, result in enumerate(race.results())
+                    if result.failure
                 }
                 site = self.sites.met.get(label)
                 raise none_left(label, entry.texts, failures | machine, "on all ranks") from (

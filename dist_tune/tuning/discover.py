@@ -191,9 +191,9 @@ def _refute(context: TuningContext, wrong: Mapping[str, str]) -> None:
         context.story.warning(f"site={label} {_WRONG}, and it is tuned anew: {how}", shown=True)
     context.sites.forget(wrong)
     context.records[:] = [
-        each
-        for each in context.records
-        if not (each.is_recalled and each.kernel + each.key in wrong)
+        record
+        for record in context.records
+        if not (record.is_recalled and record.kernel + record.key in wrong)
     ]
 
 
@@ -207,7 +207,7 @@ def write_record(context: TuningContext, record: TuningRecord, writers: Collecti
 @Reduction
 def _merged(parts: Mapping[int, dict[str, str]]) -> dict[str, str]:
     """Site -> record as JSON, of all sites that any rank brings one of."""
-    return {label: text for each in parts.values() for label, text in each.items()}
+    return {label: text for part in parts.values() for label, text in part.items()}
 
 
 def _shared_records(context: TuningContext, manifest: SiteManifest) -> dict[str, TuningRecord]:

@@ -147,7 +147,9 @@ def cut_off(context: TuningContext) -> str:
         )
     else:
         n_loaded = sum(
-            len(each.loaded) for site in context.sites.met.values() for each in site.variants[:1]
+            len(variant.loaded)
+            for site in context.sites.met.values()
+            for variant in site.variants[:1]
         )
         far = f"before a config was timed: {n_loaded} of {n_all} are compiled"
     return f"{name} is not tuned any further: the program ended first{after}, {far}{then}"

@@ -56,7 +56,7 @@ def run_race(context: TuningContext, closure: Closure) -> None:
             trials.samples.restart()
         context.story.phase("finals" if race.is_final else "race")
         # What a guided search compiles next, and how long that takes, is not known.
-        is_guided = not race.is_final and any(each.untried for each in context.entries.values())
+        is_guided = not race.is_final and any(entry.untried for entry in context.entries.values())
         context.story.terminal.expect(0 if is_guided else race.n_left, race.spare_s)
         if wants_graphs and race.is_final and (why_not := _capture(context, closure, batch)):
             told = (

@@ -101,10 +101,10 @@ def shown_signature(
     except (TypeError, ValueError):
         return None
     added = [
-        each
-        for each in call.parameters.values()
-        if each.kind is each.KEYWORD_ONLY and each.name not in own.parameters
+        parameter
+        for parameter in call.parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in own.parameters
     ]
     parameters = list(own.parameters.values())
-    end = len(parameters) - any(each.kind is each.VAR_KEYWORD for each in parameters)
+    end = len(parameters) - any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     return own.replace(parameters=[*parameters[:end], *added, *parameters[end:]])

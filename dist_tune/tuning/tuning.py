@@ -342,9 +342,9 @@ class Tuning:
         self._watchdog.note("the end of the tuning", Kind.UNLIMITED)
         context.compiler.end()
         context.sites.journal.end_with(error)
-        for each in self.trials.suspects:
+        for suspect in self.trials.suspects:
             error.add_note(
-                f"rank {context.ranks.rank} left {each}, after a collective; if there were more"
+                f"rank {context.ranks.rank} left {suspect}, after a collective; if there were more"
                 " after it, ranks are out of step"
             )
         if _is_programs_end(error):
