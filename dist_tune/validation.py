@@ -56,9 +56,8 @@ def check_number(option: str, value: Any, least: float, kinds: Any = int) -> Non
         ValueError: it is less, or not finite.
     """
     if isinstance(value, bool) or not isinstance(value, kinds):
-        raise TypeError(
-            f"{option} must be {'an int' if kinds is int else 'a number'}, got {spelled(value)}"
-        )
+        kind = "an int" if kinds is int else "a number"
+        raise TypeError(f"{option} must be {kind}, got {spelled(value)}")
     if not least <= value < math.inf:
         raise ValueError(f"need {option} >= {least}, got {value}")
 
@@ -159,7 +158,9 @@ def _deferred_kind(function: Any) -> str:
     """Kind of the value of a callable that returns before its body has run; empty for ordinary
     ones.
     """
-    for body in (function, type(function).__call__) if callable(function) else ():
+    if not callable(function):
+        return ""
+    for body in (function, type(function).__call__):
         if inspect.iscoroutinefunction(body):
             return "coroutine"
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):

@@ -374,10 +374,10 @@ class Watchdog:
             for label, _ in candidates
             if label in self._sites.met
         }
-        told = [
-            f'candidate {i} "{texts[label][i] if label in texts else "?"}" of {label}'
-            for label, i in candidates[:3]
+        named = [
+            (i, texts[label][i] if label in texts else "?", label) for label, i in candidates[:3]
         ]
+        told = [f'candidate {i} "{text}" of {label}' for i, text, label in named]
         return ", ".join(told) + (f" and {len(candidates) - 3} more" if len(candidates) > 3 else "")
 
     # -- what it says and does ---------------------------------------------------------------------

@@ -186,7 +186,8 @@ def ls(
         and _is_made_on(each.record, device)
     }
     of_all = f" of {len(found)}" if len(chosen) < len(found) else ""
-    total = f"{amount(len(chosen), 'record') if chosen else 'no records'}{of_all} in {cache.folder}"
+    number_told = amount(len(chosen), "record") if chosen else "no records"
+    total = f"{number_told}{of_all} in {cache.folder}"
     rows = []
     for number, each in chosen.items():
         counts = {"n_candidates": len(each.record.candidates), "n_dropped": _n_dropped(each.record)}
@@ -340,10 +341,8 @@ def export(target: str, name: str | None = None, device: str = "") -> Answer:
         each.record for each in choose(cache, name).values() if _is_made_on(each.record, device)
     ]
     if not records:
-        raise RefusedError(
-            "nothing to export: there are no records"
-            f" {f'of {plain(device)!r} ' if device else ''}in {cache.folder}"
-        )
+        of_device = f" of {plain(device)!r}" if device else ""
+        raise RefusedError(f"nothing to export: there are no records{of_device} in {cache.folder}")
     code = 1 if cache.unused and name is None else 0
     if target.endswith("/"):
         cache = Cache(file)

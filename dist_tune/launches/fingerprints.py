@@ -259,7 +259,9 @@ def _meaning(value: Any, attributes: dict[str, Any] | None = None, depth: int = 
             if not is_ordered and len(value) > _MOST_ELEMENTS:
                 elements = ()  # their order is another one in each process
             texts = [_meaning(each, None, depth + 1) for each in islice(elements, _MOST_ELEMENTS)]
-            return f"{kind.__name__}{len(value)}{texts if is_ordered else sorted(texts)}"
+            if not is_ordered:
+                texts.sort()
+            return f"{kind.__name__}{len(value)}{texts}"
         plain = {
             name: attribute
             for name, attribute in (attributes or {}).items()

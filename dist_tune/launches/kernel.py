@@ -237,9 +237,9 @@ class Launch(Tunable):
                 " decorator the configs of both, as their product"
             )
         given = self._full(kernel.configs[0])
-        for option in (
-            ("restore_value", "reset_to_zero") if own_hook(kernel, "pre_hook") is None else ()
-        ):
+        if own_hook(kernel, "pre_hook") is not None:
+            return
+        for option in ("restore_value", "reset_to_zero"):
             for name in getattr(kernel, option):
                 if name not in kernel.arg_names:
                     raise ValueError(

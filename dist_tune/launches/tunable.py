@@ -308,9 +308,9 @@ def rule_error(rule: str, name: str, error: Exception, where: str) -> ValueError
 
 def argument_texts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """The arguments of a call for a message, tensors by shape."""
-    named = [*(("", arg) for arg in args), *((f"{name}=", each) for name, each in kwargs.items())]
-    texts = [
-        f"{name}{f'tensor {list(each.shape)}' if isinstance(each, torch.Tensor) else spelled(each)}"
-        for name, each in named
-    ]
-    return f"({', '.join(texts)})"
+
+    def text(value: Any) -> str:
+        return f"tensor {[*value.shape]}" if isinstance(value, torch.Tensor) else spelled(value)
+
+    named = [f"{name}={text(value)}" for name, value in kwargs.items()]
+    return f"({', '.join([*map(text, args), *named])})"

@@ -169,9 +169,10 @@ def _of_tensors(
         if atol is None
         else f"beyond {atol:.2g} + {rtol:.2g} * |expected|"
     )
+    how = limit if is_float else "differ"
     return (
         f"wrong by {error:.2g} at {at} (got {mine:.6g}, expected {theirs:.6g}; {n_wrong} of {count}"
-        f" {limit if is_float else 'differ'})"
+        f" {how})"
     )
 
 

@@ -134,11 +134,10 @@ class Card:
             doing = (
                 f"it is in call {self.inside[-1].number} of {closure_name(self.inside[-1].closure)}"
             )
+        what = "is late in" if is_here else "has not come to"
+        told = f"rank {rank} {what} {where}"
         why = _STATES.get(self.state, "") or doing
-        return (
-            f"rank {rank} {'is late in' if is_here else 'has not come to'}"
-            f" {where}{why and f': {plain(why)}'}"
-        )
+        return f"{told}: {plain(why)}" if why else told
 
 
 def has_passed(call: Call, card: Card) -> bool:

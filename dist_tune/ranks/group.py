@@ -174,7 +174,8 @@ class Ranks(Meetings):
         is gone when NCCL's expires.
         """
         with ExitStack() as stack:
-            for backend in () if self.is_alone else _backends():
+            backends = [] if self.is_alone else _backends()
+            for backend in backends:
                 is_gloo = dist.is_gloo_available() and isinstance(backend, dist.ProcessGroupGloo)
                 short, before = (
                     timedelta(seconds=self.deadline_s * (1.0 if is_gloo else 4.0)),

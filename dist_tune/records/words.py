@@ -48,7 +48,7 @@ def faster(ratio: float) -> str:
     if share - 1 < _ALIKE:
         return "as fast"
     size = f"{share:.3g}x" if share >= _TIMES else f"{100 * (share - 1):.1f} %"
-    return f"{size} {'faster' if ratio > 1 else 'slower'}"
+    return f"{size} faster" if ratio > 1 else f"{size} slower"
 
 
 def times(before_ms: float | None, after_ms: float | None) -> str:

@@ -406,7 +406,8 @@ class Sites:
         site.is_new = False
         site.winner = site.configs[site.texts.index(config)]
         quantiles_ms = dict.fromkeys(range(len(site.configs)), (inf, inf, inf))
-        for candidate in record.candidates if record is not None else ():
+        measured = record.candidates if record is not None else []
+        for candidate in measured:
             if candidate.latency_ms is not None and candidate.failure is None:
                 # The median absolute deviation.
                 ms, spread_ms = (candidate.latency_ms, candidate.spread_ms or 0.0)

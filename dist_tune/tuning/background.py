@@ -46,8 +46,9 @@ class Online:
         atexit.register(self._close)
         for site in first.sites:
             if site.winner is not None and site.record is None:
-                for slot in site.slots.values() if site.is_whole else ():
-                    slot.clear()
+                if site.is_whole:
+                    for slot in site.slots.values():
+                        slot.clear()
                 runs.use(site, site.configs.index(site.winner))
 
     def _run(self) -> None:

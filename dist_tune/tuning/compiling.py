@@ -254,10 +254,9 @@ def tell_of_work(context: TuningContext) -> None:
     if not any(fates.values()):
         return
     context.expenses.seconds.compile_cpu += sum(work.values())
-    stages = " ".join(
-        f"{name}={seconds:.3f}{' (wall)' if name == 'cubin' else ''}"
-        for name, seconds in work.items()
-    )
+    # Of ptxas, a child process, the wall time.
+    units = {"cubin": " (wall)"}
+    stages = " ".join(f"{name}={s:.3f}{units.get(name, '')}" for name, s in work.items())
     context.story.debug(
         f"kernels: {' '.join(f'{name}={n}' for name, n in fates.items())} cpu_seconds: {stages}"
     )

@@ -141,10 +141,9 @@ def cut_off(context: TuningContext) -> str:
         kept, then = "nothing is kept without a cache", ""
     if n_timed:
         n_missing = max(1, 3 * race.n_left // 2)  # with those of what is in use
-        far = (
-            f"in the {'finals' if race.is_final else 'race'}: {kept}, and at most"
-            f" {amount(n_missing, 'timed call')} are missing"
-        )
+        phase = "finals" if race.is_final else "race"
+        missing = amount(n_missing, "timed call")
+        far = f"in the {phase}: {kept}, and at most {missing} are missing"
     else:
         n_loaded = sum(
             len(variant.loaded)
