@@ -44,7 +44,7 @@ from rich.table import Table
 from dist_tune import contextual_autotune
 from dist_tune.records import TuningRecord
 
-PHASES = ("discover", "compile", "race", "finals", "settle")
+PHASES = ("discover", "compile", "race", "finals", "apply")
 N_BEST = 24
 """So many of the exhaustive search's best are timed again, beside the winners."""
 

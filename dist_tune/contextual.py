@@ -29,7 +29,14 @@ from dist_tune.replays import FirstRun
 from dist_tune.search import Objective, Plan, SearchName
 from dist_tune.settings import Settings, check_mode, read_settings
 from dist_tune.sites import Site, check_not_capturing, in_turn
-from dist_tune.tuning import Online, TunedClosure, Tuning, TuningOptions, note_of_tracing, note_use
+from dist_tune.tuning import (
+    Online,
+    TunedClosure,
+    Tuning,
+    TuningOptions,
+    count_use,
+    notice_of_tracing,
+)
 from dist_tune.validation import check_function, check_online, check_ordinary
 
 if TYPE_CHECKING:
@@ -154,7 +161,7 @@ class Untuned:
         self._sites: dict[tuple[int, str], list[Any]] = {}
         """(Identity of the decorated object, key) -> site and number of its calls."""
 
-    def note(self, sites: Iterable[Site]) -> None:
+    def remember(self, sites: Iterable[Site]) -> None:
         """Add sites, or keep those that are known."""
         for site in sites:
             for owner in site.slots:
@@ -195,7 +202,7 @@ class MadeAnew:
         tuned.
         """
 
-    def note(self, sites: Iterable[Site]) -> None:
+    def remember(self, sites: Iterable[Site]) -> None:
         """Note the sites of a tuning."""
         for site in sites:
             if site.winner is not None and (name := site.kernel + site.key) in self._met:
@@ -229,7 +236,7 @@ class Tuner:
         self.name, self.options = name, options
         self.records: list[TuningRecord] = []
         self.untuned = Untuned()
-        self.note_tracing = note_of_tracing(name)
+        self.tell_of_tracing = notice_of_tracing(name)
         self.turn = RLock()
         """Threads that come to a first call together, or miss together, wait for what one of them
         finds.
@@ -244,7 +251,7 @@ class Tuner:
         found = sorted(tuning.records, key=lambda each: each.kernel == self.name)
         # A kernel made anew in each call has its own again.
         self.records += [each for each in found if each not in self.records]
-        self.untuned.note(tuning.untuned)
+        self.untuned.remember(tuning.untuned)
 
     def begin_online(self, tuning: Tuning, calls: Calls) -> bool:
         """Tune in the calls to come what this ``tuning`` found that no call may be repeated for;
@@ -296,7 +303,7 @@ class Tuner:
                 if record is not None
                 else lookup.nearest_config(label, texts)
             )
-        note_use(
+        count_use(
             settings.effective_mode,
             settings,
             "exact" if record is not None else "nearest" if index is not None else "first",
@@ -390,12 +397,12 @@ class _ClosureTuner(Tuner, Generic[P, R]):
             patch.marks,
             interception.DYNAMO_SKIPS,
         )
-        note_tracing = self.note_tracing
+        tell_of_tracing = self.tell_of_tracing
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             # A constant for Dynamo, which then traces nothing of what follows.
             if is_dynamo_compiling():
-                note_tracing()
+                tell_of_tracing()
                 return function(*args, **kwargs)
             if listeners and interception.listener_here() is not None:
                 if self.is_dist:
@@ -449,7 +456,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         call meanwhile.
         """
         if is_traced((args, kwargs)):
-            self.note_tracing()
+            self.tell_of_tracing()
             return self.function(*args, **kwargs)
         if (online := self.online) is not None:
             self.seen_online.add(signature)
@@ -516,7 +523,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         call.
         """
         super().keep(tuning)
-        self.made_anew.note(() if tuning.is_alone else tuning.sites)
+        self.made_anew.remember(() if tuning.is_alone else tuning.sites)
 
     def first_run(self, args: Any, kwargs: Any, *, is_watched: bool) -> FirstRun:
         """The first run of a call, made or yet to make; with ``reset`` the user answers for what it
@@ -565,7 +572,7 @@ class _ClosureTuner(Tuner, Generic[P, R]):
         if is_capturing():
             return launch.run(self.under_capture(launch, read_settings()), None, is_trial=False)
         if is_traced(launch.arguments):
-            self.note_tracing()
+            self.tell_of_tracing()
             configs, *_ = launch.candidates()
             return launch.run(configs[0], None)
         if (config := self.untuned.config(launch)) is not None:

@@ -224,7 +224,7 @@ class _FunctionTuner(Tuner):
         interception.triton_patch()  # takes some milliseconds; here rather than in the first call
         key_fn = None if self.tunable.bucket or self.tunable.n_bound else self.tunable.key_fn
         key_of = self.tunable.key if key_fn is None else key_fn
-        first, note_tracing = self.tunable.configs[0], self.note_tracing
+        first, tell_of_tracing = self.tunable.configs[0], self.tell_of_tracing
         used = self.tunable.fits.used if self.tunable.fits is not None else None
 
         def call(
@@ -237,7 +237,7 @@ class _FunctionTuner(Tuner):
         ) -> Any:
             # A constant for Dynamo, which then traces nothing of what follows.
             if is_dynamo_compiling():
-                note_tracing()
+                tell_of_tracing()
                 return function(*args, **{**first, **kwargs})
             is_fixed = bool(kwargs) and not names.isdisjoint(kwargs)
             if is_fixed:
@@ -419,7 +419,7 @@ class _FunctionTuner(Tuner):
 
     def call_traced(self, args: Any, kwargs: Any) -> Any:
         """A call that computes no values."""
-        self.note_tracing()
+        self.tell_of_tracing()
         return self.tunable.body(*args, **{**self.tunable.configs[0], **kwargs})
 
     def call_untuned(self, args: Any, kwargs: Any, group: ProcessGroup | None) -> Any:

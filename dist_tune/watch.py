@@ -27,7 +27,7 @@ from dist_tune.accelerator import api, device_type
 from dist_tune.compiler import is_compiling, noted
 from dist_tune.errors import CandidateFailure, FailureKind, StuckConfigError
 from dist_tune.files import to_terminal, warn_once
-from dist_tune.ranks import Asked, Ranks, run_beside, within
+from dist_tune.ranks import Asked, Ranks, run_in_thread, within
 from dist_tune.search import Replay
 from dist_tune.settings import Settings
 from dist_tune.sites import Sites
@@ -183,7 +183,7 @@ class Watchdog:
             if self._thread is not None or self._over.is_set():
                 return
             try:
-                self._thread = run_beside(self._run, "watchdog")
+                self._thread = run_in_thread(self._run, "watchdog")
             except RuntimeError as error:
                 # No more threads: not the doing of the config whose launch this is.
                 self._over.set()
@@ -206,7 +206,7 @@ class Watchdog:
 
     # -- told by the tuning's thread ---------------------------------------------------------------
 
-    def note(self, doing: str, kind: Kind = Kind.WORK, schedule: Replay | None = None) -> None:
+    def at(self, doing: str, kind: Kind = Kind.WORK, schedule: Replay | None = None) -> None:
         """Begin a step."""
         self._step = Step(doing, kind, time.monotonic(), _candidates(schedule or {}))
 
@@ -248,7 +248,7 @@ class Watchdog:
 
     def end_batch(self, batch: list[Replay]) -> bool:
         """The device is through all replays of a batch; true if it had to be released."""
-        self.note("work between batches")
+        self.at("work between batches")
         self._returned.update(each for schedule in batch for each in _candidates(schedule))
         return self._take_released()
 

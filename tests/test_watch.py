@@ -46,7 +46,7 @@ class Watched(SimpleNamespace):
 
     def replay(self, seconds: float) -> None:
         """One that ends."""
-        self.dog.note("replay 1", Kind.REPLAY, {})
+        self.dog.at("replay 1", Kind.REPLAY, {})
         self.now += seconds
         self.dog.end_replay()
 
@@ -78,7 +78,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     monkeypatch.setattr(faulthandler, "dump_traceback", lambda *args, **how: None)
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *args, **how: None)
     monkeypatch.setattr(watch, "Event", Over)
-    monkeypatch.setattr(watch, "run_beside", lambda run, name: made.runs.append(run))
+    monkeypatch.setattr(watch, "run_in_thread", lambda run, name: made.runs.append(run))
     monkeypatch.setattr(watch, "within", lambda seconds, call: call())
     monkeypatch.setattr(watch, "to_terminal", lambda text: None)
     activity = SimpleNamespace(absent=(), late="")
@@ -106,7 +106,7 @@ def asks_the_store(watched: Watched) -> None:
 
 
 def replays(watched: Watched) -> None:
-    watched.dog.note("replay 1", Kind.REPLAY, {})
+    watched.dog.at("replay 1", Kind.REPLAY, {})
 
 
 def replays_after_a_long_first_run(watched: Watched) -> None:
@@ -128,11 +128,11 @@ def replays_after_short_ones(watched: Watched) -> None:
 
 
 def works_between_replays(watched: Watched) -> None:
-    watched.dog.note("work between replays")
+    watched.dog.at("work between replays")
 
 
 def resets(watched: Watched) -> None:
-    watched.dog.note("reset=", Kind.USERS_WORK)
+    watched.dog.at("reset=", Kind.USERS_WORK)
 
 
 @pytest.mark.parametrize(

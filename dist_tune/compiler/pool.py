@@ -28,7 +28,7 @@ from dist_tune.compiler.patches import SharedContext
 from dist_tune.compiler.processes import folder_in_use, is_possible
 from dist_tune.compiler.triton_cache import await_digest, begin_digest, writable_folder
 from dist_tune.measure import is_interpreted
-from dist_tune.ranks import run_beside
+from dist_tune.ranks import run_in_thread
 
 EXIT_WAIT_S = 10.0
 """Longest wait for compiling threads at the end of the process."""
@@ -353,7 +353,7 @@ class Compiler:
         number = min({*range(len(self._threads) + 1)}.difference(self._threads))
         # A daemon, because a compilation that never ends must not keep the process from ending.
         # It touches _threads under the lock that the caller holds.
-        thread = run_beside(partial(self._run, number, compilation), "compiler")
+        thread = run_in_thread(partial(self._run, number, compilation), "compiler")
         self._threads[number] = thread, compilation
 
     def _run(self, number: int, urgent: Compilation | None) -> None:

@@ -28,7 +28,7 @@ class Bucketing(dict[str, Callable[[Any], Any]]):
         self.coarse: dict[Any, Any] = {}
         """Key of an exact size -> that of its bucket."""
 
-    def note(self, exact: Any, key: Any) -> None:
+    def remember(self, exact: Any, key: Any) -> None:
         """The key of a size's bucket."""
         if len(self.coarse) >= MAX_SIZES:
             self.coarse.clear()

@@ -32,7 +32,7 @@ from dist_tune.compiler import begin_digest
 from dist_tune.errors import DistTuneError
 from dist_tune.launches.buckets import NO_BUCKETS, Bucketing, Buckets
 from dist_tune.launches.kernel import Launch, key_of
-from dist_tune.launches.libraries import find_own_runs, note_wrappers, own_key, own_runs
+from dist_tune.launches.libraries import find_own_runs, own_key, own_runs, remember_wrappers
 from dist_tune.launches.recording import here
 from dist_tune.launches.tunable import Tunable
 
@@ -117,7 +117,7 @@ class _Patch:
         if listener is None or listener.launching is None or kwargs.get("warmup"):
             return
         if listener.is_watching:
-            note_wrappers()  # ranks may turn out to have different configs
+            remember_wrappers()  # ranks may turn out to have different configs
         if listener.is_watching or kernel.restore_value or kernel.reset_to_zero:
             listener.launching(launch_of(kernel, args, kwargs))
 
@@ -165,10 +165,10 @@ class _Patch:
             if id(config) in self.turns and launch.keeps(config):
                 # Else another thread has filled the slot meanwhile.
                 if launch.slot.fits is not None:
-                    launch.slot.fits.note(launch, config, config)
+                    launch.slot.fits.remember(launch, config, config)
                 return self.turns[id(config)](kernel, args, kwargs)
             return launch.run_known(config)
-        note_wrappers()
+        remember_wrappers()
         return listener.missed(launch)
 
     def hear(self, run: Any, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

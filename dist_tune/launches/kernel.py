@@ -61,7 +61,7 @@ class Launch(Tunable):
         self.name, self.key_text = name_of(kernel.base_fn), _text(key)
         if buckets:
             self.exact = tuning_key(kernel, args, kwargs)
-            buckets.note(self.exact, key)
+            buckets.remember(self.exact, key)
         self.slot = KernelSlot(kernel, key, buckets.fits if buckets else None)
         self.identify = partial(_identity_of, kernel)
         # At once, because what a kernel of a factory has captured may change.

@@ -127,7 +127,7 @@ _under_way: dict[int, list[tuple[Any, _Kept]]] = {}
 def _run_wrapper(
     run: FunctionType, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run a wrapper, and take from it what it has kept, if ``note_wrappers`` was called
+    """Run a wrapper, and take from it what it has kept, if ``remember_wrappers`` was called
     meanwhile.
     """
     kept: _Kept = []
@@ -143,7 +143,7 @@ def _run_wrapper(
                 mapping.pop(key, None)
 
 
-def note_wrappers() -> None:
+def remember_wrappers() -> None:
     """Called in a launch that a tuning decides, or may yet decide: the wrappers around it are to
     keep nothing of it.
     """

@@ -200,7 +200,7 @@ class LaunchRecorder:
         self.failures: list[tuple[RecordedLaunch, str]] = []
         """Launches that some rank cannot make, and why."""
 
-    def note(self, run: Run, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self, run: Run, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a launch, and record it; to be given to ``around_launches``."""
         if self._under_way and isinstance(kernel, JITFunction):
             at = self._under_way[-1]
@@ -254,12 +254,12 @@ def refusing_talk(name: str) -> Iterator[None]:
             f'mode="merge", in which all ranks tune one problem together'
         )
 
-    def note(run: Run, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(run: Run, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if any(map(is_symmetric, tensors_in((args, kwargs)).values())):
             refuse(f"gives symmetric memory to {kernel.fn.__qualname__}")
         return run(kernel, *args, **kwargs)
 
-    with around_launches(note), _Watch(refuse):
+    with around_launches(record), _Watch(refuse):
         yield
 
 

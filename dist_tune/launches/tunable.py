@@ -65,7 +65,7 @@ class Fits:
         found = self.used.get(place)
         return found[1] if found is not None and found[0] is config else None
 
-    def note(self, launch: Tunable, config: Any, used: Any) -> None:
+    def remember(self, launch: Tunable, config: Any, used: Any) -> None:
         """At the size of a launch ``used`` runs."""
         if len(self.used) >= MAX_SIZES:
             self.used.clear()
@@ -97,7 +97,7 @@ class Fits:
                 first = first or error
                 continue
             if config is not None:
-                self.note(launch, config, used)
+                self.remember(launch, config, used)
             if first is not None:
                 told = f"{type(first).__name__}: {first}".partition("\n")[0]
                 where = f"{launch.name}{launch.slot.spelled(launch.exact)}"

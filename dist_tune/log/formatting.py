@@ -114,10 +114,8 @@ def kernels_told(kernels: Iterable[str], step: str) -> str:
 
 
 def phase_told(name: str) -> str:
-    """A field of ``Seconds``, as people read it: files say "settle" and "meetings" for what they
-    call "apply" and "waits".
-    """
-    return {"settle": "apply", "meetings": "waits"}.get(name, name)
+    """A field of ``Seconds``, as people read it: "meetings" of files are "waits"."""
+    return "waits" if name == "meetings" else name
 
 
 def milliseconds(ms: float) -> str:

@@ -27,7 +27,7 @@ from dist_tune.log.formatting import amount, closure_name, kernel_and_key, print
 from dist_tune.log.terminal import Terminal
 from dist_tune.settings import Settings
 
-Phase = Literal["discover", "compile", "race", "finals", "settle"]
+Phase = Literal["discover", "compile", "race", "finals", "apply"]
 """As the fields of ``Seconds`` in a record."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 SEVERITIES = {"TRACE": 0, "DEBUG": 1, "INFO": 2, "WARNING": 3, "ERROR": 4}

@@ -37,7 +37,7 @@ _WORDS = {
     "compile": "compiling",
     "race": "racing",
     "finals": "finals",
-    "settle": "last run",
+    "apply": "last run",
 }
 
 

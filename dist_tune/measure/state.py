@@ -197,7 +197,7 @@ class StepState:
         """
         return _listed(each.name for each in self._changed())
 
-    def note_given(self, name: str, tensor: torch.Tensor) -> None:
+    def add_given(self, name: str, tensor: torch.Tensor) -> None:
         """Note memory that a kernel of the first run is given."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._given:

@@ -5,7 +5,7 @@ Exchanges values that it does not interpret; imports only the leaves.
 """
 
 from dist_tune.ranks.calls import Calls
-from dist_tune.ranks.clients import Asked, WorkQueue, run_beside, within
+from dist_tune.ranks.clients import Asked, WorkQueue, run_in_thread, within
 from dist_tune.ranks.group import (
     Ranks,
     check_group,
@@ -34,6 +34,6 @@ __all__ = [
     "is_symmetric",
     "member_ranks",
     "n_collectives",
-    "run_beside",
+    "run_in_thread",
     "within",
 ]

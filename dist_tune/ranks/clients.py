@@ -132,13 +132,13 @@ def within(seconds: float, talk: Callable[[], Result]) -> Result:
             future.set_exception(error)
 
     try:
-        run_beside(run)
+        run_in_thread(run)
     except RuntimeError:  # no more threads
         run()
     return future.result(seconds)
 
 
-def run_beside(run: Callable[[], object], name: str = "talk") -> threading.Thread:
+def run_in_thread(run: Callable[[], object], name: str = "talk") -> threading.Thread:
     """A thread that may be inside C++, as in the store or a compiler.
 
     It may be left behind: the program's end waits a moment for it.

@@ -128,7 +128,7 @@ class Ranks(Meetings):
         """Collectives that this process has issued on all groups."""
         return n_collectives() if self._counts_collectives else 0
 
-    def beside(self) -> Ranks:
+    def for_thread(self) -> Ranks:
         """The same ranks for meetings of another thread, which may last as long as the job.
 
         All ranks ask in the same call.

@@ -20,7 +20,7 @@ from dist_tune.errors import DistTuneError, JobEndedError, MachineError, StoreGo
 from dist_tune.files import tell_held
 from dist_tune.ranks import messages
 from dist_tune.ranks.calls import Call, Calls, Limits, Place, has_passed
-from dist_tune.ranks.clients import Asked, WatchedStore, absent, own_client, run_beside
+from dist_tune.ranks.clients import Asked, WatchedStore, absent, own_client, run_in_thread
 from dist_tune.ranks.messages import FAILED, MISSED_ADVICE, Header, Part, Reduction, Result, Verdict
 from dist_tune.ranks.presence import Activity, Presence, Questions
 
@@ -247,7 +247,7 @@ class Meetings:
         # On a thread of its own: the store may be silent, and the calling thread has more to mind.
         if self._can_look and self.activity.is_waiting(tell) and not self._looking.is_alive():
             with suppress(RuntimeError):  # no more threads
-                self._looking = run_beside(lambda: self._compare(tell))
+                self._looking = run_in_thread(lambda: self._compare(tell))
                 self._looking.join(0.25)
 
     def _compare(self, tell: Callable[[str], object]) -> None:
@@ -267,7 +267,7 @@ class Meetings:
         return (
             {
                 rank: card.text
-                for rank, card in Questions(self._beside()).ask(self.activity.others).items()
+                for rank, card in Questions(self._other_client()).ask(self.activity.others).items()
             }
             if self._has_peers
             else {}
@@ -278,7 +278,7 @@ class Meetings:
 
         The error of the peer that has done so before.
         """
-        return "" if not self._has_peers else str(self._end(self._beside(), error) or "")
+        return "" if not self._has_peers else str(self._end(self._other_client(), error) or "")
 
     def close(self) -> None:
         """Answer no peers any more, because the group is gone."""
@@ -481,7 +481,7 @@ class Meetings:
         self._is_over = True
         return messages.error_of(verdict, self.rank, self.activity.call.place)
 
-    def _beside(self) -> Any:
+    def _other_client(self) -> Any:
         """A client for a few words from another thread: this one's own, which costs no connection,
         unless that has no answer.
         """

@@ -29,7 +29,7 @@ from pydantic import TypeAdapter, ValidationError
 from dist_tune.files import topics_told
 from dist_tune.log import amount
 from dist_tune.ranks.calls import Call, Calls, Card, Place, State
-from dist_tune.ranks.clients import absent, run_beside, within
+from dist_tune.ranks.clients import absent, run_in_thread, within
 from dist_tune.ranks.messages import Header
 
 _LATE_S, _SLOW_S = 1.0, 2.0
@@ -308,7 +308,7 @@ class Presence:
         self._post()  # peers know this process from here on, also if it ends before the thread runs
         # No more threads: peers take this rank for one that does not answer.
         with suppress(RuntimeError):
-            self._thread = run_beside(self._answer, "presence")
+            self._thread = run_in_thread(self._answer, "presence")
         atexit.register(self.stop)
 
     def stop(self, *, is_exit: bool = True) -> None:

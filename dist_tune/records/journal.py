@@ -145,7 +145,7 @@ class Journal:
         """It takes no lines."""
         return self._file is None
 
-    def note(self, kind: str, **fields: Any) -> None:
+    def add(self, kind: str, **fields: Any) -> None:
         """Add a line, which outlives this process.
 
         Not by its model, because validation would take longer than the rest of it.

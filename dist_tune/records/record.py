@@ -155,7 +155,7 @@ class Seconds(BaseModel):
     """Replays until a few candidates are left; all replays of an exhaustive search."""
     finals: float = 0.0
     """Replays that compare the last few candidates."""
-    settle: float = 0.0
+    apply: float = 0.0
     """The apply phase: the run whose value is returned."""
     meetings: float = 0.0
     """In exchanges between ranks, including the wait for the last one; a part of the phases above.

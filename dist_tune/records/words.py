@@ -279,7 +279,7 @@ def own_and_shared(record: TuningRecord) -> tuple[str, str]:
 # -- a site ----------------------------------------------------------------------------------------
 
 
-class Settled(NamedTuple):
+class TunedSite(NamedTuple):
     """A site with its config."""
 
     number: int
@@ -289,7 +289,7 @@ class Settled(NamedTuple):
     """As ``dist-tune show`` takes it; empty where no record is kept."""
 
 
-def names(sites: Sequence[Settled]) -> list[str]:
+def names(sites: Sequence[TunedSite]) -> list[str]:
     """Of each site, by its kernel and key; no two are alike."""
     return site_names(
         [(site.record.kernel, site.record.key) for site in sites],
@@ -349,7 +349,7 @@ def candidate_rows(record: TuningRecord, *, has_ranks: bool = False) -> list[dic
     return rows
 
 
-def table_rows(site: Settled) -> list[str]:
+def table_rows(site: TunedSite) -> list[str]:
     """All of a site, for the log: its facts, then all candidates from fastest to slowest, then
     those without a time, then the dropped ones, with reasons.
     """
@@ -361,7 +361,7 @@ def table_rows(site: Settled) -> list[str]:
     ]
 
 
-def site_lines(sites: Sequence[Settled], *, has_numbers: bool = False) -> list[str]:
+def site_lines(sites: Sequence[TunedSite], *, has_numbers: bool = False) -> list[str]:
     """A line for each site: name, its launch before and after, config and reason."""
     rows = [
         {
@@ -398,7 +398,7 @@ def outcome(
     return f"{told}; slowest rank {slowest}" if slowest else told
 
 
-def page(sites: Sequence[Settled], *, has_log: bool) -> list[str]:
+def page(sites: Sequence[TunedSite], *, has_log: bool) -> list[str]:
     """The last lines of a tuning on the terminal: the sites that take longest, how many there are
     besides, and where to read on.
     """

@@ -47,7 +47,7 @@ class FirstRun:
         if self._state is None:
             yield
             return
-        with noting_training() as stepped, noting_tensors(self._state.note_given):
+        with noting_training() as stepped, noting_tensors(self._state.add_given):
             yield
         self.why_not = self.why_not or self._state.why_not(stepped)
 

@@ -350,7 +350,7 @@ class OnlineRuns(Replayer):
         patch.turns.update({id(turn.config): turn for turn in turns.values()})
         try:
             self._place(schedule, turns, places, heard)
-            with noted(trials.note_compilation):
+            with noted(trials.on_compilation):
                 whole.begin()
                 value = function()
                 whole.end()

@@ -30,7 +30,7 @@ from dist_tune.ranks import Ranks
 from dist_tune.replays.first_run import FirstRun
 from dist_tune.replays.trials import Trials
 from dist_tune.search import Account, Race, Replay
-from dist_tune.sites import Sites, is_fatal, note_progress
+from dist_tune.sites import Sites, is_fatal, mark_progress
 from dist_tune.watch import Kind, Watchdog
 
 _POLL_S = 1e-4
@@ -250,10 +250,10 @@ class Replayer:
         if self.n_replays == 0:
             return
         if self._reset is not None:
-            self.watchdog.note("reset", Kind.USERS_WORK)
+            self.watchdog.at("reset", Kind.USERS_WORK)
             self._ranks.activity.at("reset", may_last=True)
             self._reset()
-            self.watchdog.note("work between replays")
+            self.watchdog.at("work between replays")
         else:
             self.first_run.begin_replay()
             self.trials.inputs.restart(compares=compares)
@@ -282,7 +282,7 @@ class Replayer:
                 self._beat("capturing the step")
                 self.restart()
                 number = self.n_replays
-                with noted(self.trials.note_compilation):
+                with noted(self.trials.on_compilation):
                     graph = captured(partial(self.run, closure, schedule), pool)
                 self.graphs[key] = partial(
                     self.trials.repeat, graph, {*self.trials.launched}, self.trials.take_undo()
@@ -312,8 +312,8 @@ class Replayer:
         self.trials.begin_replay(self.n_replays, schedule, times_launches=times_launches)
         self.n_replays += 1
         doing = f"replay {self.n_replays - 1}{self._sites.told(schedule)}"
-        note_progress()
-        self.watchdog.note(f"replay {self.n_replays - 1}", Kind.REPLAY, schedule)
+        mark_progress()
+        self.watchdog.at(f"replay {self.n_replays - 1}", Kind.REPLAY, schedule)
         interception.push(self.trials)
         began = time.perf_counter()
         try:
@@ -373,7 +373,7 @@ class Replayer:
             self._ranks.align()
             whole = self._clock.span()
             wholes.append((self.n_replays, schedule, whole))
-            with noted(self.trials.note_compilation):
+            with noted(self.trials.on_compilation):
                 self.run(
                     self.graphs.get(_key(schedule), closure),
                     schedule,
@@ -433,7 +433,7 @@ class Replayer:
                 continue
             if n_noted != n_done:
                 n_noted = n_done
-                self.watchdog.note(f"the device's replay {number}", Kind.DEVICE, schedule)
+                self.watchdog.at(f"the device's replay {number}", Kind.DEVICE, schedule)
             self._beat(f"waiting for the device, {n_done} of {n_all} replays done")
             self._sites.story.terminal.step(n_before + n_done)
             if time.monotonic() - since > self._stuck_after_s:

@@ -171,7 +171,7 @@ class Trials:
             self.samples.add_warm_up(label, candidate, span.ms())
         self._warm_ups.clear()
 
-    def note_compilation(self, kernel: Any) -> None:
+    def on_compilation(self, kernel: Any) -> None:
         """Before Triton compiles a kernel inside a launch: a replay of this thread does not count
         then.
         """
@@ -188,7 +188,7 @@ class Trials:
         self.samples.lose(self._replay)
         self._log.info(
             f"replay={self._replay} does not count: it compiled"
-            f" {self.variants.note_compilation(kernel, around)}"
+            f" {self.variants.on_compilation(kernel, around)}"
         )
 
     # -- calls that count --------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class Trials:
         if self.in_use is not None:
             return
         if self.is_watching:
-            self._sites.note_hit(launch)
+            self._sites.remember_hit(launch)
         launch.keep(self._undo)
 
     def missed(self, launch: Tunable) -> Any:

@@ -72,7 +72,7 @@ class Variants:
                 return i, False
         return None, False
 
-    def note_compilation(self, kernel: Any, around: Sequence[str]) -> str:
+    def on_compilation(self, kernel: Any, around: Sequence[str]) -> str:
         """Note that a timed replay compiles a kernel that is not tuned, inside these functions; its
         name.
         """

@@ -59,7 +59,7 @@ def summary(tunings: Sequence[Tuning]) -> dict[str, Any]:
                 "took": words.took(tuning[0].spent, tuning[0].n_replays),
             }
         )
-        sites = [words.Settled(number, each) for number, each in enumerate(tuning, 1)]
+        sites = [words.TunedSite(number, each) for number, each in enumerate(tuning, 1)]
         for label, (_, record, _) in zip(words.names(sites), sites, strict=True):
             told["sites"].append(
                 {

@@ -93,8 +93,8 @@ class Pace:
         """Whether they have trials -> our calls since the last plain ones: how many, and their
         seconds.
         """
-        self._n_settled: dict[bool, int] = {False: 0, True: 0}
-        self._settled_s: dict[bool, float] = {False: 0.0, True: 0.0}
+        self._n_closed: dict[bool, int] = {False: 0, True: 0}
+        self._closed_s: dict[bool, float] = {False: 0.0, True: 0.0}
         self._foreseen_ms = 0.0
         """What trials were to take by the device's clock."""
         self._known_ms: dict[str, tuple[float, dict[int, float]]] = {}
@@ -150,7 +150,7 @@ class Pace:
                 self._unusual_s += max(0.0, seconds - _USUAL * middle_s)
             if not self._has_tried:
                 self.before_s.append(seconds)
-            self._settle()
+            self._close_cycle()
 
     def renew(self) -> None:
         """Other configs are in use from here on: plain calls of before are no measure of later
@@ -158,21 +158,21 @@ class Pace:
         """
         self._is_stale = True
 
-    def _settle(self) -> None:
+    def _close_cycle(self) -> None:
         """After plain calls: what those before them took more."""
         for is_trial, (n, sum_s) in self._open.items():
-            self._n_settled[is_trial] += n
-            self._settled_s[is_trial] += sum_s - n * self._usual_s
+            self._n_closed[is_trial] += n
+            self._closed_s[is_trial] += sum_s - n * self._usual_s
             self._open[is_trial] = 0, 0.0
 
     def _spent_s(self, is_trial: bool) -> float:
         n, sum_s = self._open[is_trial]
         unusual_s = self._unusual_s / max(1, self._n_plain - 4 * N_PLAIN)
         return (
-            self._settled_s[is_trial]
+            self._closed_s[is_trial]
             + sum_s
             - n * self._usual_s
-            - (self._n_settled[is_trial] + n) * unusual_s
+            - (self._n_closed[is_trial] + n) * unusual_s
         )
 
     @property

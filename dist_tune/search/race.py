@@ -181,7 +181,7 @@ class Race:
 
     def tell_warm_up(self, n_replays: int, report: Report) -> None:
         """Take in the times of untimed runs so far, and who failed in them."""
-        self._note(n_replays, report)
+        self._add_report(n_replays, report)
         for name, site in self._sites.items():
             site.warm_ups.update(report.times.get(name, {}))
             site.drop(reasons(report.failures.get(name, {})))
@@ -221,7 +221,7 @@ class Race:
         """Take in the reduced report of a batch. Times are totals and replace older ones."""
         self.n_replays += n_replays
         self._replays_s += report.batch_s
-        self._note(n_replays, report)
+        self._add_report(n_replays, report)
         n_spare = int(self.spare_s * self.n_replays / self._replays_s) if self._replays_s > 0 else 0
         for name, site in self._sites.items():
             site.n_spare = n_spare
@@ -229,7 +229,7 @@ class Race:
             site.tell(n_replays if name in self._running else 0, report.times.get(name, {}))
             site.drop(reasons(report.failures.get(name, {})))
 
-    def _note(self, n_replays: int, report: Report) -> None:
+    def _add_report(self, n_replays: int, report: Report) -> None:
         """Take in seconds, and who is launched inside whom."""
         if n_replays and report.batch_s > 0:
             self._latest_s = report.batch_s / n_replays

@@ -4,7 +4,7 @@ and the journal of what was measured.
 Knows candidates, records and compilation; nothing of replays or of the order of a tuning.
 """
 
-from dist_tune.sites.exclusive import in_turn, note_progress, one_at_a_time
+from dist_tune.sites.exclusive import in_turn, mark_progress, one_at_a_time
 from dist_tune.sites.manifest import LEFT, RankManifest, SiteManifest, reduce_manifests
 from dist_tune.sites.restart import TuningJournal
 from dist_tune.sites.site import Site, Variant, check_not_capturing, is_fatal, none_left
@@ -21,8 +21,8 @@ __all__ = [
     "check_not_capturing",
     "in_turn",
     "is_fatal",
+    "mark_progress",
     "none_left",
-    "note_progress",
     "one_at_a_time",
     "reduce_manifests",
 ]

@@ -20,7 +20,7 @@ _n_steps = 0
 """Replays, compilations and ends of tunings so far, by which waiting threads see progress."""
 
 
-def note_progress() -> None:
+def mark_progress() -> None:
     """Called by a tuning between its replays: threads that wait for it go on waiting."""
     global _n_steps
     _n_steps += 1
@@ -47,7 +47,7 @@ def one_at_a_time(name: str, patience_s: float) -> Iterator[None]:
         yield
     finally:
         _tuning_thread = None
-        note_progress()
+        mark_progress()
         _lock.release()
 
 

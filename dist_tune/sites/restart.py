@@ -173,7 +173,7 @@ class TuningJournal:
     def _open(self, path: Path) -> None:
         self._file = Journal(path, self._lookup.cache.rights)
         self._attempts = read_attempts(self._file.lines)
-        self._file.note("attempt", pid=os.getpid(), host=socket.gethostname(), at=time.time())
+        self._file.add("attempt", pid=os.getpid(), host=socket.gethostname(), at=time.time())
 
     def attempts_at(self, label: str) -> Attempts:
         """What earlier attempts have left of a site."""
@@ -186,7 +186,7 @@ class TuningJournal:
         times = self.attempts_at(label).times
         return PriorTimes({**otherwise.times, **times}, attempt=times) if times else otherwise
 
-    def note(self, label: str, deaths: Mapping[int, int]) -> None:
+    def begin_site(self, label: str, deaths: Mapping[int, int]) -> None:
         """Before a site is tuned: note the deaths of all ranks, as the next one may be another's.
 
         A config in quarantine begins anew.
@@ -202,7 +202,7 @@ class TuningJournal:
             )
             self._story.info(f"site={label} {told}", shown=True)
         if known := {**dict.fromkeys(self.attempts_at(label).failures, 0), **deaths}:
-            self._note("died", label, deaths=known)
+            self._add("died", label, deaths=known)
 
     def agreed(self, times: Mapping[str, Mapping[int, Times]]) -> None:
         """After a meeting: site -> candidate -> times, the same on all ranks."""
@@ -211,18 +211,18 @@ class TuningJournal:
                 i: ((t.kernel_ms, t.closure_ms, t.spread_ms), t.n_replays)
                 for i, t in measured.items()
             }
-            self._note("agreed", label, times=told)
+            self._add("agreed", label, times=told)
 
     def dropped(self, failures: Failures) -> None:
         """Candidates cannot run, here or on another rank; each is told once."""
         for label, found in failures.items():
             for i, (kind, reason) in found.items():
                 if label in self._keys and self._dropped.is_new((label, i)):
-                    self._note("dropped", label, candidate=i, failure=str(kind), reason=reason)
+                    self._add("dropped", label, candidate=i, failure=str(kind), reason=reason)
 
-    def _note(self, kind: str, label: str, **fields: Any) -> None:
+    def _add(self, kind: str, label: str, **fields: Any) -> None:
         if self._file is not None and label in self._keys:
-            self._file.note(kind, site=self._keys[label], **fields)
+            self._file.add(kind, site=self._keys[label], **fields)
 
     @contextmanager
     def launching(self, label: str, candidate: int) -> Iterator[None]:
@@ -268,7 +268,7 @@ class TuningJournal:
         if self._file is not None and under_way != self._marked:
             self._marked = under_way
             known = [(self._keys[label], i) for label, i in under_way if label in self._keys]
-            self._file.note("under way", candidates=known)
+            self._file.add("under way", candidates=known)
 
     def end_with(self, error: BaseException) -> None:
         """Keep it for another attempt after an error; delete it where the tuning has come to its

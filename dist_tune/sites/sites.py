@@ -82,7 +82,7 @@ class Sites:
         site.slots.setdefault(id(launch.owner), launch.slot)
         return site
 
-    def note_hit(self, launch: Tunable) -> None:
+    def remember_hit(self, launch: Tunable) -> None:
         """Note the config that Triton has for a launch; in the final run, zero once as vanilla
         Triton does.
         """
@@ -179,7 +179,7 @@ class Sites:
         """
         for label in [label for label in labels if label in self.met]:
             self.met[label].suspects |= deaths.get(label, {}).keys()
-            self.journal.note(label, deaths.get(label, {}))
+            self.journal.begin_site(label, deaths.get(label, {}))
         for label in barred.keys() & self.met.keys():
             site = self.met[label]
             for i, reason in barred[label].items():
@@ -271,7 +271,7 @@ class Sites:
         site = self.met.get(label)
         if site is None or site.is_given_up:
             return
-        self._settle(site)
+        self._put_to_use(site)
         if self.fills_at_once:
             site.fill()
 
@@ -330,7 +330,7 @@ class Sites:
             configs, texts = site.configs, site.texts
         # Others have tuned it; it is met in the final run.
         if label in self._outcomes and self._outcomes[label][0] in texts:
-            self._settle(site)
+            self._put_to_use(site)
             return site
         site.checker = launch.checker()
         # On all ranks alike, whether they have a record or not: a reference may be collective.
@@ -398,7 +398,7 @@ class Sites:
             self._labels[id(launch.owner), base] = launch.owner, label
         return self._labels[id(launch.owner), base][1]
 
-    def _settle(self, site: Site) -> None:
+    def _put_to_use(self, site: Site) -> None:
         """Let a site have its config, with times as vanilla Triton has them: a median, and two with
         half of the launches between them.
         """

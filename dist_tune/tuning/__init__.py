@@ -6,7 +6,7 @@ Used by the two decorators and by tuning scripts.
 
 from dist_tune.tuning.background import Online
 from dist_tune.tuning.context import TuningOptions
-from dist_tune.tuning.notices import newer_than_tested, note_of_tracing, note_use
+from dist_tune.tuning.notices import count_use, newer_than_tested, notice_of_tracing
 from dist_tune.tuning.tuned import TunedClosure, TunedFunction, shown_signature
 from dist_tune.tuning.tuning import Tuning
 
@@ -16,8 +16,8 @@ __all__ = [
     "TunedFunction",
     "Tuning",
     "TuningOptions",
+    "count_use",
     "newer_than_tested",
-    "note_of_tracing",
-    "note_use",
+    "notice_of_tracing",
     "shown_signature",
 ]

@@ -43,15 +43,15 @@ def apply_winners(
     records = {label: _record(context, label, where) for label in winners}
     for label, record in records.items():
         context.sites.apply(label, record.best.config, record)
-    settled = []
+    sites = []
     if why_not:
         tell_of_untuned(context, why_not)
     else:
-        settled = _keep(context, records)  # an error in the last run shall not cost them
+        sites = _keep(context, records)  # an error in the last run shall not cost them
     context.sites.journal.close(delete=True)
     context.sites.leave_given_up()
     context.sites.reset_once(set(winners))
-    context.story.phase("settle")
+    context.story.phase("apply")
     try:
         value = context.replays.last_run(closure)
     except Exception as error:
@@ -64,9 +64,9 @@ def apply_winners(
     # Its host has come here before us, and its program is at its end.
     with suppress(StoreGoneError):
         context.reduce("done", None, all_came)
-    context.expenses.end_phase("settle")
+    context.expenses.end_phase("apply")
     if not why_not:
-        _tell(context, records, settled)
+        _tell(context, records, sites)
     if untuned_bytes:
         peaks = f"first_run={untuned_bytes} tuning={peak_bytes()}"
         context.story.info(f"peak_memory_bytes {peaks} (of the process so far)")
@@ -129,10 +129,10 @@ def _candidate(
     )
 
 
-def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[words.Settled]:
+def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[words.TunedSite]:
     """Write the records, and what each site's choice rests on."""
     context.records.extend(records.values())
-    settled = _written(context, records)
+    sites = _written(context, records)
     for label, failures in context.machine.items():
         if label in records:
             told = "; ".join(
@@ -144,23 +144,23 @@ def _keep(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[w
                 shown=True,
             )
     tell_of_unmet(context, records)
-    return settled
+    return sites
 
 
-def _written(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[words.Settled]:
+def _written(context: TuningContext, records: Mapping[str, TuningRecord]) -> list[words.TunedSite]:
     """Write the records, those of one tuning in the order in which the log has named its sites."""
-    settled, numbers = [], context.story.numbers
+    sites, numbers = [], context.story.numbers
     for label, record in sorted(records.items(), key=lambda each: numbers.get(each[0], 0)):
         is_kept = label not in context.machine and write_record(
             context, record, context.entries[label].writers
         )
         record_id = context.lookup.record_id(record) if is_kept else ""
-        settled.append(words.Settled(numbers.get(label, 0), record, record_id))
-    return settled
+        sites.append(words.TunedSite(numbers.get(label, 0), record, record_id))
+    return sites
 
 
 def _tell(
-    context: TuningContext, records: Mapping[str, TuningRecord], settled: Sequence[words.Settled]
+    context: TuningContext, records: Mapping[str, TuningRecord], sites: Sequence[words.TunedSite]
 ) -> None:
     """The end of a tuning, in the log and on the terminal."""
     seconds, n_replays = context.expenses.total().model_copy(), context.replays.n_replays
@@ -169,23 +169,23 @@ def _tell(
     if steps is not None:
         # They have been written without, since a job may end before these calls.
         known = {"step_ms": (steps.before_ms, steps.after_ms)}
-        settled = _written(
+        sites = _written(
             context, {label: record.model_copy(update=known) for label, record in records.items()}
         )
     n_again = context.replays.n_run_again
     again = f", {n_again} of them run again" if n_again else ""
     told = words.outcome(
         context.name,
-        [each.record for each in settled],
+        [each.record for each in sites],
         seconds.total,
         steps.ranks_ms if steps is not None else None,
     )
     context.story.info(told, shown=True)
     for line in [
-        *words.site_lines(settled, has_numbers=True),
-        *(row for each in settled for row in words.table_rows(each)),
+        *words.site_lines(sites, has_numbers=True),
+        *(row for each in sites for row in words.table_rows(each)),
         f"took {words.took(seconds, n_replays)}{again}",
     ]:
         context.story.info(line)
     # Without one a warning has said so.
-    context.story.terminal.show(words.page(settled, has_log=os.access(context.story.path, os.W_OK)))
+    context.story.terminal.show(words.page(sites, has_log=os.access(context.story.path, os.W_OK)))

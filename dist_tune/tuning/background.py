@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 
 from dist_tune.accelerator import allow_captures, api
-from dist_tune.ranks import Calls, run_beside
+from dist_tune.ranks import Calls, run_in_thread
 from dist_tune.replays import OnlineRuns
 from dist_tune.tuning.tuning import Tuning
 
@@ -29,7 +29,7 @@ class Online:
 
         ``calls``: of the function. ``keep``: called at the end, before it is.
         """
-        self._ranks = first.beside()
+        self._ranks = first.for_thread()
         self._tuning = Tuning(name, self._ranks, first.options, first.settings, calls, first)
         runs = self._tuning.replays
         assert isinstance(runs, OnlineRuns)
@@ -42,7 +42,7 @@ class Online:
         )
         self._device = api.current_device() if api.is_available() and api.is_initialized() else None
         # Before slots are cleared: where there are no more threads the job goes on as it is.
-        self._thread = run_beside(self._run, "online")
+        self._thread = run_in_thread(self._run, "online")
         atexit.register(self._close)
         for site in first.sites:
             if site.winner is not None and site.record is None:
@@ -56,7 +56,7 @@ class Online:
             if self._device is not None:
                 api.set_device(self._device)  # each thread has its own
                 allow_captures()
-            self._tuning.tune_beside(self._first)
+            self._tuning.tune_in_thread(self._first)
         except BaseException:  # noqa: BLE001  # told; the job has nothing to do with it, and goes on
             self.runs.give_up()
         else:

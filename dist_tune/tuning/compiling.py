@@ -14,7 +14,7 @@ from typing import Any
 
 from dist_tune.launches import LaunchRecorder, RecordedLaunch, predict
 from dist_tune.search import Report
-from dist_tune.sites import Site, Variant, note_progress
+from dist_tune.sites import Site, Variant, mark_progress
 from dist_tune.tuning.context import TuningContext
 
 Waves = Mapping[str, Collection[int]]
@@ -208,8 +208,8 @@ def _compile(context: TuningContext, units: Sequence[_Unit]) -> None:
         compiler.queue(variant.label, indices)
     for site, variant, indices in units:
         for n_pending in compiler.wait(variant.label, indices):
-            note_progress()
-            context.replays.watchdog.note(f"compiling {variant.label}")
+            mark_progress()
+            context.replays.watchdog.at(f"compiling {variant.label}")
             context.ranks.beat(
                 f"compiling {variant.label}, {n_pending} candidates to go", may_last=True
             )
@@ -241,8 +241,8 @@ def _load_ready(context: TuningContext, units: Sequence[_Unit]) -> None:
 
 
 def _load_one(context: TuningContext, site: Site, variant: Variant, index: int) -> None:
-    note_progress()
-    context.replays.watchdog.note(f"loading candidate {index} of {variant.label}")
+    mark_progress()
+    context.replays.watchdog.at(f"loading candidate {index} of {variant.label}")
     context.ranks.beat(f"loading candidate {index} of {variant.label}", may_last=True)
     context.sites.load(site, index, variant)
 

@@ -143,12 +143,12 @@ class TuningContext:
         the log has a line of it.
         """
         began = time.monotonic()
-        self.replays.watchdog.note(f"the meeting {topic!r}", Kind.UNLIMITED)
+        self.replays.watchdog.at(f"the meeting {topic!r}", Kind.UNLIMITED)
         with self.replays.idle():
             reduced = self.ranks.reduce(
                 topic, part, fn, is_gathering=is_gathering, is_optional=is_optional
             )
-        self.replays.watchdog.note(f"work after the meeting {topic!r}")
+        self.replays.watchdog.at(f"work after the meeting {topic!r}")
         seconds = time.monotonic() - began
         self.expenses.meetings.append(seconds)
         self.story.debug(f"meeting={topic!r} seconds={seconds:.4f}")

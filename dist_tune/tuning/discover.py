@@ -24,7 +24,7 @@ from dist_tune.search import PriorTimes, Trial
 from dist_tune.settings import shared_settings
 from dist_tune.sites import RankManifest, SiteManifest, reduce_manifests
 from dist_tune.tuning.context import Closure, TuningContext
-from dist_tune.tuning.notices import note_use, notice, of_process
+from dist_tune.tuning.notices import count_use, notice, of_process
 
 _MAX_DISCOVERIES = 4
 MAX_WAIT = 10
@@ -80,7 +80,7 @@ def discover(
                 " made anew"
             )
         is_under_way = True
-        is_settled = (
+        is_decided = (
             not manifest.disputed
             and not manifest.refused
             and not manifest.wrong
@@ -88,13 +88,13 @@ def discover(
         )
         is_open = bool(manifest.to_tune) and replays.first_run.is_undecided
         is_tuning = (
-            manifest.to_tune and is_settled and not (is_open or manifest.mode or manifest.why_not)
+            manifest.to_tune and is_decided and not (is_open or manifest.mode or manifest.why_not)
         )
         if is_tuning and may_wait and manifest.is_elsewhere:
             may_wait = False
             _await_records(context, manifest.to_tune)
             continue
-        if manifest.mode or manifest.why_not or (is_settled and not is_open):
+        if manifest.mode or manifest.why_not or (is_decided and not is_open):
             # Nothing is tuned, and no other run may follow.
             for label in manifest.wrong.keys() & context.sites.met.keys():
                 context.story.warning(
@@ -104,7 +104,7 @@ def discover(
                 )
                 context.sites.apply(label, context.sites.met[label].texts[0])
             return manifest
-        if not is_settled:
+        if not is_decided:
             n_disputes += 1
             replays.trials.wrong.clear()
             _refute(context, manifest.wrong)
@@ -168,7 +168,7 @@ def take_cached(context: TuningContext, manifest: SiteManifest) -> list[TuningRe
             f"site={label}: {record.best.config}, from the cache, tuned {record.tuned_at:%Y-%m-%d}"
         )
         if manifest.mode:
-            note_use(manifest.mode, context.settings, "exact")
+            count_use(manifest.mode, context.settings, "exact")
     if records:
         days = sorted({f"{record.tuned_at:%Y-%m-%d}" for record in records.values()})
         kernels = (
@@ -255,13 +255,13 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
         required = "DIST_TUNE_MODE is require: tune once without it"
         shared = {label: texts for label, texts in manifest.shared.items() if texts}
         # All ranks have the same candidates, or none.
-        is_settled = not shared and (not manifest.unlisted or bool(manifest.shared))
-        if manifest.missed and is_settled:
+        is_decided = not shared and (not manifest.unlisted or bool(manifest.shared))
+        if manifest.missed and is_decided:
             more = f" And {differing}." if manifest.differing else ""
             raise CacheMissError(
                 f"{manifest.missed} {required}, or merge a file that has it.{more}"
             )
-        if manifest.refused and context.lookup.is_required and is_settled:
+        if manifest.refused and context.lookup.is_required and is_decided:
             # Where a rank's settings let it use no record, no tuning helps.
             why = differing if manifest.differing else required
             raise CacheMissError(
@@ -271,7 +271,7 @@ def _exchange(context: TuningContext, is_watched: bool, *, gathers: bool) -> Sit
         for label, how in manifest.wrong.items():
             if context.lookup.is_required:
                 raise CacheMissError(f"site {label}: {_WRONG}, {how}. {required}.")
-        if is_settled:
+        if is_decided:
             return manifest
         spelled |= set(manifest.unlisted)
         _share_candidates(context, shared)

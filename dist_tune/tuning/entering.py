@@ -21,7 +21,7 @@ from dist_tune.sites import Site, SiteManifest, Variant
 from dist_tune.tuning.compiling import Waves, compile_ahead, precompile, tell_of_work
 from dist_tune.tuning.context import Closure, Entry, TuningContext
 from dist_tune.tuning.discover import discover, take_cached
-from dist_tune.tuning.notices import note_use, tell_of_sites, tell_of_untuned
+from dist_tune.tuning.notices import count_use, tell_of_sites, tell_of_untuned
 
 
 def enter_sites(context: TuningContext, closure: Closure, manifest: SiteManifest) -> None:
@@ -126,7 +126,7 @@ def leave_untuned(context: TuningContext, manifest: SiteManifest) -> None:
             else next(i for i in (prior.winner, fastest, prior.near, 0) if i is not None)
         )
         if manifest.mode:
-            note_use(
+            count_use(
                 manifest.mode,
                 context.settings,
                 "first" if is_first_config or prior == PriorTimes() else "nearest",
@@ -187,7 +187,7 @@ def warm_up(
     )
     n_early = max(n_runs[label] * len(kinds[label]) for label in n_runs)
     recorder = LaunchRecorder(context.replays.trials.functions)
-    with around_launches(recorder.note):
+    with around_launches(recorder.record):
         context.replays.run_batch(closure, replays[:1], WARM_UP)
         # Nothing is compiled ahead if that run has spent it.
         if context.options.plan.budget_s is not None:

@@ -62,7 +62,7 @@ def notice(
         write(text, shown=topic in new[:1] and text + more)
 
 
-def note_use(mode: str, settings: Settings, how: str) -> None:
+def count_use(mode: str, settings: Settings, how: str) -> None:
     """Count a site for the line at the end of the program.
 
     ``mode``: of the rank whose mode allows least.
@@ -234,7 +234,7 @@ def tell_of_sites(context: TuningContext, labels: Iterable[str]) -> None:
     notice(context, missed)
 
 
-def note_of_tracing(name: str) -> Callable[[], None]:
+def notice_of_tracing(name: str) -> Callable[[], None]:
     """A function that writes one line to the log, the first time: a call was traced and not run.
 
     Dynamo calls it while it traces.

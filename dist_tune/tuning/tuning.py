@@ -47,8 +47,8 @@ class Tuning:
         calls: Calls | None = None,
         first: Tuning | None = None,
     ) -> None:
-        """``calls``: of a tuning beside them, on a thread of its own (``tune_beside``), whose runs
-        they are.
+        """``calls``: of a tuning beside them, on a thread of its own (``tune_in_thread``), whose
+        runs they are.
 
         ``first``: the tuning whose sites it goes on with, and what that has compiled.
         """
@@ -214,7 +214,7 @@ class Tuning:
                 return self._finish(closure)
             return self._counted()
 
-    def tune_beside(self, first: Tuning) -> None:
+    def tune_in_thread(self, first: Tuning) -> None:
         """Tune the sites of the ``first`` tuning in the calls to come.
 
         Collective; an error ends it on all ranks.
@@ -240,9 +240,9 @@ class Tuning:
                 self._end(error)
                 raise
 
-    def beside(self) -> Ranks:
+    def for_thread(self) -> Ranks:
         """The ranks, for a tuning on another thread. All ask in the same call."""
-        return self._context.ranks.beside()
+        return self._context.ranks.for_thread()
 
     def end_compiler(self) -> None:
         """It was to go on with another tuning, which cannot begin."""
@@ -330,7 +330,7 @@ class Tuning:
                 raise
 
     def _begin(self, *, has_raised: bool = False) -> None:
-        self._watchdog.note("the first meeting", Kind.UNLIMITED)
+        self._watchdog.at("the first meeting", Kind.UNLIMITED)
         self._watchdog.watch()
         self._context.ranks.enter(
             self._place, f" ({self._context.options.plan})", has_raised=has_raised
@@ -339,7 +339,7 @@ class Tuning:
 
     def _end(self, error: BaseException) -> None:
         context = self._context
-        self._watchdog.note("the end of the tuning", Kind.UNLIMITED)
+        self._watchdog.at("the end of the tuning", Kind.UNLIMITED)
         context.compiler.end()
         context.sites.journal.end_with(error)
         for suspect in self.trials.suspects:

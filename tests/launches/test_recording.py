@@ -82,7 +82,7 @@ def recording(recorder: LaunchRecorder) -> Any:
     """The launches in this block are recorded, and are not made."""
     with (
         replaced(JITFunction, "run", lambda run: lambda *args, **kwargs: None),
-        around_launches(recorder.note),
+        around_launches(recorder.record),
     ):
         yield
 
@@ -307,7 +307,7 @@ def test_triton_is_restored(rank: int):
         copy_kernel[(1,)](x, y, 256, BLOCK=16)
 
     def fail() -> None:
-        with around_launches(recorder.note):
+        with around_launches(recorder.record):
             launch()  # outside the function
             under_way.append(("f[]", 0))
             thread = threading.Thread(target=launch)

@@ -29,7 +29,7 @@ def held(path: Path, *sites: int) -> list[int]:
     """Sites of what a file held when it was opened; a line for each of these is written to it."""
     file = Journal(path)
     for each in sites:
-        file.note("died", site=f"{each}", deaths={})
+        file.add("died", site=f"{each}", deaths={})
     file.close()
     return [int(each.site) for each in file.lines if each.kind == "died"]
 
@@ -49,8 +49,8 @@ def test_a_line_with_a_time_that_is_no_number_is_left_out(tmp_path: Path):
     """It would cost all that follows."""
     file = Journal(tmp_path / "one.jsonl")
     for ms in (float("nan"), float("inf"), 1.0):
-        file.note("agreed", site="x", times={0: ((ms, 1.0, 0.0), 1)})
-    file.note("died", site="x", deaths={0: 1})
+        file.add("agreed", site="x", times={0: ((ms, 1.0, 0.0), 1)})
+    file.add("died", site="x", deaths={0: 1})
     file.close()
     file = Journal(tmp_path / "one.jsonl")
     file.close()
@@ -155,7 +155,7 @@ def test_a_full_disk_costs_the_journal_and_one_warning(tmp_path: Path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
         with warned("tuning goes on without its journal: "):
             for _ in range(2):
-                file.note("attempt")
+                file.add("attempt")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert file.is_over

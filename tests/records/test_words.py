@@ -11,7 +11,7 @@ import pytest
 
 from dist_tune.records import CandidateRecord, TuningRecord
 from dist_tune.records.words import (
-    Settled,
+    TunedSite,
     facts,
     faster,
     fates,
@@ -286,7 +286,7 @@ def test_a_tuning_ends_with_the_step_then_its_sites():
         outcome("step", [ag_gemm()], 14.42)
         == "step 0.309 -> 0.246 ms (1.26x faster), tuned in 14.4 s; slowest rank 3 (+2 %)"
     )
-    assert page([Settled(1, ag_gemm(), "085d29")], has_log=True) == [
+    assert page([TunedSite(1, ag_gemm(), "085d29")], has_log=True) == [
         (
             "  ag_gemm [4096, 11008, 4096]  0.209 -> 0.146 ms (1.43x faster)  BLOCK_N=65  fastest"
             " step, next kernel 2.1 % slower"
@@ -317,10 +317,12 @@ def test_of_many_sites_the_slowest_five_are_told():
     A site that was not timed comes last.
     """
     sites = [
-        Settled(i, ag_gemm(key=f"[{i}]", candidates=[row(0, 1.0 + i), row(1, 0.5 + i)]), f"{i:06}")
+        TunedSite(
+            i, ag_gemm(key=f"[{i}]", candidates=[row(0, 1.0 + i), row(1, 0.5 + i)]), f"{i:06}"
+        )
         for i in range(51)
     ]
-    sites.insert(0, Settled(51, ag_gemm(key="[51]", candidates=[row(0, None), row(1, None)])))
+    sites.insert(0, TunedSite(51, ag_gemm(key="[51]", candidates=[row(0, None), row(1, None)])))
     *lines, more, further = page(sites, has_log=True)
     assert [re.findall(r"\[(\d+)\]", line)[0] for line in lines] == [
         str(i) for i in range(50, 45, -1)
@@ -341,7 +343,7 @@ def test_the_table_is_aligned_and_names_a_reason_for_each():
     """Below the facts of the site, fastest first, then what cannot run; each that did not win has
     its reason, a finalist, too.
     """
-    site = Settled(1, ag_gemm())
+    site = TunedSite(1, ag_gemm())
     told = [f"  {heading}: {text}" for heading, text in facts(site.record).items()]
     title, *rows = table_rows(site)
     assert title == "site 1 = kernels.ag_gemm.ag_gemm[4096,11008,4096]"
@@ -368,13 +370,13 @@ def test_a_site_is_named_by_the_values_of_its_key():
     """With dtypes only where sites differ in these alone; in the log, and where kernel and key are
     the same, with the number by which the lines before name it.
     """
-    (first,) = site_lines([Settled(7, ag_gemm(key=f"[4096,True{DTYPES}]"))], has_numbers=True)
+    (first,) = site_lines([TunedSite(7, ag_gemm(key=f"[4096,True{DTYPES}]"))], has_numbers=True)
     times = "0.209 -> 0.146 ms (1.43x faster)"
     assert first.startswith(f"  site 7  ag_gemm [4096, True, bf16]  {times}  BLOCK_N=65  ")
     keys = ["[64,torch.bfloat16,torch.float32]", "[64,torch.bfloat16,torch.bfloat16]", "[8]", "[8]"]
     heads = [
         line.strip().partition("  ")[0]
-        for line in site_lines([Settled(i, ag_gemm(key=key)) for i, key in enumerate(keys)])
+        for line in site_lines([TunedSite(i, ag_gemm(key=key)) for i, key in enumerate(keys)])
     ]
     alike = ["[64, bf16, fp32]", "[64, bf16, bf16]", "[8] (site 2)", "[8] (site 3)"]
     assert heads == [f"kernels.ag_gemm.ag_gemm {each}" for each in alike]

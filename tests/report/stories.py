@@ -48,7 +48,7 @@ def record(
         "closure_weight": 0.3,
         "seconds": 14.2,
         "spent": Seconds(
-            total=14.2, discover=1.1, compile=6.0, race=5.5, finals=1.2, settle=0.4, meetings=0.8
+            total=14.2, discover=1.1, compile=6.0, race=5.5, finals=1.2, apply=0.4, meetings=0.8
         ),
         "environment": environment(world_size=n_ranks, ranks_per_host=n_ranks),
     }
