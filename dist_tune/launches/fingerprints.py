@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import linecache
 import re
 import sys
 from collections.abc import Iterator
@@ -156,10 +157,17 @@ def _held(thing: Any) -> Iterator[Any]:
         yield thing.func
     held = _attributes(thing)
     yield from (held[name] for name in _WRAPPED if name in held)
-    for rule in [held[name] for name in _RULES if held.get(name)]:
+    for name, rule in _rules(held).items():
+        yield name
         yield from rule.values() if isinstance(rule, dict) else [rule]
     hooks = [getattr(each, "pre_hook", None) for each in held.get("configs") or ()]
     yield from (hook for hook in hooks if hook is not None)
+
+
+def _rules(held: dict[str, Any]) -> dict[str, Any]:
+    """Those of the user's, without the hooks that Triton has put there itself."""
+    found = {name: held[name] for name in _RULES if held.get(name)}
+    return {name: rule for name, rule in found.items() if not callable(rule) or _is_followed(rule)}
 
 
 def _named(function: FunctionType) -> tuple[list[Any], dict[str, Any]]:
@@ -196,7 +204,12 @@ def _source(thing: Any, name: str, file: str = "") -> str:
     ``file``: of code, because code of two files may be equal.
     """
     with suppress(OSError, TypeError, SyntaxError, IndexError):
-        source = inspect.getsource(thing)
+        if isinstance(thing, CodeType):
+            # Not inspect.getsource, which asks all modules for their files: 17 ms at first.
+            lines = linecache.getlines(file)[thing.co_firstlineno - 1 :]
+            source = "".join(inspect.getblock(lines))
+        else:
+            source = inspect.getsource(thing)
         begin = re.search(rf"^\s*(async def|def|class) {name}\b", source, re.MULTILINE)
         if begin is not None:  # not of a lambda, whose lines may hold more
             return source[begin.start() :]

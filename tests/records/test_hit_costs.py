@@ -16,21 +16,25 @@ import pytest
 from dist_tune.launches import read_code
 from dist_tune.testing import on_ranks, values
 from tests.programs import ROOT, of_checkout, run_python
-from tests.records.hit_program import calls_in, first_call
+from tests.records.hit_program import calls_in, first_call, first_kernel
 
 
 def test_code_that_functions_share_is_read_once_in_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Ten functions with one callee are eleven to read, however often they are asked for."""
+    """Ten functions with one callee are eleven to read, however often they are asked for; a kernel
+    has its key of Triton.
+    """
     monkeypatch.syspath_prepend(str(tmp_path))
     helper = "def helper(x):\n    return [each + len(str(each)) for each in range(x)]\n"
     (tmp_path / "read_once.py").write_text(
         helper + "".join(f"def f{k}():\n    return helper({k})\n" for k in range(10))
     )
     functions = [getattr(importlib.import_module("read_once"), f"f{k}") for k in range(10)]
-    counted = calls_in(lambda: [read_code(each) for each in [*functions, *functions]], "getsource")
-    assert counted == {"getsource": 11}
+    names = ("getblock", "getmodule")  # the second asks all modules for their files
+    counted = calls_in(lambda: [read_code(each) for each in [*functions, *functions]], *names)
+    assert counted == {"getblock": 11}
+    assert calls_in(lambda: read_code(first_kernel), *names) == {}  # Triton has read it
 
 
 @pytest.mark.processes
