@@ -115,9 +115,9 @@ class _Target:
         from pkgutil import iter_modules
 
         path: Any = None
-        for name in (
-            [] if self.module in sys.modules else accumulate(self.module.split("."), "{}.{}".format)
-        ):
+        if self.module in sys.modules:
+            return
+        for name in accumulate(self.module.split("."), "{}.{}".format):
             try:
                 spec = _spec_of(name, path)
             # Within folders without __init__.py, whose paths follow from those that are imported

@@ -366,7 +366,8 @@ class Watchdog:
         names = self._names(self._under_way(subject))
         if not subject.doing:
             return f"{names} has not returned for {late_s:.1f} s, in {where}"
-        return f"{where} has not ended for {late_s:.1f} s{names and f', with {names}'}"
+        told = f"{where} has not ended for {late_s:.1f} s"
+        return f"{told}, with {names}" if names else told
 
     def _names(self, candidates: Sequence[tuple[str, int]]) -> str:
         texts = {
@@ -393,9 +394,9 @@ class Watchdog:
             if self._release
             else f"the process ends with exit code {EXIT_CODE} if it does not go on"
         )
-        peers = "; ".join(f"rank {rank} last seen at: {sign}" for rank, sign in signs.items())
+        peers = "".join(f"rank {rank} last seen at: {sign}. " for rank, sign in signs.items())
         self._say(
-            f"{self._text(subject, late_s)}; {then}. {peers and f'{peers}. '}Stacks of all threads"
+            f"{self._text(subject, late_s)}; {then}. {peers}Stacks of all threads"
             f" are in {self.log.path}"
         )
         with suppress(OSError, ValueError, RuntimeError):

@@ -32,7 +32,7 @@ from kernels import harness
 Step = Callable[[], object]
 Choices = list[dict[Any, Any]]
 """What each kernel's cache holds: tuning key -> config."""
-PHASES = ("discover", "compile", "race", "finals", "settle")
+PHASES = ("discover", "compile", "race", "finals", "apply")
 N_HOST_CALLS = 20
 HEAD_START_CYCLES = 40_000_000
 """About 20 ms: longer than a host takes to queue a step of a hundred small kernels and its backward

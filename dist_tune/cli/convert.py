@@ -349,8 +349,9 @@ def _path_for(engine: str, facts: dict[str, str], where: str) -> str:
         for name in [*_FACTS][:6]
         if name in facts and facts[name] not in _NO_DTYPES
     ]
+    down = "_down" if "down" in facts else ""
     name = (
-        f"{','.join(parts)}{'_down' * ('down' in facts)}.json"
+        f"{','.join(parts)}{down}.json"
         if engine in _TAKES
         else f"{facts[_FINDS_BY[engine][0]]}.json"
     )

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import islice
+from tokenize import TokenError
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -58,21 +59,23 @@ class _Part(NamedTuple):
     """Triton's, of the kernel with its values."""
 
 
-def read_code(*things: object) -> Code:
+def read_code(*things: object, launches: bool = False) -> Code:
     """The code of functions, methods, classes, callable objects or Triton kernels.
 
-    Of a kernel it is ``JITFunction.cache_key``, which has its source, its line, what it calls and
-    its constants, with the sources of heuristics and hooks. Of a function it is the source, values
-    that it has captured, constants in UPPER_CASE, and the code of kernels, functions and classes
-    that it names, but for those of the standard library, torch, triton and numpy. Code without a
-    source counts as its bytecode; a kernel under Triton's interpreter is another one. Never raises.
+    Of a kernel that is launched now (``launches``) it is ``JITFunction.cache_key``: its source, its
+    line, what it calls and its constants; with the sources of heuristics and hooks. Of a function
+    it is the source, values that it has captured, constants in UPPER_CASE, and the code of kernels,
+    functions and classes that it names, but for those of the standard library, torch, triton and
+    numpy. Their keys are not asked for, because Triton would keep their constants from then on.
+    Code without a source counts as its bytecode; a kernel under Triton's interpreter is another
+    one. Never raises.
     """
     texts, keys, values = list[str](), list[str](), dict[str, Any]()
     waiting, seen = list(things), set[int]()
     for thing in waiting:  # grows
         if id(thing) not in seen and len(seen) < _MOST:
             seen.add(id(thing))
-            part = _read(thing)
+            part = _read(thing, launches=launches)
             texts.append(part.text)
             keys.append(part.key)
             waiting += part.inner
@@ -94,11 +97,11 @@ def _short(text: str) -> str:
 # -- code ------------------------------------------------------------------------------------------
 
 
-def _read(thing: Any) -> _Part:
+def _read(thing: Any, *, launches: bool) -> _Part:
     kind = type(thing)
     with suppress(Exception):  # descriptors of the user's raise anything
         if isinstance(thing, JITFunction):
-            return _kernel(thing)
+            return _kernel(thing) if launches else _function(thing.fn)
         if kind is FunctionType:
             return _function(thing)
         if isinstance(thing, type):
@@ -120,13 +123,16 @@ def _read(thing: Any) -> _Part:
 
 def _kernel(kernel: Any) -> _Part:
     """A kernel's constants are told by name as well, because some are each rank's own number."""
-    kernels, key = _callees(kernel), ""
-    try:
-        key = kernel.cache_key
-    except Exception:  # noqa: BLE001  # it calls what is no kernel: its compilation shall say so
-        _forget(kernel)
-    constants = {name: each for (name, _), (each, _) in kernel.used_global_vals.items()}
-    return _Part(kernel.src, kernels, constants, key)
+    key = ""
+    with kernel._hash_lock:
+        try:
+            key = kernel.cache_key
+        except Exception:  # noqa: BLE001  # it calls what is no kernel: its compilation shall say so
+            _forget(kernel)
+    constants = {name: value for (name, _), (value, _) in kernel.used_global_vals.items()}
+    if not all(isinstance(getattr(each, "value", each), _SCALARS) for each in constants.values()):
+        key = ""  # an object in it has its address
+    return _Part(kernel.src, _callees(kernel), constants, key)
 
 
 def _callees(kernel: Any) -> list[Any]:
@@ -182,7 +188,6 @@ def _named(function: FunctionType) -> tuple[list[Any], dict[str, Any]]:
     }
     names = {name for each in _nested(code) for name in each.co_names}
     scopes = [captured, function.__globals__]
-    scopes += [vars(sys.modules[each]) for each in sorted(names & sys.modules.keys())]
     inner, constants = list[Any](), dict[str, Any]()
     for scope in scopes:  # grows
         for name in sorted(scope if scope is captured else names & scope.keys()):
@@ -203,14 +208,15 @@ def _source(thing: Any, name: str, file: str = "") -> str:
 
     ``file``: of code, because code of two files may be equal.
     """
-    with suppress(OSError, TypeError, SyntaxError, IndexError):
+    with suppress(OSError, TypeError, SyntaxError, IndexError, TokenError):
         if isinstance(thing, CodeType):
             # Not inspect.getsource, which asks all modules for their files: 17 ms at first.
+            linecache.checkcache(file)
             lines = linecache.getlines(file)[thing.co_firstlineno - 1 :]
             source = "".join(inspect.getblock(lines))
         else:
             source = inspect.getsource(thing)
-        begin = re.search(rf"^\s*(async def|def|class) {name}\b", source, re.MULTILINE)
+        begin = re.search(rf"^\s*(async def|def|class) {re.escape(name)}\b", source, re.MULTILINE)
         if begin is not None:  # not of a lambda, whose lines may hold more
             return source[begin.start() :]
     codes = _nested(thing) if isinstance(thing, CodeType) else ()

@@ -504,7 +504,7 @@ def _code_of(kernel: Any) -> Code:
     for each kernel object.
     """
     if kernel not in _codes:
-        _codes[kernel] = read_code(kernel)
+        _codes[kernel] = read_code(kernel, launches=True)
     return _codes[kernel]
 
 
@@ -521,7 +521,7 @@ def _identity_of(kernel: Any) -> Mapping[str, str]:
             *kernel.keys,
         )
         _identities[kernel] = {
-            **read_code(_layers(kernel)[-1]).captured,
+            **read_code(_layers(kernel)[-1], launches=True).captured,
             "heuristics": str(_code_of(kernel).captured),
             "rules": str(read_code(*rules).captured),
             "configs": digest(describe_all(kernel.configs)),

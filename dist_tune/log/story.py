@@ -1,7 +1,8 @@
 """The lines of one tuning on this rank: its log, and what the first rank's terminal shows.
 
-The log is a sink of loguru's that takes our lines alone. Their severities are below all that
-loguru names, so that the program's sinks hear of them only where they ask for these:
+The log is a sink of a loguru of our own. In the program's it would be copied and removed with the
+program's sinks, and have messages made that none of these takes. They hear of our lines only where
+they ask for severities below all that loguru names:
 ``logger.add(sys.stderr, level=2, filter="dist_tune", format="{extra[level]} {message}")``.
 Knows numbers, texts and files; nothing of kernels, ranks or how facts come about.
 """
@@ -15,7 +16,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import partialmethod
+from functools import cache, partialmethod
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import count
 from math import isfinite
 from threading import RLock
@@ -36,6 +38,24 @@ _FORMAT = "{time:HH:mm:ss.SSS} {extra[level]:<7} {message}"
 _numbers = count()
 _headed = Told()
 """Process and file, of files that have the header of this process."""
+
+
+@cache
+def _own_logger() -> Any:
+    """The logger of a copy of loguru that no other code of the process has, without sinks."""
+    found = find_spec("loguru")
+    assert found is not None
+    assert found.origin is not None
+    name = "dist_tune_loguru"
+    spec = spec_from_file_location(
+        name, found.origin, submodule_search_locations=[*(found.submodule_search_locations or ())]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.logger.remove()
+    return module.logger
 
 
 class Story:
@@ -80,6 +100,11 @@ class Story:
         """
         if SEVERITIES[level] >= self._least:
             self._write(level, self._spelled(text))
+        program = sys.modules.get("loguru")
+        if program is not None:
+            with suppress(Exception):  # of a sink of the program's that asked
+                logger = program.logger.bind(level=level)
+                logger.log(SEVERITIES[level], printable(self._spelled(text)))
         if self._shows_all and SEVERITIES[level] >= SEVERITIES["INFO"]:
             self.terminal.show([f"dist_tune: {self._spelled(text)}"])
         elif shown:
@@ -106,7 +131,7 @@ class Story:
                 if self._sink is None:
                     self._open()
                 self._log(level, text)
-            except (OSError, ValueError) as error:  # a full disk; a path with a null character
+            except Exception as error:  # noqa: BLE001  # no line is worth a tuning
                 self._end()
                 warn_once(
                     f"dist_tune keeps no log: {self.path} cannot be written:"
@@ -116,14 +141,12 @@ class Story:
                 )
 
     def _open(self) -> None:
-        from loguru import logger  # here, because a call with nothing to tune writes no line
-
         make_folder(self.path.parent)
-        self._logger = logger.bind(dist_tune=self._number)
+        self._logger = _own_logger().bind(dist_tune=self._number)
         # A link is not followed: in a folder that others write it may lead to any file of this
         # user's.
-        self._sink = logger.add(
-            self.path,
+        self._sink = self._logger.add(
+            str(self.path).replace("{", "{{").replace("}", "}}"),  # it would be formatted
             level=0,
             format=_FORMAT,
             filter=lambda record: record["extra"].get("dist_tune") == self._number,
@@ -149,8 +172,7 @@ class Story:
         with self._lock:
             self._is_over = True
             if self._sink is not None:
-                # The program may have removed all sinks; what is left may not fit on the disk.
-                with suppress(OSError, ValueError):
+                with suppress(OSError, ValueError):  # what is left may not fit on the disk
                     self._logger.remove(self._sink)
             raw, self._raw = self._raw, None
             if raw is not None:

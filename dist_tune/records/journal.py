@@ -151,8 +151,11 @@ class Journal:
         Not by its model, because validation would take longer than the rest of it.
         """
         line = json_bytes({"v": _VERSION, "kind": kind, **fields})
-        if b"NaN" in line or b"Infinity" in line:  # a time that is no number
-            return
+        if b"NaN" in line or b"Infinity" in line:  # within a text, or of a time that is no number
+            try:
+                _LINE.validate_json(line)
+            except ValueError:
+                return
         with self._lock:
             try:
                 if self._file is not None:

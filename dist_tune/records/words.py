@@ -153,7 +153,8 @@ def why_chosen(record: TuningRecord) -> str:
         noise_ms = (best.spread_ms or 0.0) + (near.spread_ms or 0.0)
         noise = f" (noise {100 * noise_ms / best.latency_ms:.1f} %)" if noise_ms else ""
         beside = faster(best.latency_ms / (near.latency_ms or 0.0))
-        parts.append(f"next kernel {beside}{noise}")
+        other = "fastest kernel" if "faster" in beside else "next kernel"
+        parts.append(f"{other} {beside}{noise}")
     return ", ".join(filter(None, parts))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from importlib.resources import files
 from typing import Any
 
@@ -18,16 +19,22 @@ from dist_tune.records import TuningRecord, words
 
 Tuning = list[TuningRecord]
 """The records of sites that were tuned together, at least one."""
+_MOMENT = timedelta(seconds=5)
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 
 
 def tunings_of(records: Iterable[TuningRecord]) -> list[Tuning]:
-    """Records by what the sites of one tuning have in common, the earliest tuning first."""
-    together = defaultdict[str, Tuning](list)
-    for record in records:
-        of = f"{record.closure} {record.spent!r} {record.n_replays} {record.environment!r}"
-        together[of].append(record)
-    return sorted(together.values(), key=lambda each: each[0].tuned_at)
+    """Records by what the sites of one tuning have in common, the earliest tuning first; several
+    ranks may have made them, a moment apart.
+    """
+    together = defaultdict[str, list[Tuning]](list)
+    for record in sorted(records, key=lambda each: each.tuned_at):
+        tunings = together[f"{record.closure} {record.n_replays} {record.environment!r}"]
+        if not tunings or record.tuned_at - tunings[-1][-1].tuned_at > _MOMENT:
+            tunings.append([])
+        tunings[-1].append(record)
+    found = [tuning for tunings in together.values() for tuning in tunings]
+    return sorted(found, key=lambda each: each[0].tuned_at)
 
 
 def latest(records: Iterable[TuningRecord]) -> Tuning:

@@ -20,6 +20,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.jit import KernelInterface
 
 from dist_tune import autotune
 from dist_tune.launches import read_code
@@ -28,6 +29,7 @@ from tests.steps import BLOCKS, quiet
 HELPERS = """
 import triton
 import triton.language as tl
+from triton.runtime.jit import KernelInterface
 SCALE = 3
 WIDE = tl.constexpr(8)
 
@@ -50,6 +52,7 @@ import functools
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.jit import KernelInterface
 import helpers
 from helpers import WIDE, middle
 
@@ -162,8 +165,8 @@ def unload() -> None:
 
 
 def fingerprint(function: object) -> str:
-    """The digest of all code of a function."""
-    return read_code(function).digest
+    """The digest of all code of a function, or of a kernel that is launched."""
+    return read_code(function, launches=isinstance(function, KernelInterface)).digest
 
 
 def fingerprints(folder: Path, program: str = PROGRAM, helpers: str = HELPERS) -> dict[str, str]:
@@ -261,7 +264,7 @@ def test_folder_process_and_hash_seed_do_not_count(tmp_path: Path):
         ("% 16 == 0", "% 8 == 0", "kernel launches"),
         ("n, BLOCK: tl", "n, MORE, BLOCK: tl", "kernel launches"),
         (".zero_()", ".fill_(1)", "kernel launches"),
-        ("@triton.jit(noinline=True)", "@triton.jit", "kernel launches"),
+        ("@triton.jit(noinline=True)", "@triton.jit", "kernel"),
         ('key=["n"]', 'key=["n"], reset_to_zero=["x_ptr"]', "kernel launches"),
         ('key=["n"]', 'key=["n"], post_hook=pre_hook', "kernel launches"),
         # Configs are the candidates, which are stated elsewhere.
@@ -434,6 +437,64 @@ def test_a_kernel_that_cannot_be_compiled_is_read_and_keeps_no_key():
         _ = calling_deep.cache_key
 
 
+MODE = tl.constexpr(0)
+
+
+@triton.jit
+def of_a_mode(x):
+    return x + MODE
+
+
+def launching() -> Any:
+    return of_a_mode
+
+
+def test_a_kernel_that_is_not_launched_yet_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    """Triton takes its constants as they are at the launch: a step may set them before."""
+    read_code(launching)
+    assert (of_a_mode.hash, of_a_mode.used_global_vals) == (None, {})
+    before = fingerprint(of_a_mode)
+    of_a_mode.hash = None
+    monkeypatch.setitem(globals(), "MODE", tl.constexpr(1))
+    assert fingerprint(of_a_mode) != before
+
+
+def of_ranks(code: str, loaded: str = "") -> dict[str, str]:
+    with pytest.MonkeyPatch.context() as patch:
+        if loaded:
+            patch.setitem(sys.modules, loaded, types.ModuleType(loaded))
+        return read_code(with_globals(code)).captured
+
+
+def test_what_one_rank_alone_has_imported_is_no_other_code():
+    """A library that the function imports when it runs, as loggers of the first rank."""
+    code = "def f(x):\n    import wandb\n    return x"
+    assert of_ranks(code) == of_ranks(code, "wandb")
+
+
+def addressed(x: int) -> int:
+    return x
+
+
+TABLE_OF = tl.constexpr(addressed)
+
+
+@triton.jit
+def with_an_object(x):
+    return x + TABLE_OF
+
+
+def test_a_constant_without_a_text_of_its_own_does_not_make_the_digest(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Triton's key would hold its address, another one in each process."""
+    before = fingerprint(with_an_object)
+    with_an_object.hash = None
+    again = types.FunctionType(addressed.__code__, globals(), "addressed")
+    monkeypatch.setitem(globals(), "TABLE_OF", tl.constexpr(again))
+    assert fingerprint(with_an_object) == before
+
+
 # -- what they miss costs no result ----------------------------------------------------------------
 
 STEP = """
@@ -490,11 +551,11 @@ def test_a_change_that_no_digest_sees_costs_no_result(
 
 @pytest.mark.once
 def test_an_edit_of_a_helper_tunes_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Of a function that the tuned one calls, in another module, imported when it runs."""
+    """Of a function that the tuned one calls, in another module."""
     quiet(monkeypatch, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "lazy_step.py").write_text(
-        "def step(x, block):\n    import helpers\n    return helpers.middle(x)\n"
+        "import helpers\ndef step(x, block):\n    return helpers.middle(x)\n"
     )
 
     def is_hit(helpers: str) -> bool:

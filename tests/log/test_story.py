@@ -4,6 +4,7 @@ none is worth a tuning.
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import re
@@ -99,15 +100,40 @@ def test_the_programs_loguru_hears_what_it_asks_for(
     assert lines_of(tmp_path) == ["ERROR   theirs %s {}", "DEBUG   too fine"]
 
 
-def test_a_program_that_removes_all_sinks_costs_the_log_alone(tmp_path: Path):
-    """Of the tuning under way; the next one has its log again."""
+def test_the_programs_logger_is_left_as_it_is(tmp_path: Path):
+    """It may be copied, and lose all its sinks, while a log is written; it makes no message that
+    none of its sinks takes.
+    """
+    heard, made = list[str](), list[int]()
+    logger.remove()
     with story_in(tmp_path) as story:
         story.info("before")
+        assert copy.deepcopy(logger) is not logger
+        one = logger.add(heard.append, level="INFO")
+        logger.opt(lazy=True).debug("{}", lambda: made.append(1))
+        logger.remove(one)
         logger.remove()
-        story.info("lost")
-    with story_in(tmp_path) as story:
         story.info("after")
-    assert lines_of(tmp_path) == ["INFO    before", "INFO    after"]
+    assert (made, heard, lines_of(tmp_path)) == ([], [], ["INFO    before", "INFO    after"])
+
+
+def test_a_sink_that_asks_and_fails_costs_its_line_alone(tmp_path: Path):
+    def fail(message: object) -> None:
+        raise RuntimeError("full")
+
+    one = logger.add(fail, level=0, catch=False)
+    try:
+        with story_in(tmp_path) as story:
+            story.info("text")
+    finally:
+        logger.remove(one)
+    assert lines_of(tmp_path) == ["INFO    text"]
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path):
+    with story_in(tmp_path / "run-{id}-{time}") as story:
+        story.info("text")
+    assert lines_of(tmp_path / "run-{id}-{time}") == ["INFO    text"]
 
 
 @pytest.mark.parametrize(("level", "kept"), [("TRACE", "tdiw"), ("INFO", "iw"), ("WARNING", "w")])

@@ -46,15 +46,16 @@ def test_lines_come_back_in_order_and_stay(tmp_path: Path):
 
 
 def test_a_line_with_a_time_that_is_no_number_is_left_out(tmp_path: Path):
-    """It would cost all that follows."""
+    """It would cost all that follows. A reason may speak of such numbers."""
     file = Journal(tmp_path / "one.jsonl")
     for ms in (float("nan"), float("inf"), 1.0):
         file.add("agreed", site="x", times={0: ((ms, 1.0, 0.0), 1)})
-    file.add("died", site="x", deaths={0: 1})
+    reason = "rank 0: 3 of 4 are NaN, and Infinity is one"
+    file.add("dropped", site="x", candidate=0, failure="wrong result", reason=reason)
     file.close()
     file = Journal(tmp_path / "one.jsonl")
     file.close()
-    assert [each.kind for each in file.lines] == ["agreed", "died"]
+    assert [each.kind for each in file.lines] == ["agreed", "dropped"]
 
 
 def test_a_journal_is_given_up_after_two_weeks(tmp_path: Path):
