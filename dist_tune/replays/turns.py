@@ -2,22 +2,19 @@
 
 While a call tries a candidate, the kernel's cache holds a copy of its config, by which the patched
 launch finds the ``Turn``. What is out of the ordinary (a kernel that is not loaded for these
-arguments, an error, a capture) takes the long way through ``Trials``. Knows nothing of other ranks.
+arguments, an error, a capture) takes the ``LongWay``. Knows nothing of other ranks.
 """
 
 from __future__ import annotations
 
 from copy import copy
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from dist_tune.compiler import NotLoaded
-from dist_tune.launches import interception
+from dist_tune.launches import Listener, interception
 from dist_tune.measure import Clock, Span, is_capturing
 from dist_tune.sites import Site
-
-if TYPE_CHECKING:
-    from dist_tune.replays.trials import Trials
 
 _MOST = 4
 """Launches of a site that are timed in one call: layers of a model are alike, and each time is read
@@ -25,10 +22,36 @@ by a thread beside the job.
 """
 
 
+class LongWay(Listener, Protocol):
+    """What hears the launches of a call, and makes those that are out of the ordinary."""
+
+    functions: list[tuple[str, int]]
+    """Under way, with their candidates."""
+    refusing: set[int]
+    """Threads whose launch may not compile."""
+    refused: set[int]
+    """Those of them that would have."""
+
+    def launch_in_use(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a launch with what is in use."""
+
+    def launch_otherwise(
+        self,
+        site: Site,
+        index: int,
+        call: tuple[Any, tuple[Any, ...], dict[str, Any]],
+        error: BaseException,
+    ) -> Any:
+        """Make a launch whose candidate has failed, or is not compiled."""
+
+    def nest(self, label: str) -> None:
+        """A launch of this site is part of the functions under way."""
+
+
 class Turn:
     """A candidate at a site, in the calls that try it."""
 
-    def __init__(self, trials: Trials, clock: Clock, site: Site, index: int) -> None:
+    def __init__(self, trials: LongWay, clock: Clock, site: Site, index: int) -> None:
         own = site.configs[index]
         self.site, self.index = site, index
         self.config = copy(own)
