@@ -352,11 +352,8 @@ def main() -> None:
     options.shape = options.shape and options.shape[-1]  # one shape for all phases
     needs_ranks, has_ranks = options.phase not in ("all", "host"), "LOCAL_RANK" in os.environ
     if needs_ranks != has_ranks:
-        parser.error(
-            f"start --phase {options.phase} with"
-            f" {'launch/launch.sh' if needs_ranks else '.venv/bin/python'}"
-            " benchmarks/bench_cache.py"
-        )
+        launcher = "launch/launch.sh" if needs_ranks else ".venv/bin/python"
+        parser.error(f"start --phase {options.phase} with {launcher} benchmarks/bench_cache.py")
     if options.phase in ("hit", "one-missing") and "DIST_TUNE_CACHE_DIR" not in os.environ:
         parser.error(
             f"--phase {options.phase} needs DIST_TUNE_CACHE_DIR, the folder that --phase tune has"

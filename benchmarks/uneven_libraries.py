@@ -237,9 +237,8 @@ def tell(way: str, text: str) -> None:
         print(f"{way}, rank {rank}: {line}", flush=True)
     for site in sorted({each for _, configs in told for each in configs}):
         configs = [configs.get(site, "none") for _, configs in told]
-        print(
-            f"    {site}: {configs[0] if len({*configs}) == 1 else ' | '.join(configs)}", flush=True
-        )
+        distinct = configs[:1] if len({*configs}) == 1 else configs
+        print(f"    {site}: {' | '.join(distinct)}", flush=True)
 
 
 def main() -> None:

@@ -143,7 +143,8 @@ def worst(
     )
     error = slowest(torch.tensor(errors[name]).nan_to_num(nan=float("inf")).item(), device)
     told = f"largest relative error {error:.1e} ({name} on rank 0), limit {limit:.0e}: {reason}"
-    return error <= limit, f"{told}; {'ok' if error <= limit else 'FAILED'}"
+    verdict = "ok" if error <= limit else "FAILED"
+    return error <= limit, f"{told}; {verdict}"
 
 
 def say(console: Console, text: str) -> None:

@@ -135,9 +135,9 @@ def main() -> None:
     device, console = harness.join_ranks()
     tuned, n_tuning = train(options, device, contextual_autotune(is_dist=True))
     found = [(key[1], config) for key, config in squared_relu_kernel.cache.items()]
+    directions = {True: "backward", False: "forward"}
     configs = ", ".join(
-        f"{'backward' if is_backward else 'forward'} BLOCK={config.kwargs['BLOCK']}"
-        for is_backward, config in found
+        f"{directions[is_backward]} BLOCK={config.kwargs['BLOCK']}" for is_backward, config in found
     )
     squared_relu_kernel.cache.clear()
     plain, _ = train(
@@ -149,9 +149,9 @@ def main() -> None:
         if n_tuning
         else f"not tuned to the end in {options.steps} steps"
     )
+    are = "are" if is_same else "ARE NOT"
     console.print(
-        f"{ended}; losses and parameters {'are' if is_same else 'ARE NOT'} those of the untuned"
-        f" loop; {configs}"
+        f"{ended}; losses and parameters {are} those of the untuned loop; {configs}"
     )  # on rank 0
     dist.destroy_process_group()
     sys.exit(not (is_same and n_tuning))

@@ -273,7 +273,8 @@ class Watch:
             log.write(f"==== {way}: {' '.join(command)}\n")
             for path in filter(Path.exists, paths):
                 text = path.read_text(errors="replace")
-                cut = f"[{len(text) - _CUT} characters left out]\n" * (len(text) > _CUT)
+                n_left = len(text) - _CUT
+                cut = f"[{n_left} characters left out]\n" if n_left > 0 else ""
                 log.write(f"---- {path.name}\n{cut}{text[-_CUT:]}\n")
 
 
