@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from enum import Enum
 from functools import lru_cache, partial
 from itertools import islice
 from tokenize import TokenError
@@ -197,7 +198,7 @@ def _named(function: FunctionType) -> tuple[list[Any], dict[str, Any]]:
                     scopes.append(vars(value))
             elif _is_code(value):
                 inner.append(value)
-            elif scope is captured or name.isupper() or issubclass(type(value), tl.constexpr):
+            elif scope is captured or (name.isupper() and _is_constant(value)):
                 constants[name] = value
     return inner, constants
 
@@ -258,6 +259,14 @@ def _attributes(thing: Any) -> dict[str, Any]:
 
 
 # -- values ----------------------------------------------------------------------------------------
+
+
+def _is_constant(value: Any, depth: int = 0) -> bool:
+    """No empty container, and none of objects: it may be filled while the program runs."""
+    if isinstance(value, dict | list | tuple | set | frozenset) and depth < 4:
+        elements = [*value.values()] if isinstance(value, dict) else [*value]
+        return bool(elements) and all(_is_constant(each, depth + 1) for each in elements)
+    return isinstance(value, (tl.constexpr, Enum, *_SCALARS)) or _is_code(value)
 
 
 def _meaning(value: Any, attributes: dict[str, Any] | None = None, depth: int = 0) -> str:

@@ -278,6 +278,7 @@ def test_folder_process_and_hash_seed_do_not_count(tmp_path: Path):
         ("x):\n    return x\n", "x):\n    return -x\n", ""),
         # State: counters, what tensors hold, caches, and globals that the code does not name.
         ("torch.empty(2, 3)", "torch.ones(2, 3)", ""),
+        ("_CACHE = {}", "_CACHE = {(1, 2): (torch.empty(3), 7)}", ""),
         ("import helpers\n", "import helpers; unrelated = 7; UNRELATED = 8\n", ""),
     ],
 )
