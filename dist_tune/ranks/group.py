@@ -63,10 +63,10 @@ class Ranks(Meetings):
         nothing of its meetings.
         """
         self._counts_collectives = counts_collectives
-        self.n_captured = 0
-        """Collectives that were issued in captures, on some rank perhaps only in part: none was
-        made.
-        """
+        self._n_captured = 0
+        """Collectives that were issued in captures."""
+        self._n_before: int | None = None
+        """``n_issued`` before the capture that is under way."""
         self._ref = None if group is None else ref(group)
         if group is None:
             # Its rank names its log, also where other processes tune beside it.
@@ -120,8 +120,25 @@ class Ranks(Meetings):
         """Collectives that this rank has issued on the group so far; 0 where its backend does not
         count.
         """
+        if self._n_before is not None:
+            return self._n_before
+        return self._n_counted() - self._n_captured
+
+    def _n_counted(self) -> int:
         group = self._group if self._counts_collectives else None
-        return _n_issued(group) - self.n_captured if group is not None else 0
+        return _n_issued(group) if group is not None else 0
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Collectives that are issued meanwhile are not made, and on some rank perhaps only in part
+        issued: they do not count, and no peer hears of them.
+        """
+        self._n_before = self.n_issued
+        try:
+            yield
+        finally:
+            self._n_captured = self._n_counted() - self._n_before
+            self._n_before = None
 
     @property
     def n_of_process(self) -> int:

@@ -275,20 +275,21 @@ class Replayer:
 
         The device does nothing of it.
         """
-        self.trials.is_captured, n_issued = True, self._ranks.n_issued
+        self.trials.is_captured = True
         try:
-            pool = graph_pool()
-            for key, schedule in {_key(each): each for each in batch}.items():
-                self._beat("capturing the step")
-                self.restart()
-                number = self.n_replays
-                with noted(self.trials.on_compilation):
-                    graph = captured(partial(self.run, closure, schedule), pool)
-                self.graphs[key] = partial(
-                    self.trials.repeat, graph, {*self.trials.launched}, self.trials.take_undo()
-                )
-                if why := self.trials.samples.why_discarded(number):
-                    return why
+            with self._ranks.capturing():
+                pool = graph_pool()
+                for key, schedule in {_key(each): each for each in batch}.items():
+                    self._beat("capturing the step")
+                    self.restart()
+                    number = self.n_replays
+                    with noted(self.trials.on_compilation):
+                        graph = captured(partial(self.run, closure, schedule), pool)
+                    self.graphs[key] = partial(
+                        self.trials.repeat, graph, {*self.trials.launched}, self.trials.take_undo()
+                    )
+                    if why := self.trials.samples.why_discarded(number):
+                        return why
         except Exception as error:  # the reason to compare replays as they are, on all ranks
             if is_fatal(error) or isinstance(error, DistTuneError):
                 raise
@@ -297,7 +298,6 @@ class Replayer:
         finally:
             self.trials.take_undo()
             self.trials.is_captured = False
-            self._ranks.n_captured += self._ranks.n_issued - n_issued
         return ""
 
     def run(

@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 from triton.runtime.interpreter import InterpretedFunction
 
 from dist_tune import autotune, contextual_autotune
+from dist_tune.ranks import group_of
 from dist_tune.replays import replayer
 from dist_tune.testing import ExactTime
 from dist_tune.tuning import tuning
@@ -1112,12 +1113,17 @@ def test_the_graph_decides_if_it_is_asked_for(rank: int, objective: Any) -> Any:
     """Three objectives, three winners; no call waits for another rank in what was captured
     alone.
     """
-    kernel = unlike()
-    step = contextual_autotune(is_dist=True, objective=objective)(
-        lambda x: dist.all_reduce(launch(kernel, x))
-    )
+    kernel, counted = unlike(), set[int]()
+
+    @contextual_autotune(is_dist=True, objective=objective)
+    def step(x: torch.Tensor) -> None:
+        dist.all_reduce(launch(kernel, x))
+        if Graph.is_capturing:  # peers that ask now hear of no collective of the capture
+            counted.add(group_of(None, 3.0).n_issued)
+
     with graphs() as captured:
         step(zeros())
+    assert len(counted) == bool(captured)
     (record,) = step.records
     assert blocks_of(step) == [{"closure": 16, "kernel": 64, "graph": 32}[objective]]
     assert bool(captured) == (objective == "graph")
