@@ -187,8 +187,8 @@ GUARDS = (
     ),
     Guard(
         "collectives of captures do not count",
-        "Replayer.capture",
-        without("n_captured"),
+        "Ranks.capturing",
+        without("_n_captured"),
         "tests/ranks/test_replays.py",
     ),
     Guard(
