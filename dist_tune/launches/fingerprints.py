@@ -277,6 +277,8 @@ def _meaning(value: Any, attributes: dict[str, Any] | None = None, depth: int = 
     with suppress(Exception):  # as in ``_read``; and an int of more than 4,300 digits
         if isinstance(value, tl.constexpr):
             return _meaning(value.value)
+        if isinstance(value, Enum):
+            return str(value)
         if isinstance(value, _SCALARS):
             return repr(value)
         if isinstance(value, torch.Tensor):

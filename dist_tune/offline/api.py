@@ -421,7 +421,7 @@ class Job:
             if each.failure is None and each.latency_ms is not None
         }
         winner = chosen[record.winner]
-        # There is no race where one candidate runs: its slowdown is 1, whatever its time.
+        # A single candidate has no race: its slowdown is 1.
         times.setdefault(winner, 1.0)
         return Outcome(winner, times, failed)
 

@@ -20,6 +20,7 @@ from dist_tune.records import TuningRecord, words
 Tuning = list[TuningRecord]
 """The records of sites that were tuned together, at least one."""
 _MOMENT = timedelta(seconds=5)
+"""Between two records of one tuning, at most."""
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 
 

@@ -270,7 +270,7 @@ def test_folder_process_and_hash_seed_do_not_count(tmp_path: Path):
         # Configs are the candidates, which are stated elsewhere.
         ('"BLOCK": 32', '"BLOCK": 64', ""),
         # Callees in other modules, two levels down, by a module's attribute or imported by name;
-        # what nobody calls does not count.
+        # a function that is not called does not count.
         ("return x + 1", "return x + 2", "step"),
         ("SCALE = 3", "SCALE = 4", "step"),
         ("constexpr(8)", "constexpr(16)", "kernel launches"),
@@ -323,7 +323,16 @@ VALUES: list[Any] = [
     *(None, True, 1, 1.0, "1", b"1", (1,), [1], {1: 1}, {1}, (), 2, 1 << 70, 10**5000, "x" * 5000),
     *(torch.float16, torch.empty(2), torch.empty(3), torch.empty(2, dtype=torch.int8)),
     *(tl.float16, tl.bfloat16, tl.constexpr(3), tl.constexpr(4)),
-    *((1, (2, 3)), ((1, 2), 3), {"a": {"b": 1}}, {"a": {"b": 2}}, returning, fingerprint, Options),
+    *(
+        (1, (2, 3)),
+        ((1, 2), 3),
+        {"a": {"b": 1}},
+        {"a": {"b": 2}},
+        returning,
+        fingerprint,
+        Options,
+        *Mode,
+    ),
 ]
 
 

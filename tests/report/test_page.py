@@ -159,7 +159,7 @@ def test_two_sites_of_one_name_are_told_apart():
 
 
 def test_the_latest_tuning_is_the_last_that_was_tuned():
-    """In whatever order records are found."""
+    """The order in which records are found does not count."""
     late = record(0, 6, n_replays=3, tuned_at=NOON + timedelta(hours=1))
     assert latest([late, record(1, 6), record(2, 6)]) == [late]
     assert latest([]) == []
